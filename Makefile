@@ -1,0 +1,42 @@
+# make demo and make test each set up all they need; nothing else has to be called first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+export HF_HUB_OFFLINE := 1
+
+.PHONY: setup demo test test-slow check format bench catalog clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,parity]'
+	touch $@
+
+demo: setup  ## the models, ViT-B/16 beside the paper's table, one forward pass
+	$(BIN)/python examples/demo.py
+
+test: setup  ## everything that is fast
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: setup  ## full-size models against the peers
+	$(BIN)/pytest -m slow
+
+check: setup  ## format, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup  ## throughput against timm, transformers and vit-pytorch, interleaved
+	$(BIN)/python benchmarks/throughput.py
+
+catalog: setup  ## after adding a preset: parameters and MACs of every model, as `vitrail models` shows them
+	$(BIN)/python -m vitrail.inspection.catalog
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache

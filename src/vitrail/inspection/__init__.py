@@ -1,0 +1,1 @@
+"""Looking at a model from outside: what it is made of, what it costs."""

@@ -1,0 +1,41 @@
+"""Parameters and MACs of every preset, kept in models/catalog.json so that `vitrail models` answers without torch."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+import vitrail.models
+from vitrail.inspection.summary import summarize
+from vitrail.models.catalog import create, find, list_models
+
+CATALOG = Path(vitrail.models.__file__).with_name("catalog.json")
+
+
+@dataclass(frozen=True)
+class Cost:
+    family: str
+    image_size: tuple[int, int]
+    parameters: int
+    macs: int
+    aliases: tuple[str, ...]
+
+
+def cost(name: str) -> Cost:
+    family, config = find(name)
+    with torch.device("meta"):
+        summary = summarize(create(name), depth=0)
+    aliases = tuple(alias for alias, preset in family.aliases.items() if preset == name)
+    return Cost(family.name, config.image_size, summary.parameters, summary.macs, aliases)
+
+
+def render(costs: dict[str, Cost]) -> str:
+    """One line a model, so that a change shows as a line."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in costs.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    CATALOG.write_text(render({name: cost(name) for name in track(list_models(), "counting")}), "utf-8")

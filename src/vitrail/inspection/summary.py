@@ -1,0 +1,139 @@
+"""A model layer by layer: what each gives, how many parameters it holds, what it costs.
+
+A twin of the model runs once on the meta device: nothing is computed, so any size is summarised in a moment.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.tables import text_table
+
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer, or a bare parameter: one that a module holds beside its layers."""
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]  # of the output; of a bare parameter its own
+    parameters: int  # with those of the layers inside
+    macs: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `summarize` found; `str()` of it is the table."""
+
+    model: str
+    input: tuple[int, ...]
+    rows: tuple[Row, ...]
+    parameters: int
+    bare: int  # of these, held beside the layers: class token, position table, …
+    trainable: int
+    macs: int  # multiply-adds of convolutions, matrix products and attention, all tokens of all blocks
+    activations: int  # bytes of all layers' outputs, as training keeps them for the backward pass
+
+    def __str__(self) -> str:
+        weights = FLOAT * self.parameters
+        return "\n".join(
+            (
+                f"{self.model}, input {dimensions(self.input)}",
+                *table(self.rows),
+                "",
+                f"parameters   {self.parameters:>15,}  {self.parameters - self.bare:,} in layers, {self.bare:,} bare",
+                f"trainable    {self.trainable:>15,}",
+                f"GMACs        {self.macs / 1e9:>15,.4f}  of convolutions, matrix products and attention",
+                f"weights      {megabytes(weights):>15}  float32",
+                f"activations  {megabytes(self.activations):>15}  the outputs of all layers",
+                f"training     {megabytes(4 * weights + self.activations):>15}  "
+                "estimate: weights, gradients, AdamW's two moments, activations",
+            )
+        )
+
+
+def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> Summary:
+    """Summarises a model of any family, its layers shown down to `depth`."""
+    config: Any = model.config
+    with torch.device("meta"):
+        twin: Any = type(model)(config)
+        trace = Trace(twin, torch.empty(batch, config.channels, *config.image_size))
+    parameters = list(twin.parameters())
+    return Summary(
+        model=type(model).__name__,
+        input=(batch, config.channels, *config.image_size),
+        rows=tuple(row for row in rows(twin, trace) if row.path.count(".") < depth),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        bare=sum(parameter.numel() for _, parameter in bare_parameters(twin)),
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        macs=trace.total,
+        activations=FLOAT * trace.kept,
+    )
+
+
+class Trace:
+    """One forward pass watched: output shape and MACs of every layer, and how many numbers their outputs hold."""
+
+    def __init__(self, twin: Any, images: Tensor) -> None:
+        self.shapes: dict[nn.Module, tuple[int, ...]] = {}
+        self.macs: dict[nn.Module, int] = {}
+        self.kept = 0
+        for module in twin.modules():
+            module.register_forward_pre_hook(self.enter)
+            module.register_forward_hook(self.leave)
+        with FlopCounterMode(display=False) as self.counter, torch.no_grad():
+            # forward() would leave out of the last block what the head does not read
+            twin.logits(twin.tokens(images)) if hasattr(twin, "logits") else twin(images)
+        self.total = self.counter.get_total_flops() // 2
+
+    def enter(self, module: nn.Module, _: tuple[Any, ...]) -> None:
+        self.macs[module] = self.macs.get(module, 0) - self.counter.get_total_flops() // 2
+
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self.macs[module] += self.counter.get_total_flops() // 2
+        if isinstance(output, Tensor) and output is not inputs[0]:  # an identity or an idle dropout is no layer
+            self.shapes[module] = tuple(output.shape)
+            self.kept += output.numel() if next(module.children(), None) is None else 0
+
+
+def rows(twin: nn.Module, trace: Trace) -> Iterator[Row]:
+    """In the order in which the model names them, each module's bare parameters before its layers."""
+    for path, module in twin.named_modules():
+        inside = sum(parameter.numel() for parameter in module.parameters())
+        if path and (module in trace.shapes or inside):
+            yield Row(path, type(module).__name__, trace.shapes.get(module, ()), inside, trace.macs.get(module, 0))
+        for name, parameter in module.named_parameters(recurse=False):
+            if is_bare(module):
+                yield Row(f"{path}.{name}".lstrip("."), "parameter", tuple(parameter.shape), parameter.numel(), 0)
+
+
+def bare_parameters(twin: nn.Module) -> list[tuple[str, Tensor]]:
+    return [item for module in twin.modules() if is_bare(module) for item in module.named_parameters(recurse=False)]
+
+
+def is_bare(module: nn.Module) -> bool:
+    """Whether the module's own parameters stand beside layers: those that a tool which looks at leaves alone misses."""
+    return next(module.children(), None) is not None
+
+
+def table(rows: tuple[Row, ...]) -> list[str]:
+    heading = ("layer", "type", "output shape", "parameters", "MMACs")
+    lines = [
+        (row.path, row.kind, dimensions(row.shape), f"{row.parameters:,}", f"{row.macs / 1e6:,.1f}" if row.macs else "")
+        for row in rows
+    ]
+    return text_table(heading, lines, "lllrr")
+
+
+def dimensions(shape: tuple[int, ...]) -> str:
+    return "×".join(str(size) for size in shape)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,143 @@
+"""Attention: every query asks all keys, and takes their values in the proportion of the answers (Vaswani 2017).
+
+B batch, N tokens (Nq that ask, Nx that are asked), D width, H heads, K and V the widths of one head's keys and values.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """softmax(q·kᵀ/√K)·v, eq. 1, in one fused kernel: (B, H, Nq, K), (B, H, Nx, K), (B, H, Nx, V) → (B, H, Nq, V).
+
+    A boolean mask keeps what is True, any other is added to the scores; both broadcast to (B, H, Nq, Nx).
+    """
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q·kᵀ/√K), the probabilities that `attention` multiplies v by: (B, H, Nq, Nx), each row sums to 1."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    blind = scores.isneginf().all(-1, keepdim=True)  # a query whose every key is masked sees nothing: 0, not 0/0
+    return scores.softmax(-1).masked_fill(blind, 0.0)
+
+
+def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """No key later than its query, (Nq, Nx); fewer queries than keys are the last ones, as in step-by-step decoding."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def join_masks(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Both masks at once, each boolean or additive."""
+    if a is None or b is None:
+        return b if a is None else a
+    if a.dtype == torch.bool:
+        return a & b if b.dtype == torch.bool else b.masked_fill(~a, -math.inf)
+    return a.masked_fill(~b, -math.inf) if b.dtype == torch.bool else a + b
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N, H·K) → (B, H, N, K)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, N, V) → (B, N, H·V)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class Attention(nn.Module):
+    """Queries from one sequence, keys and values from another: (B, Nq, D), (B, Nx, Dx) → (B, Nq, Dout).
+
+    All widths may differ; `key_width` and `value_width` are of all heads together. Without `inputs`, x asks itself.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        input_width: int | None = None,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        out_width: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.widths = (key_width or width, value_width or width)
+        self.q = nn.Linear(width, self.widths[0], bias=bias)
+        self.kv = nn.Linear(input_width or width, sum(self.widths), bias=bias)
+        self.proj = nn.Linear(self.widths[1], out_width or width)
+
+    def project(self, x: Tensor, inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = self.kv(x if inputs is None else inputs).split(self.widths, dim=-1)
+        return split_heads(self.q(x), self.heads), split_heads(k, self.heads), split_heads(v, self.heads)
+
+    def forward(self, x: Tensor, inputs: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x, inputs)
+        return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+
+    def weights(self, x: Tensor, inputs: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """What `forward` multiplies the values by: (B, H, Nq, Nx)."""
+        q, k, _ = self.project(x, inputs)
+        return attention_weights(q, k, mask)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention, q, k and v from one matrix: (B, N, D) → (B, N, D).
+
+    `positions` inside the attention place the tokens of a grid: relative ones bias the scores, rotary ones turn q, k.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        positions: RelativePositions | RotaryPositions | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.positions = heads, dropout, positions
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)  # rows: all of q, then k, then v; in each head after head
+        self.proj = nn.Linear(width, width)
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v and the mask joined with the positions' bias; with `queries`, only the first so many tokens ask."""
+        if queries is None:
+            q, k, v = (
+                self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+            )  # each (B, H, N, K)
+        else:
+            shares = (x.shape[-1], 2 * x.shape[-1])
+            (q_weight, kv_weight), bias = self.qkv.weight.split(shares), self.qkv.bias
+            q_bias, kv_bias = (None, None) if bias is None else bias.split(shares)
+            q = split_heads(F.linear(x[:, :queries], q_weight, q_bias), self.heads)
+            k, v = F.linear(x, kv_weight, kv_bias).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        if self.positions is not None and grid is not None:
+            q, k, bias = self.positions(q, k, grid)
+            mask = join_masks(mask, bias)
+        return q, k, v, mask
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        q, k, v, mask = self.project(x, grid, mask, queries)
+        return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+
+    def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
+        """What `forward` multiplies the values by when every token asks: (B, H, N, N)."""
+        q, k, _, mask = self.project(x, grid, mask)
+        return attention_weights(q, k, mask)

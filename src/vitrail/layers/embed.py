@@ -1,0 +1,33 @@
+"""From pixels to tokens: an image cut into panes, each pane a vector.
+
+B batch, C channels, P×Q patch, N = (H/P)·(W/Q) patches row by row, D width.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Cuts images into patches and writes each as a row, channel by channel: (B, C, H, W) → (B, N, C·P·Q)."""
+    b, c, h, w = images.shape
+    p, q = patch
+    panes = images.reshape(b, c, h // p, p, w // q, q).permute(0, 2, 4, 1, 3, 5)  # (B, H/P, W/Q, C, P, Q)
+    return panes.reshape(b, (h // p) * (w // q), c * p * q)
+
+
+class PatchEmbed(nn.Module):
+    """E·patch for every patch: (B, C, H, W) → (B, N, D).
+
+    One weight (D, C, P, Q), two ways with equal results: a convolution whose kernel is its stride, or, with `unfold`,
+    the paper's own words, a linear map of flattened patches.
+    """
+
+    def __init__(self, width: int, patch: tuple[int, int], channels: int = 3, *, unfold: bool = False) -> None:
+        super().__init__()
+        self.patch, self.unfold = patch, unfold
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.unfold:
+            return F.linear(patchify(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
+        return self.proj(images).flatten(2).transpose(1, 2)

@@ -1,0 +1,79 @@
+"""Every model by name: the presets of all families, their aliases, and families from outside the package."""
+
+import importlib.util
+import re
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from vitrail.errors import ConfigError, unknown
+from vitrail.models import FAMILIES
+from vitrail.models.family import Family
+
+
+def create(name: str, **fields: Any) -> nn.Module:
+    """Builds a model at its starting weights: create("vit_base_patch16_224", classes=10, image_size=384).
+
+    `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
+    "path/to/file.py:preset"; `fields` replace those of its config.
+    """
+    family, preset = find(name)
+    return family.build(family.configure(preset, **fields))
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of all presets that match, with * and ? as in a shell: list_models("deit*"). An alias finds its preset."""
+    names = [name for family in families() for name in family.presets if fnmatchcase(name, pattern.lower())]
+    aliased = {family.aliases[pattern] for family in families() if pattern in family.aliases}
+    return sorted({*names, *aliased}, key=natural)
+
+
+def find(name: str) -> tuple[Family, Any]:
+    """The family and the config that a name stands for."""
+    if ":" in name:
+        module, _, preset = name.rpartition(":")
+        found = [outside_family(module)]
+    else:
+        preset, found = name, families()
+    for family in found:
+        preset = family.aliases.get(preset, preset)
+        if preset in family.presets:
+            return family, family.presets[preset]
+    names = [known for family in found for known in (*family.presets, *family.aliases)]
+    raise unknown("model", preset, names)
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    return tuple(import_module(f"vitrail.models.{name}").FAMILY for name in FAMILIES)
+
+
+def outside_family(place: str) -> Family:
+    """The FAMILY of a module from outside, by its import path or its file."""
+    try:
+        module = load_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except (ImportError, FileNotFoundError) as error:
+        raise ConfigError(f"cannot import the family {place!r} ({error}); expected a module or a .py file") from error
+    family = getattr(module, "FAMILY", None)
+    if not isinstance(family, Family):
+        raise ConfigError(f"{place!r} has no FAMILY; expected FAMILY = vitrail.models.family.Family(…) at its end")
+    return family
+
+
+def load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts patch8 before patch16."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

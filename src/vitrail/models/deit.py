@@ -1,0 +1,157 @@
+"""DeiT (Touvron 2020, arXiv 2012.12877): the ViT with a second token that learns from a teacher; and DeiT-III's shapes.
+
+B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n tokens, D width.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.block import Block
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.positions import resample
+from vitrail.models.checks import Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import init_leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeiTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = 1000
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    distilled: bool = False  # a distillation token beside the class token, and a head of its own
+    layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
+    prefix_positions: bool = True  # DeiT-III has no position for its class token
+    norm_eps: float = 1e-6
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last block; grows linearly from 0 at the first
+    dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_heads(self.width, self.heads)
+        check_grid(pair(self.image_size), pair(self.patch_size))
+
+
+class DeiT(nn.Module):
+    """(B, C, H, W) → logits (B, classes); of a distilled model, the mean of both heads' (the paper's late fusion)."""
+
+    def __init__(self, config: DeiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
+        self.prefix = 2 if config.distilled else 1
+        places = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
+
+        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
+        self.pos_embed = nn.Parameter(torch.empty(1, places, width))
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                width,
+                config.heads,
+                4 * width,
+                norm_eps=config.norm_eps,
+                layer_scale=config.layer_scale,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+            )
+            for layer in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.head = nn.Linear(width, config.classes)
+        self.head_dist = nn.Linear(width, config.classes) if config.distilled else None
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Every weight as the ViT authors' code draws it; the heads are zero."""
+        init_leaves(self)
+        nn.init.zeros_(self.cls_token)
+        nn.init.normal_(self.pos_embed, std=0.02)
+        nn.init.zeros_(self.head.weight)
+        if self.dist_token is not None and self.head_dist is not None:
+            nn.init.normal_(self.dist_token, std=0.02)  # not zero: it must differ from the class token
+            nn.init.zeros_(self.head_dist.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, read=self.prefix))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm, class and distillation first: (B, C, H, W) → (B, N, D)."""
+        return self.encode(images)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the heads make of `tokens`: (B, N, D) → (B, classes)."""
+        by_label = self.head(tokens[:, 0])
+        return by_label if self.head_dist is None else (by_label + self.head_dist(tokens[:, 1])) / 2
+
+    def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of the class head and of the distillation head, each (B, classes)."""
+        if self.head_dist is None:
+            raise ConfigError("this DeiT has one head; expected a distilled one: distilled=True or deit_*_distilled_*")
+        tokens = self.encode(images, read=2)
+        return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
+
+    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
+        """The tokens after the final norm; or only the first `read`, and the last block computes no others."""
+        config = self.config
+        size, patch = pair(config.image_size), pair(config.patch_size)
+        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
+        x = self.patch_embed(images)
+        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        x = torch.cat([*prefix, x], dim=1)
+        table = resample(self.pos_embed, self.grid, grid)
+        x = self.pos_drop(x + F.pad(table, (0, 0, x.shape[1] - table.shape[1], 0)))
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid)
+        return self.norm(last(x, grid, read))
+
+
+SIZES = {"tiny": DeiTConfig(width=192, heads=3), "small": DeiTConfig(width=384, heads=6), "base": DeiTConfig()}
+III = DeiTConfig(layer_scale=1e-6, prefix_positions=False)
+SIZES_III = {
+    "small": replace(III, width=384, heads=6),
+    "medium": replace(III, width=512, heads=8),
+    "base": III,
+    "large": replace(III, width=1024, depth=24, heads=16),
+}
+PRESETS = {
+    **{f"deit_{s}_patch16_{px}": replace(SIZES[s], image_size=px) for s in SIZES for px in (224, 384)},
+    **{
+        f"deit_{s}_distilled_patch16_{px}": replace(SIZES[s], image_size=px, distilled=True)
+        for s in SIZES
+        for px in (224, 384)
+    },
+    **{f"deit3_{s}_patch16_{px}": replace(SIZES_III[s], image_size=px) for s in SIZES_III for px in (224, 384)},
+    "deit3_huge_patch14_224": replace(III, width=1280, depth=32, heads=16, patch_size=14),
+}
+ALIASES = {
+    "DeiT-Ti": "deit_tiny_patch16_224",
+    "DeiT-S": "deit_small_patch16_224",
+    "DeiT-B": "deit_base_patch16_224",
+    "DeiT-B@384": "deit_base_patch16_384",
+    "DeiT-Ti-distilled": "deit_tiny_distilled_patch16_224",
+    "DeiT-S-distilled": "deit_small_distilled_patch16_224",
+    "DeiT-B-distilled": "deit_base_distilled_patch16_224",
+    "DeiT-B-distilled@384": "deit_base_distilled_patch16_384",
+    "DeiT-III-S": "deit3_small_patch16_224",
+    "DeiT-III-M": "deit3_medium_patch16_224",
+    "DeiT-III-B": "deit3_base_patch16_224",
+    "DeiT-III-L": "deit3_large_patch16_224",
+    "DeiT-III-H": "deit3_huge_patch14_224",
+}
+FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES)

@@ -1,0 +1,244 @@
+"""The hybrid ViT (Dosovitskiy 2020): a ResNet looks first, and its feature map is the image that is cut into patches.
+
+B batch, n = h·w patches of the feature map, N = 1 + n tokens, D width; the ResNet has BiT's group norms and
+weight-standardised convolutions (Kolesnikov 2019).
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from math import ceil, inf, prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.layers.block import Block
+from vitrail.layers.positions import resample
+from vitrail.models.checks import Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import init_leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    stages: tuple[int, ...] = (3, 4, 9)  # bottleneck blocks in each stage of the ResNet; () is its root alone
+    patch_size: Size = 1  # on the feature map
+    channels: int = 3
+    classes: int = 1000
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    norm_eps: float = 1e-6
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last block; grows linearly from 0 at the first
+    dynamic: bool = False  # take any multiple of the stride at run time, the table resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_heads(self.width, self.heads)
+        check_grid(pair(self.image_size), self.stride)
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Pixels to a token: 4 from the root, twice that from each stage but the first, times the patch."""
+        stride = 4 * 2 ** max(len(self.stages) - 1, 0)
+        return (stride * pair(self.patch_size)[0], stride * pair(self.patch_size)[1])
+
+
+class Hybrid(nn.Module):
+    """(B, C, H, W) → logits (B, classes)."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.grid = check_grid(pair(config.image_size), config.stride)
+        self.prefix = 1
+
+        self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + prod(self.grid), width))
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                width,
+                config.heads,
+                4 * width,
+                norm_eps=config.norm_eps,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+            )
+            for layer in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.head = nn.Linear(width, config.classes)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Every weight as the ViT authors' code draws it; head and last norm of each bottleneck are zero."""
+        init_leaves(self)
+        for module in self.modules():
+            if isinstance(module, Bottleneck):
+                nn.init.zeros_(module.norm3.weight)
+        nn.init.zeros_(self.cls_token)
+        nn.init.normal_(self.pos_embed, std=0.02)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, read=1))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
+        return self.encode(images)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
+
+    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
+        """The tokens after the final norm; or only the first `read`, and the last block computes no others."""
+        config = self.config
+        size = pair(config.image_size)
+        grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
+        x = self.patch_embed(images)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid)
+        return self.norm(last(x, grid, read))
+
+
+class HybridEmbed(nn.Module):
+    """Patches of the ResNet's feature map, each a vector: (B, C, H, W) → (B, n, D)."""
+
+    def __init__(self, width: int, patch: tuple[int, int], stages: tuple[int, ...], channels: int) -> None:
+        super().__init__()
+        self.backbone = ResNet(stages, channels) if stages else root(channels)
+        self.proj = nn.Conv2d(feature_width(len(stages)), width, kernel_size=patch, stride=patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)
+
+
+def feature_width(stage: int) -> int:
+    """Channels after a stage, counted from 1; 0 is the root."""
+    return 64 if stage == 0 else 128 * 2**stage
+
+
+def root(channels: int) -> nn.Sequential:
+    """A quarter of the resolution in two strides: (B, C, H, W) → (B, 64, H/4, W/4)."""
+    layers = OrderedDict[str, nn.Module]()
+    layers["conv"] = StdConv2d(channels, feature_width(0), 7, stride=2)
+    layers["norm"] = nn.GroupNorm(32, feature_width(0))
+    layers["act"] = nn.ReLU()
+    layers["pool"] = MaxPoolSame()
+    return nn.Sequential(layers)
+
+
+class ResNet(nn.Module):
+    """Root and stages of bottlenecks, the resolution halved by each stage but the first."""
+
+    def __init__(self, stages: tuple[int, ...], channels: int) -> None:
+        super().__init__()
+        self.stem = root(channels)
+        self.stages = nn.Sequential(*(Stage(stage, depth) for stage, depth in enumerate(stages, start=1)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stages(self.stem(images))
+
+
+class Stage(nn.Module):
+    def __init__(self, stage: int, depth: int) -> None:
+        super().__init__()
+        width, stride = feature_width(stage), 1 if stage == 1 else 2
+        first = Bottleneck(feature_width(stage - 1), width, stride)
+        self.blocks = nn.Sequential(first, *(Bottleneck(width, width) for _ in range(depth - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1 convolutions beside a shortcut; the first of a stage projects the shortcut too."""
+
+    def __init__(self, width: int, out_width: int, stride: int = 1) -> None:
+        super().__init__()
+        inner = out_width // 4
+        self.downsample = Shortcut(width, out_width, stride) if width != out_width or stride != 1 else nn.Identity()
+        self.conv1, self.norm1 = StdConv2d(width, inner, 1), nn.GroupNorm(32, inner)
+        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride), nn.GroupNorm(32, inner)
+        self.conv3, self.norm3 = StdConv2d(inner, out_width, 1), nn.GroupNorm(32, out_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        return F.relu(self.norm3(self.conv3(y)) + self.downsample(x))
+
+
+class Shortcut(nn.Module):
+    def __init__(self, width: int, out_width: int, stride: int) -> None:
+        super().__init__()
+        self.conv, self.norm = StdConv2d(width, out_width, 1, stride), nn.GroupNorm(32, out_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution, each of its filters first brought to mean 0 and deviation 1; no bias, TensorFlow's padding."""
+
+    def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1) -> None:
+        super().__init__(width, out_width, kernel, stride, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        weight = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
+        return F.conv2d(pad_same(input, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
+
+
+class MaxPoolSame(nn.Module):
+    """3×3 with stride 2: (B, C, H, W) → (B, C, H/2, W/2)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(pad_same(x, 3, 2, -inf), 3, 2)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's SAME: as many outputs as ⌈size/stride⌉, the odd pixel of padding at the end."""
+    missing = [max((ceil(size / stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:]]
+    (top, bottom), (left, right) = ((m // 2, m - m // 2) for m in missing)
+    return F.pad(x, (left, right, top, bottom), value=value) if any(missing) else x
+
+
+R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)
+TINY = HybridConfig(stages=(), patch_size=8, width=192, heads=3)
+SMALL = HybridConfig(stages=R26, width=384, heads=6)
+BASE = HybridConfig()  # R50 with its third and fourth stage in one
+LARGE = HybridConfig(stages=R50, width=1024, depth=24, heads=16)
+PRESETS = {
+    "vit_tiny_r_s16_p8_224": TINY,
+    "vit_tiny_r_s16_p8_384": replace(TINY, image_size=384),
+    "vit_small_r26_s32_224": SMALL,
+    "vit_small_r26_s32_384": replace(SMALL, image_size=384),
+    "vit_base_r26_s32_224": replace(BASE, stages=R26),
+    "vit_base_r50_s16_224": BASE,
+    "vit_base_r50_s16_384": replace(BASE, image_size=384),
+    "vit_large_r50_s32_224": LARGE,
+    "vit_large_r50_s32_384": replace(LARGE, image_size=384),
+}
+ALIASES = {
+    "R+ViT-Ti/16": "vit_tiny_r_s16_p8_224",
+    "R+ViT-Ti/16@384": "vit_tiny_r_s16_p8_384",
+    "R26+ViT-S/32": "vit_small_r26_s32_224",
+    "R26+ViT-S/32@384": "vit_small_r26_s32_384",
+    "R26+ViT-B/32": "vit_base_r26_s32_224",
+    "R50+ViT-B/16": "vit_base_r50_s16_224",
+    "R50+ViT-B/16@384": "vit_base_r50_s16_384",
+    "R50+ViT-L/32": "vit_large_r50_s32_224",
+    "R50+ViT-L/32@384": "vit_large_r50_s32_384",
+}
+FAMILY = Family(name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES)

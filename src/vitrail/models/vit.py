@@ -1,0 +1,204 @@
+"""Vision Transformer (Dosovitskiy 2020, arXiv 2010.11929): an image is worth 16×16 words.
+
+B batch, E prefix tokens (class, registers), n = h·w patches, N = E + n tokens, D width, L layers.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.block import Activation, Block
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.pool import AttentionPool
+from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
+from vitrail.models.checks import Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import init_leaves, lecun_normal_
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = 1000
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int | None = None  # 4·width unless given
+    activation: Activation = "gelu"  # gelu_tanh is what Google's own weights were trained with
+    qkv_bias: bool = True
+    norm_eps: float = 1e-6
+    layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
+    class_token: bool = True
+    registers: int = 0  # tokens without a patch, for the model to think with (Darcet 2023)
+    positions: Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "relative", "rotary"] = "learned"
+    positions_at: Literal["stem", "layers", "shared"] = "stem"  # layers: a table for each; shared: one for all
+    prefix_positions: bool = True  # whether the table has rows for the prefix tokens too
+    pool: Literal["class", "mean", "mean_norm", "map"] = "class"  # mean_norm: the final norm after the mean
+    head: Literal["linear", "mlp", "none"] = "linear"  # mlp: one tanh layer before, as in pre-training
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last block; grows linearly from 0 at the first
+    dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_heads(self.width, self.heads)
+        check_grid(pair(self.image_size), pair(self.patch_size))
+        if self.pool == "class" and not self.class_token:
+            raise ConfigError("pool 'class' without a class token; expected class_token=True or another pool")
+        if self.positions_at != "stem" and self.positions in ("none", "relative", "rotary"):
+            raise ConfigError(f"positions {self.positions!r} have no place; expected positions_at='stem'")
+        parts = {"learned_2d": 2, "sincos": 2, "sincos_2d": 4, "rotary": 4 * self.heads}.get(self.positions, 1)
+        if self.width % parts:
+            raise ConfigError(f"width {self.width}; expected a multiple of {parts} for positions {self.positions!r}")
+
+
+class ViT(nn.Module):
+    """(B, C, H, W) → logits (B, classes), or (B, D) without a head."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
+        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
+        self.prefix = int(config.class_token) + config.registers
+
+        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
+        self.pos_embed = self.pos_rows = self.pos_columns = None
+        tables = config.depth if config.positions_at == "layers" and config.positions.startswith("learned") else 1
+        if config.positions == "learned_2d":
+            self.pos_rows = nn.Parameter(torch.empty(tables, self.grid[0], width // 2))
+            self.pos_columns = nn.Parameter(torch.empty(tables, self.grid[1], width // 2))
+        elif config.positions in ("learned", "sincos", "sincos_2d"):
+            rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
+            self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                width,
+                config.heads,
+                mlp_width,
+                activation=config.activation,
+                qkv_bias=config.qkv_bias,
+                norm_eps=eps,
+                layer_scale=config.layer_scale,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+                positions=in_attention(config.positions, width // config.heads, self.grid),
+            )
+            for layer in range(config.depth)
+        )
+        self.norm = nn.Identity() if config.pool == "mean_norm" else nn.LayerNorm(width, eps)
+        self.attn_pool = None
+        if config.pool == "map":
+            tanh = config.activation == "gelu_tanh"
+            self.attn_pool = AttentionPool(width, config.heads, mlp_width, tanh=tanh, norm_eps=eps)
+        self.fc_norm = nn.LayerNorm(width, eps) if config.pool == "mean_norm" else nn.Identity()
+        self.pre_logits = nn.Linear(width, width) if config.head == "mlp" else None
+        self.head = nn.Identity() if config.head == "none" else nn.Linear(width, config.classes)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Every weight as the ViT authors' code draws it; the head is zero, so training starts from even odds."""
+        init_leaves(self)
+        if self.cls_token is not None:
+            nn.init.zeros_(self.cls_token)
+        for table in (self.reg_token, self.pos_embed, self.pos_rows, self.pos_columns):
+            if table is not None:
+                nn.init.normal_(table, std=0.02)
+        if self.pos_embed is not None and self.config.positions != "learned":
+            table = (sinusoid_1d if self.config.positions == "sincos" else sinusoid_2d)(self.grid, self.config.width)
+            self.pos_embed.copy_(F.pad(table, (0, 0, self.pos_embed.shape[1] - table.shape[0], 0)))
+        if self.pre_logits is not None:
+            lecun_normal_(self.pre_logits)
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # the last block computes only what the pool reads: with the class token alone, 7 % fewer MACs in all
+        return self.logits(self.encode(images, read=1 if self.config.pool == "class" else None))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm, prefix first: (B, C, H, W) → (B, N, D)."""
+        return self.encode(images)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        pooled = self.pool(tokens)
+        return self.head(pooled if self.pre_logits is None else self.pre_logits(pooled).tanh())
+
+    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
+        """The tokens after the final norm, or only the first `read` of them."""
+        config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
+        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
+        x = self.patch_embed(images)
+        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        x = torch.cat([*prefix, x], dim=1)
+        tables = self.tables(grid)
+        for layer, block in enumerate(self.blocks):
+            if layer < len(tables):
+                x = self.pos_drop(x + tables[layer])
+            x = block(x, grid, read if layer == config.depth - 1 else None)
+        return self.norm(x)
+
+    def tables(self, grid: Grid) -> Tensor | tuple[()]:
+        """What is added before the first layer, the second, …: nothing, one table, or one for each, (L, N, D)."""
+        if self.pos_rows is not None and self.pos_columns is not None:
+            table = join_axes(self.pos_rows, self.pos_columns)
+        elif self.pos_embed is not None:
+            table = self.pos_embed
+        else:
+            return ()
+        table = resample(table, self.grid, grid)
+        table = F.pad(table, (0, 0, self.prefix + grid[0] * grid[1] - table.shape[1], 0))  # prefix tokens without rows
+        return table if self.config.positions_at == "stem" else table.expand(self.config.depth, -1, -1)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """One vector an image: (B, N, D) → (B, D)."""
+        if self.config.pool == "class":
+            return tokens[:, 0]
+        patches = tokens[:, self.prefix :]
+        return self.fc_norm(patches.mean(1)) if self.attn_pool is None else self.attn_pool(patches)
+
+
+SIZES = {
+    "tiny": ViTConfig(width=192, heads=3),
+    "small": ViTConfig(width=384, heads=6),
+    "base": ViTConfig(),
+    "large": ViTConfig(width=1024, depth=24, heads=16),
+    "huge": ViTConfig(width=1280, depth=32, heads=16),
+    "giant": ViTConfig(width=1408, depth=40, heads=16, mlp_width=6144),
+    "gigantic": ViTConfig(width=1664, depth=48, heads=16, mlp_width=8192),
+}
+RESOLUTIONS = {8: (224, 384), 14: (224, 336, 518), 16: (224, 384, 512), 32: (224, 384, 512)}
+PLAIN = [(size, patch, pixels) for size in SIZES for patch in RESOLUTIONS for pixels in RESOLUTIONS[patch]]
+GAP = (("small", 16), ("small", 32), ("base", 16), ("base", 32), ("huge", 14))  # mean pooling, no class token
+DINO = ViTConfig(patch_size=14, image_size=518, layer_scale=1e-5, head="none")
+DINOV2 = {
+    "small": replace(DINO, width=384, heads=6),
+    "base": DINO,
+    "large": replace(DINO, width=1024, depth=24, heads=16),
+    "giant": replace(DINO, width=1536, depth=40, heads=24, mlp_width=4096, activation="swiglu"),
+}
+PRESETS = {
+    **{f"vit_{s}_patch{p}_{px}": replace(SIZES[s], patch_size=p, image_size=px) for s, p, px in PLAIN},
+    **{f"vit_{s}_patch{p}_gap_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False) for s, p in GAP},
+    **{f"vit_{s}_patch14_dinov2": DINOV2[s] for s in DINOV2},
+    **{f"vit_{s}_patch14_reg4_dinov2": replace(DINOV2[s], registers=4, prefix_positions=False) for s in DINOV2},
+}
+LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
+ALIASES = {
+    **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
+    **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_gap_224" for s, p in GAP},
+}
+FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES)
