@@ -77,6 +77,9 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def parse_field(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text!r}; expected FIELD=VALUE, such as pool=mean")
-    return name.replace("-", "_"), yaml.safe_load(value)
+    try:
+        if name and equals:
+            return name.replace("-", "_"), yaml.safe_load(value)
+    except yaml.YAMLError:
+        pass
+    raise ConfigError(f"--set {text!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")

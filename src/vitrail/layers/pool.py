@@ -13,7 +13,7 @@ class AttentionPool(nn.Module):
     def __init__(self, width: int, heads: int, mlp_width: int, *, tanh: bool = False, norm_eps: float = 1e-6) -> None:
         super().__init__()
         self.heads = heads
-        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
         self.q = nn.Linear(width, width)
         self.kv = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)

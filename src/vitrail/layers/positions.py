@@ -55,7 +55,7 @@ class RelativePositions(nn.Module):
     def __init__(self, head_width: int, grid: Grid) -> None:
         super().__init__()
         self.span = (2 * grid[0] - 1, 2 * grid[1] - 1)  # offsets 1 − n … n − 1 along each axis
-        self.offsets = nn.Parameter(torch.empty(1, self.span[0] * self.span[1], head_width))
+        self.offsets = nn.Parameter(torch.zeros(1, self.span[0] * self.span[1], head_width))
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         span = (2 * grid[0] - 1, 2 * grid[1] - 1)

@@ -10,7 +10,7 @@ class LayerScale(nn.Module):
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
         self.start = start
-        self.gamma = nn.Parameter(torch.empty(width))
+        self.gamma = nn.Parameter(torch.full((width,), start))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma

@@ -27,10 +27,10 @@ def create(name: str, **fields: Any) -> nn.Module:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of all presets that match, with * and ? as in a shell: list_models("deit*"). An alias finds its preset."""
-    names = [name for family in families() for name in family.presets if fnmatchcase(name, pattern.lower())]
-    aliased = {family.aliases[pattern] for family in families() if pattern in family.aliases}
-    return sorted({*names, *aliased}, key=natural)
+    """Names of all presets that match, themselves or by an alias, with * and ? as in a shell: list_models("deit*")."""
+    named = {name for family in families() for name in family.presets if fnmatchcase(name, pattern)}
+    aliased = {name for family in families() for alias, name in family.aliases.items() if fnmatchcase(alias, pattern)}
+    return sorted(named | aliased, key=natural)
 
 
 def find(name: str) -> tuple[Family, Any]:

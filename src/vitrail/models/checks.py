@@ -1,8 +1,8 @@
 """What a config is checked for whatever its family, before anything is built; and what a forward pass is given."""
 
-import types
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -15,6 +15,14 @@ Size = int | tuple[int, int]  # rows, columns; one number for a square
 
 RATES = ("dropout", "attention_dropout", "stochastic_depth")
 MAY_BE_ZERO = (*RATES, "registers")
+IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    NoneType: "none",
+    tuple[int, int]: "a pair (rows, columns)",
+    tuple[int, ...]: "a list of whole numbers",
+}
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -22,41 +30,31 @@ def pair(size: Size) -> tuple[int, int]:
 
 
 def check_fields(config: "DataclassInstance") -> None:
-    """Types, choices and ranges of every field; sizes become pairs. Called first in a config's `__post_init__`."""
+    """Types, choices and ranges of every field, called first in `__post_init__`; sizes become pairs, lists tuples."""
     hints = get_type_hints(type(config))
     for field in fields(config):
         value: Any = getattr(config, field.name)
-        if hints[field.name] == Size:
-            value = as_pair(field.name, value)
-            object.__setattr__(config, field.name, value)
-        else:
-            check_type(field.name, value, hints[field.name])
+        value = tuple(value) if isinstance(value, list) else value
+        check_type(field.name, value, hints[field.name])
         check_range(field.name, value)
-
-
-def as_pair(name: str, value: Any) -> tuple[int, int]:
-    numbers: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value, value)  # pyright: ignore[reportUnknownArgumentType]
-    if len(numbers) != 2 or not all(is_a(number, int) for number in numbers):
-        raise ConfigError(f"{name} is {value!r}; expected a whole number or a pair (rows, columns)")
-    return (numbers[0], numbers[1])
+        object.__setattr__(config, field.name, pair(value) if hints[field.name] == Size else value)
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for option in options:
-        if get_origin(option) is Literal:
-            if value not in get_args(option):
-                raise unknown(name, value, get_args(option))
-            return
-    if not any(is_a(value, option) for option in options):
-        expected = " or ".join("none" if option is type(None) else option.__name__ for option in options)
-        raise ConfigError(f"{name} is {value!r}; expected {expected}")
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise unknown(name, value, get_args(hint))
+        return
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    if not any(is_a(value, kind) for kind in kinds):
+        raise ConfigError(f"{name} is {value!r}; expected {' or '.join(IN_WORDS[kind] for kind in kinds)}")
 
 
-def is_a(value: Any, kind: type) -> bool:
-    """isinstance, but true is no number, a whole number may stand for a float, and a tuple is checked inside."""
+def is_a(value: Any, kind: Any) -> bool:
+    """isinstance, but true is no number, a whole number may stand for any number, and tuples are looked into."""
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(is_a(item, get_args(kind)[0]) for item in value)  # pyright: ignore[reportUnknownVariableType]
+        fits = isinstance(value, tuple) and (... in get_args(kind) or len(value) == len(get_args(kind)))
+        return fits and all(is_a(item, int) for item in value)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
@@ -65,7 +63,7 @@ def is_a(value: Any, kind: type) -> bool:
 def check_range(name: str, value: Any) -> None:
     if name in RATES and not 0 <= value < 1:
         raise ConfigError(f"{name} is {value!r}; expected at least 0 and less than 1")
-    numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
+    numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue

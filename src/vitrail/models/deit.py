@@ -111,7 +111,7 @@ class DeiT(nn.Module):
         size, patch = pair(config.image_size), pair(config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
         x = self.patch_embed(images)
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)
         table = resample(self.pos_embed, self.grid, grid)
         x = self.pos_drop(x + F.pad(table, (0, 0, x.shape[1] - table.shape[1], 0)))

@@ -104,7 +104,7 @@ class Hybrid(nn.Module):
         size = pair(config.image_size)
         grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
         x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
         *body, last = self.blocks
         for block in body:

@@ -142,7 +142,7 @@ class ViT(nn.Module):
         config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
         x = self.patch_embed(images)
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)
         tables = self.tables(grid)
         for layer, block in enumerate(self.blocks):
@@ -182,7 +182,7 @@ SIZES = {
 }
 RESOLUTIONS = {8: (224, 384), 14: (224, 336, 518), 16: (224, 384, 512), 32: (224, 384, 512)}
 PLAIN = [(size, patch, pixels) for size in SIZES for patch in RESOLUTIONS for pixels in RESOLUTIONS[patch]]
-GAP = (("small", 16), ("small", 32), ("base", 16), ("base", 32), ("huge", 14))  # mean pooling, no class token
+MEAN = [(size, patch) for size in ("small", "base") for patch in (16, 32)]  # Google's -gap models
 DINO = ViTConfig(patch_size=14, image_size=518, layer_scale=1e-5, head="none")
 DINOV2 = {
     "small": replace(DINO, width=384, heads=6),
@@ -192,13 +192,15 @@ DINOV2 = {
 }
 PRESETS = {
     **{f"vit_{s}_patch{p}_{px}": replace(SIZES[s], patch_size=p, image_size=px) for s, p, px in PLAIN},
-    **{f"vit_{s}_patch{p}_gap_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False) for s, p in GAP},
+    **{f"vit_{s}_patch{p}_mean_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False) for s, p in MEAN},
+    "vit_base_patch16_gap_224": replace(SIZES["base"], heads=16, pool="mean", class_token=False),  # 16 heads in timm
+    "vit_huge_patch14_gap_224": replace(SIZES["huge"], patch_size=14, pool="mean", class_token=False),
     **{f"vit_{s}_patch14_dinov2": DINOV2[s] for s in DINOV2},
     **{f"vit_{s}_patch14_reg4_dinov2": replace(DINOV2[s], registers=4, prefix_positions=False) for s in DINOV2},
 }
 LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
 ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
-    **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_gap_224" for s, p in GAP},
+    **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
 }
 FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES)

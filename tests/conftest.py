@@ -1,0 +1,32 @@
+"""Shared by all tests: one thread a worker, no network, and where the real weights and photos lie."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared() -> Callable[[str], Path]:
+    """The path of a file in ../shared/data; the test is skipped, by name, where it is missing."""
+
+    def find(name: str) -> Path:
+        if not (SHARED / name).exists():
+            pytest.skip(f"needs ../shared/data/{name}")
+        return SHARED / name
+
+    return find

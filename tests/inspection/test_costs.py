@@ -1,0 +1,40 @@
+"""The catalog that `vitrail models` reads is complete and true."""
+
+import json
+from typing import Any
+
+import pytest
+
+import vitrail
+from vitrail.inspection.costs import CATALOG, Cost, cost, render
+
+STORED: dict[str, dict[str, Any]] = json.loads(CATALOG.read_text("utf-8"))
+
+
+def stored(name: str) -> Cost:
+    entry: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in STORED[name].items()}
+    return Cost(**entry)
+
+
+def test_every_preset_is_in_the_catalog() -> None:
+    assert list(STORED) == vitrail.list_models(), "run `make catalog`"
+    assert CATALOG.read_text("utf-8") == render({name: stored(name) for name in STORED})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_small_patch14_reg4_dinov2",
+        "deit_base_distilled_patch16_384",
+        "vit_small_r26_s32_384",
+    ],
+)
+def test_figures_of_one_model_of_each_kind(name: str) -> None:
+    assert cost(name) == stored(name), "run `make catalog`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", vitrail.list_models())
+def test_all_figures(name: str) -> None:
+    assert cost(name) == stored(name), "run `make catalog`"

@@ -1,0 +1,84 @@
+"""Row B12: what the table says is what the model holds, gives and keeps."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitrail
+
+
+def summary(name: str, depth: int = 9, **fields: Any) -> vitrail.inspection.summary.Summary:  # pyright: ignore
+    with torch.device("meta"):
+        return vitrail.summarize(vitrail.create(name, **fields), depth=depth)
+
+
+def test_base_16_has_the_papers_parameters_with_and_without_the_bare_ones() -> None:
+    found = summary("ViT-B/16")
+    assert found.parameters == found.trainable == 86_567_656
+    assert found.parameters - found.bare == 86_415_592
+    bare = {row.path: row.shape for row in found.rows if row.kind == "parameter"}
+    assert bare == {"cls_token": (1, 1, 768), "pos_embed": (1, 197, 768)}
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_tiny_r_s16_p8_224"])
+def test_rows_add_up(name: str) -> None:
+    found = summary(name, depth=1, image_size=64)
+    assert sum(row.parameters for row in found.rows) == found.parameters
+    whole = summary(name, image_size=64)
+    leaves = [row for row in whole.rows if not any(other.path.startswith(row.path + ".") for other in whole.rows)]
+    assert sum(row.parameters for row in leaves) == whole.parameters
+
+
+def test_shapes_and_kept_activations_are_those_of_a_real_pass() -> None:
+    model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=2)
+    found = vitrail.summarize(model, batch=3, depth=9)
+    shapes, kept = dict[str, tuple[int, ...]](), 0
+
+    def note(path: str, leaf: bool) -> Any:
+        def hook(_: Any, inputs: Any, output: Tensor) -> None:
+            nonlocal kept
+            shapes[path] = tuple(output.shape)
+            kept += output.numel() * output.element_size() if leaf and output is not inputs[0] else 0
+
+        return hook
+
+    for path, module in model.named_modules():
+        module.register_forward_hook(note(path, not list(module.children())))
+    model.logits(model.tokens(torch.randn(3, 3, 64, 64)))  # pyright: ignore
+    assert found.activations == kept
+    for row in found.rows:
+        if row.kind not in ("parameter", "ModuleList"):
+            assert row.shape == shapes[row.path], row.path
+
+
+def test_macs_count_all_tokens_of_the_last_block_and_scale_with_the_batch() -> None:
+    model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=2)
+    one, three = vitrail.summarize(model), vitrail.summarize(model, batch=3)
+    assert three.macs == 3 * one.macs
+    blocks = [row.macs for row in one.rows if row.path.startswith("blocks.")]
+    assert len(blocks) == 2
+    assert blocks[0] == blocks[1]
+    n, d, m = 17, 192, 768
+    assert blocks[0] == 4 * d * d * n + 2 * d * m * n + 2 * n * n * d
+    assert one.macs == 2 * blocks[0] + 16 * 3 * 16 * 16 * d + d * 1000
+
+
+def test_frozen_tables_are_parameters_that_are_not_trained() -> None:
+    found = summary("ViT-Ti/16", positions="sincos")
+    assert found.parameters - found.trainable == 197 * 192
+
+
+def test_the_model_itself_is_left_alone() -> None:
+    model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=1)
+    vitrail.summarize(model)
+    assert not any(vars(module)["_forward_hooks"] for module in model.modules())
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_the_table() -> None:
+    text = str(summary("vit_tiny_patch16_224", depth=1, image_size=64, classes=10))
+    assert text.splitlines()[0] == "ViT, input 1×3×64×64"
+    assert "pos_embed    parameter   1×17×192           3,264" in text
+    assert "blocks       ModuleList                 5,338,368" in text

@@ -1,0 +1,114 @@
+"""Row A4 and B3: the hand-checked matrix, tables against their formulas, offsets counted one by one."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drawing import shake
+from torch import Tensor
+
+from vitrail.layers.attention import SelfAttention
+from vitrail.layers.positions import (
+    RelativePositions,
+    RotaryPositions,
+    join_axes,
+    resample,
+    sinusoid,
+    sinusoid_1d,
+    sinusoid_2d,
+)
+
+
+def test_the_hand_checked_matrix() -> None:
+    """d = 4, n = 100, four positions: sin and cos of pos and of pos/10."""
+    expected = torch.tensor(
+        [
+            [0.0, 1.0, 0.0, 1.0],
+            [0.84147098, 0.54030231, 0.09983342, 0.99500417],
+            [0.90929743, -0.41614684, 0.19866933, 0.98006658],
+            [0.14112001, -0.98999250, 0.29552021, 0.95533649],
+        ]
+    )
+    torch.testing.assert_close(sinusoid(torch.arange(4), 4, base=100), expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 64])
+def test_sinusoid_is_the_papers_formula(width: int) -> None:
+    table = sinusoid(torch.arange(50), width)
+    for position in (0, 1, 17, 49):
+        for channel in range(width):
+            angle = position / 10_000 ** (2 * (channel // 2) / width)
+            expected = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
+            assert abs(table[position, channel].item() - expected) < 1e-5
+
+
+def test_two_dimensional_tables_say_column_then_row() -> None:
+    table = sinusoid_2d((2, 3), 8).unflatten(0, (2, 3))
+    assert torch.equal(table[1, 2, :4], sinusoid(torch.arange(3), 4)[2])
+    assert torch.equal(table[1, 2, 4:], sinusoid(torch.arange(2), 4)[1])
+    assert torch.equal(sinusoid_1d((2, 3), 8), sinusoid(torch.arange(6), 8))
+
+
+def test_join_axes_keeps_layers_apart() -> None:
+    rows, columns = torch.randn(4, 2, 5), torch.randn(4, 3, 5)
+    table = join_axes(rows, columns)
+    assert table.shape == (4, 6, 10)
+    assert torch.equal(table[3, 1 * 3 + 2], torch.cat([columns[3, 2], rows[3, 1]]))
+
+
+def test_resampling_leaves_prefix_rows_and_equal_grids_alone() -> None:
+    table = torch.randn(2, 3 + 2 * 5, 8)
+    assert resample(table, (2, 5), (2, 5)) is table
+    larger = resample(table, (2, 5), (4, 7))
+    assert larger.shape == (2, 3 + 4 * 7, 8)
+    assert torch.equal(larger[:, :3], table[:, :3])
+    one = F.interpolate(
+        table[1:, 3:].mT.unflatten(-1, (2, 5)), size=(4, 7), mode="bicubic", antialias=True
+    )  # the second table alone, channels first
+    torch.testing.assert_close(larger[1, 3:], one[0].flatten(1).T)
+
+
+def relative_by_hand(layer: SelfAttention, x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
+    """softmax((q·k + q·r)/√K), the offset of every pair of patches counted in rows and columns."""
+    assert isinstance(layer.positions, RelativePositions)
+    q, k, _ = (part.unflatten(-1, (layer.heads, -1)) for part in layer.qkv(x)[0].chunk(3, dim=-1))  # (N, H, K)
+    table = layer.positions.offsets[0].unflatten(0, layer.positions.span)
+    scores = torch.einsum("ihk,jhk->hij", q, k)
+    for i in range(grid[0] * grid[1]):
+        for j in range(grid[0] * grid[1]):
+            down, right = i // grid[1] - j // grid[1], i % grid[1] - j % grid[1]
+            offset = table[down + grid[0] - 1, right + grid[1] - 1]
+            scores[:, prefix + i, prefix + j] += q[prefix + i] @ offset
+    return (scores / math.sqrt(q.shape[-1])).softmax(-1)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+def test_relative_positions_are_extra_attention_to_offsets(prefix: int) -> None:
+    layer = shake(SelfAttention(16, 2, positions=RelativePositions(8, (3, 4))), std=0.5)
+    x = torch.randn(1, prefix + 12, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            layer.weights(x, (3, 4))[0], relative_by_hand(layer, x, (3, 4), prefix), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_rotary_scores_know_only_the_offset() -> None:
+    """The same q and k everywhere: the score of a pair depends on how far apart they are, not on where."""
+    q, k = (torch.randn(1, 1, 1, 16).expand(1, 1, 21, 16) for _ in range(2))
+    turned_q, turned_k, bias = RotaryPositions(16)(q, k, (4, 5))
+    assert bias is None
+    scores = (turned_q @ turned_k.mT)[0, 0]
+    assert torch.equal(turned_q[:, :, 0], q[:, :, 0]), "the prefix token is not turned"
+    scores = scores[1:, 1:].unflatten(0, (4, 5)).unflatten(-1, (4, 5))
+    torch.testing.assert_close(scores[0, 0, 2, 3], scores[1, 1, 3, 4])
+    assert (scores[0, 0, 2, 3] - scores[0, 0, 3, 2]).abs() > 1e-3
+    norms = turned_q.norm(dim=-1)
+    torch.testing.assert_close(norms, q.norm(dim=-1))
+
+
+@pytest.mark.parametrize("kind", ["relative", "rotary"])
+def test_positions_in_the_attention_follow_another_grid(kind: str) -> None:
+    positions = RelativePositions(8, (3, 4)) if kind == "relative" else RotaryPositions(8)
+    layer = shake(SelfAttention(16, 2, positions=positions))
+    assert layer(torch.randn(2, 1 + 5 * 6, 16), (5, 6)).shape == (2, 31, 16)

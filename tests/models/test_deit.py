@@ -1,0 +1,56 @@
+"""DeiT: two tokens, two heads, one answer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from drawing import shake
+
+from vitrail.errors import ConfigError
+from vitrail.models.deit import DeiT, DeiTConfig
+
+TOY = DeiTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, classes=5)
+DISTILLED = replace(TOY, distilled=True)
+
+
+def test_a_distilled_model_has_two_more_positions_than_patches() -> None:
+    assert DeiT(DISTILLED).pos_embed.shape == (1, 2 + 6, 16)
+    assert DeiT(TOY).pos_embed.shape == (1, 1 + 6, 16)
+    assert DeiT(replace(TOY, prefix_positions=False)).pos_embed.shape == (1, 6, 16)
+
+
+def test_the_answer_is_the_mean_of_both_heads() -> None:
+    model, batch = shake(DeiT(DISTILLED)), torch.randn(2, 3, 8, 12)
+    by_label, by_teacher = model.heads(batch)
+    assert not torch.allclose(by_label, by_teacher)
+    torch.testing.assert_close(model(batch), (by_label + by_teacher) / 2)
+    tokens = model.tokens(batch)
+    assert tokens.shape == (2, 8, 16)
+    torch.testing.assert_close(by_label, model.head(tokens[:, 0]), rtol=1e-5, atol=1e-6)
+    assert model.head_dist is not None
+    torch.testing.assert_close(by_teacher, model.head_dist(tokens[:, 1]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(batch), model.logits(tokens), rtol=1e-5, atol=1e-6)
+    assert model.train()(batch).shape == (2, 5)
+
+
+def test_both_tokens_learn_and_differ_from_the_start() -> None:
+    model = DeiT(DISTILLED)
+    assert model.dist_token is not None
+    assert not torch.equal(model.cls_token, model.dist_token)
+    by_label, by_teacher = shake(model).heads(torch.randn(2, 3, 8, 12))
+    (by_label.square().sum() + by_teacher.square().sum()).backward()
+    for token in (model.cls_token, model.dist_token):
+        assert token.grad is not None
+        assert token.grad.abs().sum() > 0
+
+
+def test_a_plain_model_says_that_it_has_one_head() -> None:
+    with pytest.raises(ConfigError, match=r"one head; expected a distilled one"):
+        DeiT(TOY).heads(torch.zeros(1, 3, 8, 12))
+
+
+def test_dynamic_size_keeps_both_prefix_positions() -> None:
+    model = shake(DeiT(replace(DISTILLED, dynamic=True)))
+    assert model(torch.randn(2, 3, 16, 8)).shape == (2, 5)
+    with pytest.raises(ConfigError, match=r"built for 8×12"):
+        DeiT(DISTILLED)(torch.randn(2, 3, 16, 8))

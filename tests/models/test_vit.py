@@ -1,0 +1,238 @@
+"""The ViT as a whole: every kind of position at every place, any size, what is computed and what is refused."""
+
+from dataclasses import asdict, replace
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from drawing import shake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitrail.errors import ConfigError
+from vitrail.layers.positions import sinusoid_2d
+from vitrail.models.vit import ViT, ViTConfig
+
+TOY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, classes=5)
+HINTS = get_type_hints(ViTConfig)
+ADDITIVE = ("learned", "learned_2d", "sincos", "sincos_2d")
+KINDS = [(kind, "stem") for kind in get_args(HINTS["positions"])] + [
+    (kind, place) for kind in ADDITIVE for place in ("layers", "shared")
+]
+
+
+def toy(**fields: Any) -> ViT:
+    return shake(ViT(replace(TOY, **fields)))
+
+
+def images(batch: int = 2, size: tuple[int, int] = (8, 12)) -> Tensor:
+    return torch.randn(batch, 3, *size)
+
+
+@pytest.mark.parametrize(("kind", "place"), KINDS)
+def test_every_kind_of_position_at_every_place_trains_a_step(kind: Any, place: Any) -> None:
+    pool = "mean" if kind == "relative" else "class"  # the class token is at no offset from anything
+    model = ViT(replace(TOY, positions=kind, positions_at=place, registers=2, pool=pool)).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    batch, labels, losses = images(8), torch.arange(8) % 5, list[float]()
+    for _ in range(5):
+        loss = torch.nn.functional.cross_entropy(model(batch), labels)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, f"{name} should move if it is trained"
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert fixed == ({"pos_embed"} if kind.startswith("sincos") else set())
+
+
+@pytest.mark.parametrize(("kind", "place"), KINDS)
+def test_positions_are_added_where_they_should_be(kind: Any, place: Any) -> None:
+    """Two patches that look alike are told apart, except where there are no positions."""
+    model = toy(positions=kind, positions_at=place)
+    same = torch.randn(1, 3, 4, 4).repeat(1, 1, 2, 3)
+    tokens = model.tokens(same)[0, 1:]
+    spread = (tokens - tokens[0]).abs().max()
+    assert spread < 1e-5 if kind == "none" else spread > 1e-4
+
+
+def test_every_layer_has_its_own_table_and_shared_has_one() -> None:
+    assert toy(positions_at="layers").pos_embed.shape == (2, 7, 16)  # pyright: ignore[reportOptionalMemberAccess]
+    shared, layers = toy(positions_at="shared"), toy(positions_at="layers")
+    state = shared.state_dict()
+    state["pos_embed"] = state["pos_embed"].expand(2, -1, -1)
+    layers.load_state_dict(state)
+    batch = images()
+    assert torch.equal(shared(batch), layers(batch))
+    stem = toy()
+    stem.load_state_dict(shared.state_dict())
+    assert not torch.allclose(stem(batch), shared(batch))
+
+
+def test_sinusoidal_tables_are_the_formula_and_zero_for_the_prefix() -> None:
+    model = ViT(replace(TOY, positions="sincos_2d", registers=1))
+    assert model.pos_embed is not None
+    assert torch.equal(model.pos_embed[0, 2:], sinusoid_2d((2, 3), 16))
+    assert (model.pos_embed[0, :2] == 0).all()
+
+
+def test_without_positions_patches_may_be_shuffled() -> None:
+    model, patches = toy(positions="none"), torch.randn(1, 6, 3, 4, 4)
+    order = torch.randperm(6)
+
+    def tile(panes: Tensor) -> Tensor:
+        return panes.reshape(1, 2, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(1, 3, 8, 12)
+
+    torch.testing.assert_close(model(tile(patches)), model(tile(patches[:, order])), rtol=1e-4, atol=1e-5)
+
+
+fields = st.fixed_dictionaries(
+    {
+        "grid": st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        "patch_size": st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        "channels": st.integers(1, 4),
+        "classes": st.integers(1, 7),
+        "heads": st.sampled_from((1, 2, 4)),
+        "depth": st.integers(1, 3),
+        "registers": st.integers(0, 2),
+        "class_token": st.booleans(),
+        "qkv_bias": st.booleans(),
+        "prefix_positions": st.booleans(),
+        "layer_scale": st.sampled_from((None, 0.1)),
+        "mlp_width": st.sampled_from((None, 24)),
+        "kind": st.sampled_from(KINDS),
+        **{name: st.sampled_from(get_args(HINTS[name])) for name in ("activation", "pool", "head")},
+    }
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(drawn=fields)
+def test_any_config_gives_the_shapes_it_promises(drawn: dict[str, Any]) -> None:
+    grid, (kind, place) = drawn.pop("grid"), drawn.pop("kind")
+    size = tuple(n * p for n, p in zip(grid, drawn["patch_size"], strict=True))
+    drawn["class_token"] = drawn["class_token"] or drawn["pool"] == "class"
+    config = ViTConfig(**drawn, image_size=size, width=16, positions=kind, positions_at=place)
+    assert ViTConfig(**asdict(config)) == config
+    model = shake(ViT(config))
+    batch = torch.randn(2, config.channels, *size)
+    tokens, out = model.tokens(batch), model(batch)
+    assert tokens.shape == (2, config.class_token + config.registers + grid[0] * grid[1], 16)
+    assert out.shape == (2, 16 if config.head == "none" else config.classes)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out, model.logits(tokens), rtol=1e-4, atol=1e-5)  # the last block's short cut is exact
+
+
+@pytest.mark.parametrize(("kind", "place"), KINDS)
+@pytest.mark.parametrize("pool", ["class", "mean", "map"])
+def test_dynamic_models_take_any_multiple_of_the_patch(kind: Any, place: Any, pool: Any) -> None:
+    model = toy(positions=kind, positions_at=place, pool=pool, dynamic=True, registers=1)
+    assert model(images(size=(16, 8))).shape == (2, 5)
+    fixed = toy(positions=kind, positions_at=place, pool=pool, registers=1)
+    fixed.load_state_dict(model.state_dict())
+    batch = images()
+    assert torch.equal(model(batch), fixed(batch))
+
+
+def test_the_last_block_computes_only_the_class_token() -> None:
+    model = toy()
+    seen: list[tuple[int, ...]] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+    model(images())
+    model.tokens(images())
+    assert seen == [(2, 7, 16), (2, 1, 16), (2, 7, 16), (2, 7, 16)]
+
+
+def test_attention_maps_of_the_last_block_are_whole() -> None:
+    """Where only the class token is computed, a hook is still given all tokens, and so the weights of all."""
+    model, maps = toy(), list[Tensor]()
+    last = model.blocks[-1]
+
+    def read(attn: Any, inputs: tuple[Any, ...]) -> None:
+        maps.append(attn.weights(*inputs))
+
+    last.attn.register_forward_pre_hook(read)  # pyright: ignore
+    batch = images()
+    model(batch)
+    model.tokens(batch)
+    assert maps[0].shape == (2, 2, 7, 7)
+    assert torch.equal(maps[0], maps[1])
+
+
+def test_heads() -> None:
+    batch = images()
+    features = toy(head="none")
+    torch.testing.assert_close(features(batch), features.tokens(batch)[:, 0], rtol=1e-5, atol=1e-6)
+    mlp = toy(head="mlp")
+    assert mlp.pre_logits is not None
+    hidden = mlp.pre_logits(mlp.tokens(batch)[:, 0]).tanh()
+    torch.testing.assert_close(mlp(batch), mlp.head(hidden), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "stochastic_depth"])
+def test_every_rate_acts_in_training_alone(rate: str) -> None:
+    model, batch = toy(**{rate: 0.5}), images()
+    assert torch.equal(model(batch), model(batch))
+    model.train()
+    assert not torch.equal(model(batch), model(batch))
+
+
+def test_stochastic_depth_grows_with_the_layers() -> None:
+    model = ViT(replace(TOY, depth=3, stochastic_depth=0.4))
+    assert [block.drop_path.rate for block in model.blocks] == [0.0, 0.2, 0.4]  # pyright: ignore
+
+
+def test_half_precision() -> None:
+    model = toy().bfloat16()
+    assert model(images().bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.zeros(3, 8, 12), r"shape \(3, 8, 12\); expected \(batch, 3, 8, 12\); add the batch dimension"),
+        (torch.zeros(1, 1, 8, 12), r"shape \(1, 1, 8, 12\); expected \(batch, 3, 8, 12\)"),
+        (torch.zeros(1, 3, 12, 8), r"image of 12×8 pixels, but the model was built for 8×12; .* dynamic=True"),
+    ],
+)
+def test_wrong_inputs_are_named(given: Tensor, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        toy()(given)
+
+
+def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
+    with pytest.raises(ConfigError, match=r"9×12 pixels is not a multiple of the 4×4 patch; .* say to 8×12"):
+        toy(dynamic=True)(torch.zeros(1, 3, 9, 12))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"heads": 3}, r"width 16 cannot be shared by 3 heads; expected a divisor of 16, say 2"),
+        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels is not a multiple of the 16×16 patch; .* 32×32"),
+        ({"image_size": "big"}, r"image_size is 'big'; expected a whole number or a pair \(rows, columns\)"),
+        ({"image_size": (8, 12, 3)}, r"image_size is \(8, 12, 3\); expected a whole number or a pair"),
+        ({"depth": 0}, r"depth is 0; expected more than 0"),
+        ({"depth": 2.5}, r"depth is 2.5; expected a whole number"),
+        ({"depth": True}, r"depth is True; expected a whole number"),
+        ({"classes": -1}, r"classes is -1; expected more than 0"),
+        ({"registers": -1}, r"registers is -1; expected at least 0"),
+        ({"layer_scale": "x"}, r"layer_scale is 'x'; expected a number or none"),
+        ({"dropout": 1.0}, r"dropout is 1.0; expected at least 0 and less than 1"),
+        ({"qkv_bias": 1}, r"qkv_bias is 1; expected true or false"),
+        ({"positions": "sincos2d"}, r"unknown positions 'sincos2d'; did you mean 'sincos_2d'\?"),
+        ({"pool": "zzz"}, r"unknown pool 'zzz'; expected one of class, mean, mean_norm, map"),
+        ({"class_token": False}, r"pool 'class' without a class token"),
+        ({"positions": "rotary", "positions_at": "layers"}, r"positions 'rotary' .* expected positions_at='stem'"),
+        ({"positions": "rotary", "width": 18, "heads": 3}, r"width 18; expected a multiple of 12 for .*'rotary'"),
+        ({"positions": "sincos_2d", "width": 18}, r"width 18; expected a multiple of 4 for positions 'sincos_2d'"),
+    ],
+)
+def test_wrong_fields_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TOY, **wrong)

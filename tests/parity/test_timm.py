@@ -1,0 +1,199 @@
+"""Against timm: its state dict loads strictly, by name, and the logits agree. Toy sizes, and full sizes marked slow."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import timm
+import torch
+from drawing import shake
+from timm.layers.mlp import SwiGLUPacked
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitrail
+from vitrail.models.deit import DeiT, DeiTConfig
+from vitrail.models.vit import ViT, ViTConfig
+
+TOLERANCE = 1e-5
+
+
+def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_within: float = 0.0) -> None:
+    """Loads their random weights into ours by name, strictly, and compares logits and tokens.
+
+    The tokens come from the same operations in the same order: bit by bit the same. Our logits need not be, since the
+    last block computes only what the head reads.
+    """
+    shake(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    ours.eval()
+    images = torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        logits = theirs(images)
+        assert logits.std() > 0.01
+        assert (ours(images) - logits).abs().max() <= TOLERANCE
+        assert (ours.tokens(images) - theirs.forward_features(images)).abs().max() <= tokens_within
+
+
+THEIRS: Any = partial(VisionTransformer, img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7)
+OURS = partial(ViTConfig, image_size=32, patch_size=8, width=48, depth=3, heads=4, classes=7)
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], ViTConfig]]] = {
+    "class": (partial(THEIRS), partial(OURS)),
+    "mean": (
+        partial(THEIRS, global_pool="avg", class_token=False, fc_norm=False),
+        partial(OURS, pool="mean", class_token=False),
+    ),
+    "mean, class token kept": (partial(THEIRS, global_pool="avg", fc_norm=False), partial(OURS, pool="mean")),
+    "mean, norm after": (partial(THEIRS, global_pool="avg"), partial(OURS, pool="mean_norm")),
+    "map": (partial(THEIRS, global_pool="map", class_token=False), partial(OURS, pool="map", class_token=False)),
+    "map, tanh": (
+        partial(THEIRS, global_pool="map", act_layer="gelu_tanh"),
+        partial(OURS, pool="map", activation="gelu_tanh"),
+    ),
+    "registers": (partial(THEIRS, reg_tokens=4), partial(OURS, registers=4)),
+    "registers without positions": (
+        partial(THEIRS, reg_tokens=4, no_embed_class=True),
+        partial(OURS, registers=4, prefix_positions=False),
+    ),
+    "layer scale": (partial(THEIRS, init_values=0.1), partial(OURS, layer_scale=0.1)),
+    "swiglu": (
+        partial(THEIRS, mlp_layer=SwiGLUPacked, mlp_ratio=4, act_layer=nn.SiLU),
+        partial(OURS, activation="swiglu", mlp_width=96),
+    ),
+    "no qkv bias": (partial(THEIRS, qkv_bias=False), partial(OURS, qkv_bias=False)),
+    "no positions": (partial(THEIRS, pos_embed="none"), partial(OURS, positions="none")),
+    "no head": (partial(THEIRS, num_classes=0), partial(OURS, head="none")),
+    "another MLP and epsilon": (
+        partial(THEIRS, mlp_ratio=2.5, norm_layer=partial(nn.LayerNorm, eps=1e-3)),
+        partial(OURS, mlp_width=120, norm_eps=1e-3),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vit(case: str) -> None:
+    theirs, ours = CASES[case]
+    assert_equal_models(theirs(), ViT(ours()), (32, 32))
+
+
+def test_vit_on_oblong_images_and_patches() -> None:
+    theirs = THEIRS(img_size=(24, 64), patch_size=(12, 8))
+    assert_equal_models(theirs, ViT(OURS(image_size=(24, 64), patch_size=(12, 8))), (24, 64))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (64, 64), (16, 48), (72, 8)])
+def test_dynamic_sizes_resample_positions_as_timm_does(size: tuple[int, int]) -> None:
+    assert_equal_models(THEIRS(dynamic_img_size=True, reg_tokens=2), ViT(OURS(dynamic=True, registers=2)), size)
+
+
+DEIT = partial(DeiTConfig, image_size=32, patch_size=8, width=48, depth=3, heads=4, classes=7)
+
+
+def test_deit() -> None:
+    assert_equal_models(THEIRS(), DeiT(DEIT()), (32, 32))
+
+
+def test_deit3() -> None:
+    theirs = THEIRS(init_values=0.1, no_embed_class=True)
+    assert_equal_models(theirs, DeiT(DEIT(layer_scale=0.1, prefix_positions=False)), (32, 32))
+
+
+def test_distilled_deit() -> None:
+    theirs = VisionTransformerDistilled(
+        img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7, weight_init="jax"
+    )
+    ours = DeiT(DEIT(distilled=True))
+    assert_equal_models(theirs, ours, (32, 32))
+    theirs.set_distilled_training(True)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        expected = theirs.train()(images)
+        for mine, other in zip(ours.heads(images), expected, strict=True):
+            assert (mine - other).abs().max() <= TOLERANCE
+
+
+HYBRIDS = ["vit_base_r50_s16_224", "vit_small_r26_s32_224", "vit_tiny_r_s16_p8_224", "vit_base_r26_s32_224"]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid(name: str) -> None:
+    theirs = timm.create_model(name, img_size=64, depth=2, num_classes=7)
+    ours = vitrail.create(name, image_size=64, depth=2, classes=7)
+    assert_equal_models(theirs, ours, (64, 64), tokens_within=TOLERANCE)
+
+
+def test_training_gradients_are_timms() -> None:
+    """Also where our last block computes only the class token."""
+    theirs, ours = shake(THEIRS()), ViT(OURS())
+    ours.load_state_dict(theirs.state_dict())
+    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    for model in (theirs, ours):
+        nn.functional.cross_entropy(model.train()(images), labels).backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+FULL = [
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_224",
+    "vit_small_patch32_384",
+    "vit_base_patch16_224",
+    "vit_base_patch16_384",
+    "vit_base_patch32_224",
+    "vit_base_patch16_gap_224",
+    "vit_small_patch14_dinov2",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_base_patch14_reg4_dinov2",
+    "deit_tiny_patch16_224",
+    "deit_small_patch16_224",
+    "deit_base_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "deit_small_distilled_patch16_224",
+    "deit_base_distilled_patch16_224",
+    "deit3_small_patch16_224",
+    "deit3_base_patch16_224",
+    "vit_tiny_r_s16_p8_224",
+    "vit_small_r26_s32_224",
+    "vit_base_r50_s16_224",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_full_size(name: str) -> None:
+    """The preset as timm builds it, with timm's own starting weights and a head drawn anew."""
+    ours: Any = vitrail.create(name)
+    theirs = timm_model(name, ours)
+    for key, parameter in theirs.named_parameters():
+        if key.startswith("head"):
+            nn.init.normal_(parameter, std=0.02)
+    ours.load_state_dict(theirs.eval().state_dict())
+    ours.eval()
+    images = torch.randn(1, 3, *ours.config.image_size)
+    with torch.inference_mode():
+        assert (ours(images) - theirs(images)).abs().max() <= TOLERANCE
+
+
+def timm_model(name: str, ours: Any) -> Any:
+    """timm's model of that name, with a head where ours has one."""
+    return timm.create_model(name, num_classes=0 if getattr(ours.config, "head", "linear") == "none" else 1000)
+
+
+def test_presets_that_timm_has_too_are_its_own() -> None:
+    """Name by name the same tensors of the same shapes, and what shapes do not show: heads, norms, activations."""
+    shared = [name for name in vitrail.list_models() if timm.is_model(name)]
+    assert len(shared) >= 45
+    for name in shared:
+        with torch.device("meta"):
+            ours: Any = vitrail.create(name)
+            theirs = timm_model(name, ours)
+        block = theirs.blocks[0]
+        assert (block.attn.num_heads, block.norm1.eps) == (ours.config.heads, ours.config.norm_eps), name
+        assert type(block.mlp.act) is type(getattr(ours.blocks[0].mlp, "act", nn.SiLU())), name
+        expected = {key: value.shape for key, value in theirs.state_dict().items()}
+        assert {key: value.shape for key, value in ours.state_dict().items()} == expected, name

@@ -1,0 +1,134 @@
+"""The rules of the house, kept as tests."""
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import asdict, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.models import FAMILIES
+from vitrail.models.catalog import families, find
+from vitrail.models.family import Family
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "vitrail"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
+
+
+def test_the_heart_is_read_in_one_sitting() -> None:
+    vit = lines(PACKAGE / "models" / "vit.py")
+    assert vit <= 250
+    assert vit + sum(lines(path) for path in (PACKAGE / "layers").glob("*.py")) <= 650
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_are_short_named_for_what_they_hold_and_say_it(path: Path) -> None:
+    assert lines(path) <= 400
+    assert path.stem not in ("utils", "common", "helpers", "misc")
+    tree = ast.parse(path.read_text("utf-8"))
+    assert ast.get_docstring(tree), "a file begins with what it is"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            assert node.args.kwarg is None, "no **kwargs in constructors"
+
+
+def test_imports_point_down_only() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-logo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_import_rules_know_every_family() -> None:
+    rules = (ROOT / "pyproject.toml").read_text("utf-8")
+    for name in FAMILIES:
+        assert f'"vitrail.models.{name}"' in rules
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_file_ends_in_its_family(name: str) -> None:
+    module = import_module(f"vitrail.models.{name}")
+    family = module.FAMILY
+    assert isinstance(family, Family)
+    assert family.name == name
+    assert family.presets is module.PRESETS
+    assert is_dataclass(family.config)
+    assert family.config.__dataclass_params__.frozen  # pyright: ignore
+    assert all(field.kw_only for field in fields(family.config))
+    assert set(family.aliases.values()) <= set(family.presets)
+    last = ast.parse((PACKAGE / "models" / f"{name}.py").read_text("utf-8")).body[-1]
+    assert isinstance(last, ast.Assign)
+    assert ast.unparse(last.targets[0]) == "FAMILY"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_else_in_the_package_knows_a_family(name: str) -> None:
+    for path in SOURCES:
+        if path.name != f"{name}.py":
+            assert f"models.{name} " not in path.read_text("utf-8"), path
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_every_preset_goes_through_json_and_builds_on_the_meta_device(family: Family) -> None:
+    for name, config in family.presets.items():
+        assert family.configure(**json.loads(json.dumps(asdict(config)))) == config
+        assert find(name) == (family, config)
+        with torch.device("meta"):
+            model = family.build(config)
+        assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+        for method in ("init_weights", "tokens", "logits", "forward"):
+            assert callable(getattr(model, method))
+
+
+HEAVY = "torch numpy PIL safetensors"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import vitrail",
+        "from vitrail.cli import app; app()(['--help'], exit_on_error=False)",
+        "from vitrail.cli import app; app()(['models', '--help'], exit_on_error=False)",
+        "from vitrail.cli import app; app()(['models'], exit_on_error=False, result_action='return_value')",
+        "from vitrail.cli import app; app()(['summary', '--help'], exit_on_error=False)",
+    ],
+)
+def test_importing_and_asking_for_help_load_nothing_heavy(program: str) -> None:
+    check = f"import sys; loaded = set('{HEAVY}'.split()) & set(sys.modules); assert not loaded, loaded"
+    done = subprocess.run([sys.executable, "-c", f"{program}; {check}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_resolves() -> None:
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name) is not None
+        assert name in dir(vitrail)
+    with pytest.raises(AttributeError, match="has no attribute 'creat'"):
+        _ = vitrail.creat  # pyright: ignore
+
+
+def test_tests_mirror_the_tree() -> None:
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        room = path.parent.relative_to(ROOT / "tests")
+        assert room.name in ("", "parity") or (PACKAGE / room).is_dir(), path
+
+
+def test_the_readme_prints_the_tree_as_it_is() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for path in PACKAGE.iterdir():
+        if path.name not in ("__pycache__", "py.typed"):
+            assert path.name in text, f"the README's tree does not show {path.name}"
