@@ -33,7 +33,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup  ## throughput against timm, transformers and vit-pytorch, interleaved
-	$(BIN)/python benchmarks/throughput.py
+	MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184 PYTHONPATH=tests \
+		$(BIN)/python benchmarks/throughput.py
 
 catalog: setup  ## after adding a preset: parameters and MACs of every model, as `vitrail models` shows them
 	$(BIN)/python -m vitrail.inspection.catalog

@@ -77,12 +77,15 @@ def test_summary_of_a_family_from_outside() -> None:
         (("summary", "ViT-B/16", "--set", "pool"), "vitrail: --set 'pool'; expected FIELD=VALUE"),
         (("summary", "ViT-B/16", "--set", "pool=["), "vitrail: --set 'pool=['; expected FIELD=VALUE"),
         (("summary", "ViT-B/16", "--depth", "0"), "vitrail: --batch 1 --depth 0; expected both to be 1 or more"),
-        (("summary", "ViT-B/16", "--classes", "many"), 'vitrail: Invalid value for --classes: unable to convert "many"'),
+        (
+            ("summary", "ViT-B/16", "--classes", "many"),
+            'vitrail: Invalid value for --classes: unable to convert "many"',
+        ),
         (("summary", "nowhere.py:tiny"), "vitrail: cannot import the family 'nowhere.py'"),
         (("summary",), 'vitrail: Command "summary" parameter MODEL requires an argument'),
         (("models", "vitt*"), "vitrail: unknown model 'vitt*'; "),
         (("sumary", "ViT-B/16"), 'vitrail: Unknown command "sumary"'),
-        (("models", "--jsn"), 'vitrail: Unknown option: --jsn. Did you mean --json?'),
+        (("models", "--jsn"), "vitrail: Unknown option: --jsn. Did you mean --json?"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:

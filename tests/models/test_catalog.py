@@ -59,8 +59,11 @@ def test_list_models() -> None:
         ("VIT-b/16", r"unknown model 'VIT-b/16'; did you mean 'ViT-B/16'\?"),
         ("resnet50", r"unknown model 'resnet50'; "),
         ("", r"unknown model ''; expected one of .* in all\)"),
-        ("no_such_package:tiny", r"cannot import the family 'no_such_package' .*; expected a module or a \.py file"),
-        ("missing.py:tiny", r"cannot import the family 'missing\.py' "),
+        (
+            "no_such_package:tiny",
+            r"cannot import the family 'no_such_package': ModuleNotFoundError: .*; expected a module or a \.py",
+        ),
+        ("missing.py:tiny", r"cannot import the family 'missing\.py': FileNotFoundError"),
         ("json:tiny", r"'json' has no FAMILY; expected FAMILY = vitrail\.models\.family\.Family"),
         (
             f"{EXAMPLE}:tinny",

@@ -31,7 +31,7 @@ def summary(
         vitrail summary vit_base_patch16_224 --image-size 384x256 --classes 10
         vitrail summary DeiT-Ti-distilled --depth 4
         vitrail summary ViT-S/16 --set positions=rotary --set pool=mean
-        vitrail summary my_family.py:my_preset
+        vitrail summary examples/own_family.py:mixer_tiny
 
     Parameters
     ----------

@@ -53,6 +53,5 @@ class Block(nn.Module):
         return self.compute(x, grid, queries)
 
     def compute(self, x: Tensor, grid: Grid | None, queries: int | None) -> Tensor:
-        attended = self.drop(self.attn(self.norm1(x), grid, queries=queries))
-        x = x[:, :queries] + self.drop_path(self.ls1(attended))
+        x = x[:, :queries] + self.drop_path(self.ls1(self.drop(self.attn(self.norm1(x), grid, queries=queries))))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))

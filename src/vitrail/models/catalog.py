@@ -57,8 +57,10 @@ def outside_family(place: str) -> Family:
     """The FAMILY of a module from outside, by its import path or its file."""
     try:
         module = load_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except (ImportError, FileNotFoundError) as error:
-        raise ConfigError(f"cannot import the family {place!r} ({error}); expected a module or a .py file") from error
+    except Exception as error:  # whatever their code raises when it is imported is theirs to mend
+        raise ConfigError(
+            f"cannot import the family {place!r}: {type(error).__name__}: {error}; expected a module or a .py file"
+        ) from error
     family = getattr(module, "FAMILY", None)
     if not isinstance(family, Family):
         raise ConfigError(f"{place!r} has no FAMILY; expected FAMILY = vitrail.models.family.Family(…) at its end")

@@ -67,13 +67,13 @@ def check_range(name: str, value: Any) -> None:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
-        if number < 0 or (number == 0 and name not in MAY_BE_ZERO):
+        if not (number > 0 or (number == 0 and name in MAY_BE_ZERO)):  # so said, nan is caught too
             raise ConfigError(f"{name} is {value!r}; expected {'at least' if name in MAY_BE_ZERO else 'more than'} 0")
 
 
 def check_heads(width: int, heads: int) -> None:
     if width % heads:
-        near = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
+        near = next(n for n in range(min(heads, width), 0, -1) if width % n == 0)
         raise ConfigError(f"width {width} cannot be shared by {heads} heads; expected a divisor of {width}, say {near}")
 
 

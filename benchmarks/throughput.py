@@ -1,0 +1,166 @@
+"""Forward and training-step throughput of ViT-Ti/16 and ViT-B/16 against timm, transformers and vit-pytorch.
+
+    make bench
+
+The libraries take turns, round after round, so that a busy moment of the machine hits all of them; a ratio is taken
+within each round and the median of the rounds is printed, timm = 1, with the quartiles. Higher is faster.
+
+`make bench` tells the C allocator to keep what is freed. Left alone, glibc returns large tensors to the system and
+faults them in again when it happens to, up to 100,000 pages a step: the same code differs by 30 % from run to run.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+
+# isort: split
+import timm
+import torch
+import torch.nn.functional as F
+import transformers
+import vit_pytorch
+from cyclopts import Parameter, run
+from rich.progress import track
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.tables import text_table
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    preset: str
+    width: int
+    heads: int
+    depth: int = 12
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: Shape
+    training: bool
+    batch: int
+    repeats: int  # steps in one round: a fast step needs several to be timed well
+
+
+TINY = Shape("Ti/16", "vit_tiny_patch16_224", 192, 3)
+BASE = Shape("B/16", "vit_base_patch16_224", 768, 12)
+CASES = (
+    Case(TINY, training=False, batch=1, repeats=8),
+    Case(TINY, training=False, batch=16, repeats=1),
+    Case(BASE, training=False, batch=1, repeats=2),
+    Case(BASE, training=False, batch=4, repeats=1),
+    Case(TINY, training=True, batch=8, repeats=1),
+    Case(BASE, training=True, batch=2, repeats=1),
+)
+
+
+class Logits(nn.Module):
+    """transformers answers with an object; the others with logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(pixel_values=images).logits
+
+
+def build(shape: Shape) -> dict[str, nn.Module]:
+    sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
+    options: Any = {"intermediate_size": 4 * shape.width, "num_labels": 1000, "attn_implementation": "sdpa"}
+    hugging_face = transformers.ViTConfig(**sizes, **options)
+    return {
+        "timm": timm.create_model(shape.preset),
+        "vitrail": vitrail.create(shape.preset),
+        "transformers": Logits(transformers.ViTForImageClassification(hugging_face)),
+        "vit-pytorch": vit_pytorch.ViT(
+            image_size=224,
+            patch_size=16,
+            num_classes=1000,
+            dim=shape.width,
+            depth=shape.depth,
+            heads=shape.heads,
+            dim_head=shape.width // shape.heads,
+            mlp_dim=4 * shape.width,
+        ),
+    }
+
+
+def inference_step(model: nn.Module, batch: int) -> Step:
+    images = torch.randn(batch, 3, 224, 224)
+    model.eval()
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(images)
+
+    return step
+
+
+def training_step(model: nn.Module, batch: int) -> Step:
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    model.train()
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Step, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return (time.perf_counter() - start) / repeats
+
+
+def measure(case: Case, rounds: int) -> dict[str, list[float]]:
+    """Seconds a step of each library, round by round; who begins a round changes."""
+    make = training_step if case.training else inference_step
+    steps = {name: make(model, case.batch) for name, model in build(case.shape).items()}
+    for step in steps.values():
+        seconds(step, 3)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
+    label = f"{case.shape.name} {'training' if case.training else 'inference'} × {case.batch}"
+    for _ in track(range(rounds), label.ljust(24), transient=True):
+        for name in order:
+            times[name].append(seconds(steps[name], case.repeats))
+        order.append(order.pop(0))
+    return times
+
+
+def line(case: Case, times: dict[str, list[float]]) -> list[str]:
+    cells = [case.shape.name, "training" if case.training else "inference", str(case.batch)]
+    cells.append(f"{case.batch / statistics.median(times['timm']):.1f}")
+    for name in ("vitrail", "transformers", "vit-pytorch"):
+        ratios = [theirs / own for theirs, own in zip(times["timm"], times[name], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        cells.append(f"{middle:.3f} ({low:.2f}–{high:.2f})")
+    return cells
+
+
+def main(*, rounds: int = 20, threads: int = 2, only: Annotated[str, Parameter(help="Ti or B")] = "") -> None:
+    """Measures every case and prints the table."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    versions = ", ".join(f"{m.__name__} {getattr(m, '__version__', '')}".strip() for m in (torch, timm, transformers))
+    print(f"{versions}, {threads} threads, {rounds} rounds; images/s of timm, then ratios to it: median (quartiles)")
+    lines = [line(case, measure(case, rounds)) for case in CASES if case.shape.name.startswith(only)]
+    heading = ("model", "mode", "batch", "timm", "vitrail", "transformers", "vit-pytorch")
+    print("\n".join(text_table(heading, lines, "llrrrrr")))
+
+
+if __name__ == "__main__":
+    run(main)

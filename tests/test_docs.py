@@ -1,0 +1,67 @@
+"""Every snippet of the README and the docs runs, every link leads somewhere, and so do the examples in --help."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitrail.cli import COMMANDS, app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language: str) -> Iterator[Any]:
+    for page in PAGES:
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)):
+            yield pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+
+
+def commands() -> Iterator[Any]:
+    """`$ vitrail …` in the pages, and the indented examples in the help of every command."""
+    for page in PAGES:
+        for words in re.findall(r"^\$ vitrail (.+)$", page.read_text("utf-8"), re.MULTILINE):
+            yield pytest.param(words, id=words)
+    for name in COMMANDS:
+        help_text = getattr(import_module(f"vitrail.cli.{name}"), name).__doc__
+        for words in re.findall(r"^ +vitrail (.+)$", help_text, re.MULTILINE):
+            yield pytest.param(words, id=f"--help: {words}")
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_snippets_run(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(compile(block, "snippet", "exec"), {})
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_run(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("block", blocks("sh"))
+def test_shell_snippets_name_real_targets(block: str) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    lines = [line for line in block.splitlines() if line]
+    assert lines
+    for line in lines:
+        assert line.startswith("make "), line
+        assert line.split()[1] in targets, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_counts_the_presets() -> None:
+    from vitrail.models.catalog import list_models
+
+    assert f"| {len(list_models())} presets" in (ROOT / "README.md").read_text("utf-8")
