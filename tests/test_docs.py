@@ -32,20 +32,20 @@ def commands() -> Iterator[Any]:
             yield pytest.param(words, id=f"--help: {words}")
 
 
-@pytest.mark.parametrize("block", blocks("python"))
+@pytest.mark.parametrize("block", list(blocks("python")))
 def test_python_snippets_run(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     exec(compile(block, "snippet", "exec"), {})
 
 
-@pytest.mark.parametrize("words", commands())
+@pytest.mark.parametrize("words", list(commands()))
 def test_commands_run(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("block", blocks("sh"))
+@pytest.mark.parametrize("block", list(blocks("sh")))
 def test_shell_snippets_name_real_targets(block: str) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     lines = [line for line in block.splitlines() if line]
