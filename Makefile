@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-slow check format bench catalog clean
+.PHONY: setup demo test test-slow check format bench costs clean
 
 setup: $(READY)
 
@@ -36,8 +36,8 @@ bench: setup  ## throughput against timm, transformers and vit-pytorch, interlea
 	MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184 PYTHONPATH=tests \
 		$(BIN)/python benchmarks/throughput.py
 
-catalog: setup  ## after adding a preset: parameters and MACs of every model, as `vitrail models` shows them
-	$(BIN)/python -m vitrail.inspection.catalog
+costs: setup  ## after adding a preset: counts parameters and MACs of every model again, for `vitrail models`
+	$(BIN)/python -m vitrail.inspection.costs
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache

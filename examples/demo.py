@@ -6,12 +6,11 @@ import torch
 
 import vitrail
 from vitrail.cli.models import models
-from vitrail.models.vit import ViT
 from vitrail.tables import text_table
 
 PAPER = {  # Dosovitskiy 2020, table 1: layers, width, MLP, heads, parameters
     "ViT-B/16": ("12", "768", "3072", "12", "86M"),
-    "ViT-L/16": ("24", "1024", "4096", "16", "307M"),
+    "ViT-L/32": ("24", "1024", "4096", "16", "307M"),
     "ViT-H/14": ("32", "1280", "5120", "16", "632M"),
 }
 
@@ -25,9 +24,8 @@ def compare_with_the_paper() -> None:
     for name, published in PAPER.items():
         with torch.device("meta"):  # nothing is allocated: the largest model is built in a moment
             model = vitrail.create(name)
-        assert isinstance(model, ViT)
         config, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
-        built = (config.depth, config.width, model.blocks[0].mlp.fc1.out_features, config.heads)  # pyright: ignore
+        built = (config.depth, config.width, model.blocks[0].mlp.fc1.out_features, config.heads)
         lines.append((name, "paper", *published))
         lines.append(("", "vitrail", *map(str, built), f"{parameters:,}"))
     print("\n".join(text_table(("model", "", "layers", "width", "MLP", "heads", "parameters"), lines, "llrrrrr")))
@@ -42,7 +40,7 @@ def forward_pass() -> None:
         logits = model(images)
     seconds = time.perf_counter() - start
     with torch.inference_mode():
-        tokens = model.tokens(images)  # pyright: ignore
+        tokens = model.tokens(images)
     print(
         f"An image of 3×224×224 numbers is cut into 14×14 = 196 panes of 3·16·16 = 768 numbers each.\n"
         f"With the class token, {tokens.shape[1]} tokens of width {tokens.shape[2]} enter the encoder and leave it.\n"

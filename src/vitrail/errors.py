@@ -1,6 +1,6 @@
-"""What can go wrong through a user's hand. Each message says what was given, what was expected and what to do."""
+"""Errors that a user can fix. Each message says what was given, what was expected and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -12,12 +12,14 @@ class ConfigError(VitrailError):
     """A model name, a configuration field, a value or an input shape that does not fit."""
 
 
-def unknown(what: str, given: object, known: Iterable[str]) -> ConfigError:
-    """An unknown name, with the nearest valid one: unknown model 'vit_b61'; did you mean 'vit_b16'?"""
+def unknown(what: str, given: object, known: Iterable[str], also: Mapping[str, str] | None = None) -> ConfigError:
+    """An unknown name, with the nearest valid one; `also` holds other words for the known names."""
     names = list(known)
-    lowered = {name.lower(): name for name in names}
-    near = get_close_matches(str(given).lower(), lowered, n=1, cutoff=0.5)
+    near = (also or {}).get(str(given))
+    if near not in names:
+        lowered = {name.lower(): name for name in names}
+        near = next((lowered[name] for name in get_close_matches(str(given).lower(), lowered, n=1, cutoff=0.5)), None)
     if near:
-        return ConfigError(f"unknown {what} {given!r}; did you mean {lowered[near[0]]!r}?")
-    listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:5])}, … ({len(names)} in all)"
+        return ConfigError(f"unknown {what} {given!r}; did you mean {near!r}?")
+    listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:5])} and {len(names) - 5} more"
     return ConfigError(f"unknown {what} {given!r}; expected one of {listed}")

@@ -1,6 +1,7 @@
 """The command line as a user meets it: in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,29 +13,40 @@ import vitrail
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 
 
+PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
-    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
 
 
 def test_version() -> None:
     assert run("--version").stdout.strip() == f"vitrail {vitrail.__version__}"
 
 
-@pytest.mark.parametrize("words", [(), ("--help",), ("models", "--help"), ("summary", "--help")])
-def test_help_teaches(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "lesson"),
+    [
+        ((), "List the models: name, parameters, GMACs, resolution."),
+        (("--help",), "vitrail summary ViT-B/16"),
+        (("models", "--help"), "vitrail models 'deit*'"),
+        (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
+    ],
+)
+def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
     done = run(*words)
     assert done.returncode == 0
-    assert "vitrail models" in done.stdout or "vitrail summary" in done.stdout
+    assert lesson in " ".join(done.stdout.replace("│", " ").split())
 
 
 def test_models() -> None:
     lines = run("models", "deit_tiny*").stdout.splitlines()
-    assert lines[0].split() == ["model", "parameters", "GMACs", "pixels", "also"]
+    assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "also"]
     assert lines[2].split() == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224", "DeiT-Ti-distilled"]
     assert len(lines) == 2 + 4
     assert run("models", "ViT-B/16").stdout.splitlines()[2].startswith("vit_base_patch16_224")
     assert len(run("models").stdout.splitlines()) == 2 + len(vitrail.list_models())
+    assert len(run("models", "dinov2").stdout.splitlines()) == 2 + 8
 
 
 def test_models_as_json() -> None:
@@ -48,8 +60,10 @@ def test_summary() -> None:
     ).stdout
     assert out.startswith("DeiT, input 1×3×64×32\n")
     assert "head         Linear      1×10" in out
-    found = json.loads(run("summary", "ViT-Ti/16", "--image-size", "64", "--batch", "2", "--json").stdout)
+    words = ("--image-size", "64", "--batch", "2", "--set", "layer_scale=1e-5", "--set", "mlp_width=none", "--json")
+    found = json.loads(run("summary", "ViT-Ti/16", *words).stdout)
     assert found["input"] == [2, 3, 64, 64]
+    assert (found["config"]["layer_scale"], found["config"]["mlp_width"]) == (1e-5, None)
 
 
 def test_summary_of_a_family_from_outside() -> None:
@@ -62,7 +76,7 @@ def test_summary_of_a_family_from_outside() -> None:
         (("summary", "vit_b61"), "vitrail: unknown model 'vit_b61'; did you mean "),
         (
             ("summary", "ViT-B/16", "--image-size", "225"),
-            "vitrail: image of 225×225 pixels is not a multiple of the 16×16",
+            "vitrail: image of 225×225 pixels; expected a multiple of 16×16",
         ),
         (
             ("summary", "ViT-B/16", "--image-size", "big"),
@@ -72,18 +86,28 @@ def test_summary_of_a_family_from_outside() -> None:
             ("summary", "ViT-B/16", "--set", "heads=7"),
             "vitrail: width 768 cannot be shared by 7 heads; expected a divisor",
         ),
-        (("summary", "ViT-B/16", "--set", "hedas=8"), "vitrail: unknown field of vit 'hedas'; did you mean 'heads'?"),
+        (("summary", "ViT-B/16", "--set", "hedas=8"), "vitrail: unknown vit field 'hedas'; did you mean 'heads'?"),
         (("summary", "ViT-B/16", "--set", "pool=men"), "vitrail: unknown pool 'men'; did you mean 'mean'?"),
         (("summary", "ViT-B/16", "--set", "pool"), "vitrail: --set 'pool'; expected FIELD=VALUE"),
         (("summary", "ViT-B/16", "--set", "pool=["), "vitrail: --set 'pool=['; expected FIELD=VALUE"),
-        (("summary", "ViT-B/16", "--depth", "0"), "vitrail: --batch 1 --depth 0; expected both to be 1 or more"),
+        (("summary", "ViT-B/16", "--depth", "0"), "vitrail: depth is 0; expected 1 or more"),
         (
             ("summary", "ViT-B/16", "--classes", "many"),
-            'vitrail: Invalid value for --classes: unable to convert "many"',
+            "vitrail: classes is 'many'; expected a whole number",
         ),
         (("summary", "nowhere.py:tiny"), "vitrail: cannot import the family 'nowhere.py'"),
+        (("summary", "ViT-B/16", "--set", "name=1"), "vitrail: unknown vit field 'name'; "),
+        (("summary", "ViT-B/16", "--set", "preset=1"), "vitrail: unknown vit field 'preset'; "),
+        (("summary", "ViT-B/16", "--set", "pool=" + 3000 * "["), "vitrail: --set 'pool=[[[[[[[[[[[[["),
+        (("summary", "ViT-B/16", "--set", "width=" + 5000 * "9"), "vitrail: --set 'width=9999999999999"),
+        (
+            ("summary", "ViT-B/16", "--set", "width=99999999999"),
+            "vitrail: width is 99999999999; expected more than 0 and",
+        ),
+        (("summary", "ViT-B/16", "--classes", "1.5"), "vitrail: classes is 1.5; expected a whole number"),
+        (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' names no preset; expected {EXAMPLE}:mixer_tiny or another"),
         (("summary",), 'vitrail: Command "summary" parameter MODEL requires an argument'),
-        (("models", "vitt*"), "vitrail: unknown model 'vitt*'; "),
+        (("models", "vitt*"), "vitrail: unknown model 'vitt*'; did you mean "),
         (("sumary", "ViT-B/16"), 'vitrail: Unknown command "sumary"'),
         (("models", "--jsn"), "vitrail: Unknown option: --jsn. Did you mean --json?"),
     ],
@@ -96,7 +120,26 @@ def test_a_users_error_is_one_line_and_exit_code_2(words: tuple[str, ...], messa
     assert done.stderr.startswith(message), done.stderr
 
 
-def test_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -c 'from vitrail.cli import main; main()' models | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+@pytest.mark.parametrize("words", [("models",), ("models", "ViT-B/16"), ("summary", "ViT-Ti/16")])
+def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_box_characters_is_no_error() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", PROGRAM, "models", "ViT-B/16"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "224?224" in done.stdout
+
+
+def test_a_family_in_the_current_folder() -> None:
+    command = [sys.executable, "-P", "-c", PROGRAM, "summary", "own_family:mixer_tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLE.parent)
+    assert done.stdout.startswith("Mixer, input 1×3×224×224\n"), done.stderr

@@ -1,4 +1,4 @@
-"""The catalog that `vitrail models` reads is complete and true."""
+"""The figures that `vitrail models` reads are complete and true."""
 
 import json
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.inspection.costs import CATALOG, Cost, cost, render
+from vitrail.inspection.costs import COSTS, Cost, cost, render
 
-STORED: dict[str, dict[str, Any]] = json.loads(CATALOG.read_text("utf-8"))
+STORED: dict[str, dict[str, Any]] = json.loads(COSTS.read_text("utf-8"))
 
 
 def stored(name: str) -> Cost:
@@ -16,9 +16,9 @@ def stored(name: str) -> Cost:
     return Cost(**entry)
 
 
-def test_every_preset_is_in_the_catalog() -> None:
-    assert list(STORED) == vitrail.list_models(), "run `make catalog`"
-    assert CATALOG.read_text("utf-8") == render({name: stored(name) for name in STORED})
+def test_every_preset_is_there() -> None:
+    assert list(STORED) == vitrail.list_models(), "run `make costs`"
+    assert COSTS.read_text("utf-8") == render({name: stored(name) for name in STORED})
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_every_preset_is_in_the_catalog() -> None:
     ],
 )
 def test_figures_of_one_model_of_each_kind(name: str) -> None:
-    assert cost(name) == stored(name), "run `make catalog`"
+    assert cost(name) == stored(name), "run `make costs`"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", vitrail.list_models())
 def test_all_figures(name: str) -> None:
-    assert cost(name) == stored(name), "run `make catalog`"
+    assert cost(name) == stored(name), "run `make costs`"

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 import vitrail
+from vitrail.inspection.summary import Summary
 
 
-def summary(name: str, depth: int = 9, **fields: Any) -> vitrail.inspection.summary.Summary:  # pyright: ignore
+def summary(name: str, depth: int = 9, batch: int = 1, **fields: Any) -> Summary:
     with torch.device("meta"):
-        return vitrail.summarize(vitrail.create(name, **fields), depth=depth)
+        return vitrail.summarize(vitrail.create(name, **fields), depth=depth, batch=batch)
 
 
 def test_base_16_has_the_papers_parameters_with_and_without_the_bare_ones() -> None:
@@ -46,20 +47,57 @@ def test_shapes_and_kept_activations_are_those_of_a_real_pass() -> None:
 
     for path, module in model.named_modules():
         module.register_forward_hook(note(path, not list(module.children())))
-    model.logits(model.tokens(torch.randn(3, 3, 64, 64)))  # pyright: ignore
+    model.logits(model.tokens(torch.randn(3, 3, 64, 64)))
     assert found.activations == kept
     for row in found.rows:
         if row.kind not in ("parameter", "ModuleList"):
             assert row.shape == shapes[row.path], row.path
 
 
+def test_the_estimate_of_activations_is_near_what_autograd_keeps() -> None:
+    model = vitrail.create("vit_tiny_patch16_224").train()
+    weights, kept = {parameter.data_ptr() for parameter in model.parameters()}, dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    images = torch.randn(2, 3, 224, 224)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model.logits(model.tokens(images))
+    assert logits.requires_grad
+    estimate = vitrail.summarize(model, batch=2).activations
+    assert abs(sum(kept.values()) / estimate - 1) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, inside its compiler
+def test_it_is_the_model_that_is_described_not_its_config() -> None:
+    model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=1)
+    model.head = torch.nn.Linear(192, 5)
+    model.blocks.requires_grad_(False)
+    found = vitrail.summarize(model)
+    assert found.rows[-1].shape == (1, 5)
+    assert found.trainable == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert found.trainable < found.parameters
+    compiled: Any = torch.compile(model)
+    assert vitrail.summarize(compiled) == found
+
+
+def test_what_cannot_be_summarised_is_refused() -> None:
+    with pytest.raises(vitrail.ConfigError, match=r"Linear has no config; expected a model of a family"):
+        vitrail.summarize(torch.nn.Linear(2, 2))
+    with pytest.raises(vitrail.ConfigError, match=r"batch is 0; expected 1 or more"):
+        summary("ViT-Ti/16", depth=1, batch=0)
+
+
 def test_macs_count_all_tokens_of_the_last_block_and_scale_with_the_batch() -> None:
     model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=2)
     one, three = vitrail.summarize(model), vitrail.summarize(model, batch=3)
     assert three.macs == 3 * one.macs
-    blocks = [row.macs for row in one.rows if row.path.startswith("blocks.")]
+    whole, *blocks = [row.macs for row in one.rows if row.path.startswith("blocks")]
     assert len(blocks) == 2
-    assert blocks[0] == blocks[1]
+    assert blocks[0] == blocks[1] == whole / 2
     n, d, m = 17, 192, 768
     assert blocks[0] == 4 * d * d * n + 2 * d * m * n + 2 * n * n * d
     assert one.macs == 2 * blocks[0] + 16 * 3 * 16 * 16 * d + d * 1000
@@ -81,4 +119,5 @@ def test_the_table() -> None:
     text = str(summary("vit_tiny_patch16_224", depth=1, image_size=64, classes=10))
     assert text.splitlines()[0] == "ViT, input 1×3×64×64"
     assert "pos_embed    parameter   1×17×192           3,264" in text
-    assert "blocks       ModuleList                 5,338,368" in text
+    assert "positions=learned" in text
+    assert "blocks       ModuleList                 5,338,368   91.6" in text

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitrail.errors import ConfigError
 from vitrail.layers.attention import (
     Attention,
     SelfAttention,
@@ -154,6 +155,35 @@ def test_fewer_queries_give_the_first_rows(positions: str, bias: bool) -> None:
         torch.testing.assert_close(
             layer(x, (2, 3), queries=queries), layer(x, (2, 3))[:, :queries], rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("kind", ["none", "relative", "rotary"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_weights_of_a_layer_times_its_values_are_its_output(kind: str, masked: bool) -> None:
+    kinds = {"none": None, "relative": RelativePositions(8, (2, 3)), "rotary": RotaryPositions(8)}
+    layer = shake(SelfAttention(16, 2, positions=kinds[kind]), std=0.3)
+    x, mask = torch.randn(2, 7, 16), causal_mask(7, 7) if masked else None
+    weights = layer.weights(x, (2, 3), mask)
+    _, _, v, _ = layer.project(x, (2, 3), mask)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 7))
+    assert not masked or (weights.triu(1) == 0).all()
+    torch.testing.assert_close(layer(x, (2, 3), mask), layer.proj(merge_heads(weights @ v)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [None, (3, 3)])
+def test_positions_need_the_grid_of_the_tokens(grid: tuple[int, int] | None) -> None:
+    with pytest.raises(ConfigError, match=r"grid .* for 6 tokens; expected \(rows, columns\) of no more tokens"):
+        SelfAttention(16, 2, positions=RotaryPositions(8))(torch.randn(1, 6, 16), grid)
+
+
+def test_weights_in_half_precision_and_their_gradients_where_nothing_is_seen() -> None:
+    large = torch.full((1, 1, 3, 64), 40.0).half()
+    assert attention_weights(large, large).isfinite().all()
+    q, mask = torch.randn(1, 1, 3, 8, requires_grad=True), torch.zeros(3, 3)
+    mask[1] = -math.inf
+    (attention_weights(q, q, mask) @ q).sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
 
 
 def test_dropout_drops_in_training_alone() -> None:

@@ -30,6 +30,12 @@ def test_recomputed_activations_give_equal_gradients() -> None:
         torch.randn(4, 5, 12),
     )
     gradients: list[list[torch.Tensor]] = []
+    calls: list[bool] = []
+
+    def note(*_: object) -> None:
+        calls.append(block.recompute)
+
+    block.attn.register_forward_hook(note)
     for recompute in (False, True):
         block.recompute = recompute
         torch.manual_seed(1)
@@ -39,3 +45,4 @@ def test_recomputed_activations_give_equal_gradients() -> None:
     assert len(gradients[0]) == len(list(block.parameters()))
     for plain, recomputed in zip(*gradients, strict=True):
         assert torch.equal(plain, recomputed)
+    assert calls == [False, True, True], "the second time, again in the backward pass"

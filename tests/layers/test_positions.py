@@ -1,5 +1,6 @@
 """Row A4 and B3: the hand-checked matrix, tables against their formulas, offsets counted one by one."""
 
+import itertools
 import math
 
 import pytest
@@ -101,8 +102,13 @@ def test_rotary_scores_know_only_the_offset() -> None:
     scores = (turned_q @ turned_k.mT)[0, 0]
     assert torch.equal(turned_q[:, :, 0], q[:, :, 0]), "the prefix token is not turned"
     scores = scores[1:, 1:].unflatten(0, (4, 5)).unflatten(-1, (4, 5))
-    torch.testing.assert_close(scores[0, 0, 2, 3], scores[1, 1, 3, 4])
-    assert (scores[0, 0, 2, 3] - scores[0, 0, 3, 2]).abs() > 1e-3
+    by_offset: dict[tuple[int, int], list[Tensor]] = {}
+    for a, b, c, d in itertools.product(range(4), range(5), range(4), range(5)):
+        by_offset.setdefault((a - c, b - d), []).append(scores[a, b, c, d])
+    for same in by_offset.values():
+        torch.testing.assert_close(torch.stack(same), same[0].expand(len(same)), rtol=1e-4, atol=1e-4)
+    distinct = torch.stack([same[0] for same in by_offset.values()])
+    assert distinct.unique().numel() == len(by_offset) == 7 * 9
     norms = turned_q.norm(dim=-1)
     torch.testing.assert_close(norms, q.norm(dim=-1))
 
@@ -112,3 +118,24 @@ def test_positions_in_the_attention_follow_another_grid(kind: str) -> None:
     positions = RelativePositions(8, (3, 4)) if kind == "relative" else RotaryPositions(8)
     layer = shake(SelfAttention(16, 2, positions=positions))
     assert layer(torch.randn(2, 1 + 5 * 6, 16), (5, 6)).shape == (2, 31, 16)
+
+
+def test_the_angles_of_rotary_positions() -> None:
+    """Pair i of K/4 turns by column·base^(−4i/K), then pair i by row·base^(−4i/K)."""
+    q = torch.zeros(1, 1, 6, 8)
+    q[..., :4] = 1  # the first coordinate of each of the four pairs
+    turned, _, _ = RotaryPositions(8, base=100.0)(q, q, (2, 3))
+    angles = torch.tensor([2 * 1.0, 2 * 0.1, 1 * 1.0, 1 * 0.1])  # at row 1, column 2
+    torch.testing.assert_close(turned[0, 0, 5], torch.cat([angles.cos(), angles.sin()]))
+
+
+def test_tables_are_exact_whatever_the_default_dtype() -> None:
+    exact = sinusoid_1d((30, 20), 32)
+    q = torch.randn(1, 1, 600, 16)
+    turned = RotaryPositions(16)(q, q, (30, 20))[0]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        torch.testing.assert_close(sinusoid_1d((30, 20), 32), exact, check_dtype=False)
+        torch.testing.assert_close(RotaryPositions(16)(q, q, (30, 20))[0], turned)
+    finally:
+        torch.set_default_dtype(torch.float32)

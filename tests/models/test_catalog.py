@@ -2,14 +2,17 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.models.catalog import families, find
-from vitrail.models.vit import ViT
+from vitrail.models.family import Family
+from vitrail.models.vit import ViT, ViTConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 
@@ -57,39 +60,84 @@ def test_list_models() -> None:
     [
         ("vit_base_patch61_224", r"unknown model 'vit_base_patch61_224'; did you mean 'vit_base_patch16_224'\?"),
         ("VIT-b/16", r"unknown model 'VIT-b/16'; did you mean 'ViT-B/16'\?"),
-        ("resnet50", r"unknown model 'resnet50'; "),
-        ("", r"unknown model ''; expected one of .* in all\)"),
+        ("resnet50", r"unknown model 'resnet50'; expected one of "),
+        ("", r"unknown model ''; expected one of vit_tiny_patch8_224, .* and \d+ more"),
         (
             "no_such_package:tiny",
             r"cannot import the family 'no_such_package': ModuleNotFoundError: .*; expected a module or a \.py",
         ),
         ("missing.py:tiny", r"cannot import the family 'missing\.py': FileNotFoundError"),
         ("json:tiny", r"'json' has no FAMILY; expected FAMILY = vitrail\.models\.family\.Family"),
+        (f"{EXAMPLE}:mixer_tinny", r"unknown model 'mixer_tinny'; did you mean 'mixer_tiny'\?"),
         (
-            f"{EXAMPLE}:tinny",
-            r"unknown model 'tinny'; did you mean 'mixer_tiny'\?|unknown model 'tinny'; expected one of",
+            f"{EXAMPLE}",
+            r"own_family.py' names no preset; expected .*own_family\.py:mixer_tiny or another of its presets",
         ),
+        (None, r"a model's name is None; expected text"),
     ],
 )
-def test_unknown_models(name: str, message: str) -> None:
+def test_unknown_models(name: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         vitrail.create(name)
 
 
 def test_unknown_fields() -> None:
-    with pytest.raises(VitrailError, match=r"unknown field of vit 'image_sise'; did you mean 'image_size'\?"):
+    with pytest.raises(VitrailError, match=r"unknown vit field 'image_sise'; did you mean 'image_size'\?"):
         vitrail.create("ViT-Ti/16", image_sise=384)
-    with pytest.raises(ConfigError, match=r"unknown field of vit 'num_classes'; did you mean 'classes'\?"):
-        vitrail.create("ViT-Ti/16", num_classes=10)
-    with pytest.raises(ConfigError, match=r"unknown field of deit 'registers'; "):
-        vitrail.create("DeiT-Ti", registers=4)
+    with pytest.raises(ConfigError, match=r"unknown vit field 'drop_path_rate'; did you mean 'stochastic_depth'\?"):
+        vitrail.create("ViT-Ti/16", drop_path_rate=0.1)
+    with pytest.raises(ConfigError, match=r"unknown deit field 'reg_tokens'; expected one of "):
+        vitrail.create("DeiT-Ti", reg_tokens=4)
 
 
 def test_a_family_from_outside_by_file_and_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
     by_file = vitrail.create(f"{EXAMPLE}:mixer_tiny", classes=3, depth=1)
-    monkeypatch.syspath_prepend(EXAMPLE.parent)  # pyright: ignore[reportUnknownMemberType]
+    assert type(vitrail.create(f"{EXAMPLE}:mixer_tiny", depth=1)) is type(by_file), "a file is run once"
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     by_module = vitrail.create("own_family:mixer_tiny", classes=3, depth=1)
     sys.modules.pop("own_family")
     for model in (by_file, by_module):
         assert model(torch.randn(2, 3, 224, 224)).shape == (2, 3)
     assert vitrail.summarize(by_file).parameters == sum(parameter.numel() for parameter in by_file.parameters())
+
+
+def test_a_family_file_may_postpone_its_annotations_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "json.py"  # a name that others have too
+    file.write_text("from __future__ import annotations\n" + EXAMPLE.read_text("utf-8"), "utf-8")
+    assert vitrail.create(f"{file}:mixer_tiny", depth=1) is not None
+    assert Path(str(sys.modules["json"].__file__)).name == "__init__.py"
+    broken = tmp_path / "broken.py"
+    broken.write_text("FAMILY = 1 / 0\n")
+    with pytest.raises(
+        ConfigError, match=r"cannot import the family '.*broken\.py': ZeroDivisionError: division by zero"
+    ):
+        vitrail.create(f"{broken}:tiny")
+
+
+def test_a_family_whose_parts_do_not_fit_is_refused() -> None:
+    family = families()[0]
+    with pytest.raises(ConfigError, match=r"preset 'a' of the family 'own' is a dict; expected a ViTConfig"):
+        Family(name="own", config=family.config, build=family.build, presets={"a": {}})
+    with pytest.raises(ConfigError, match=r"alias 'A' of the family 'own' names 'b'; expected one of its presets: a"):
+        Family(name="own", config=family.config, build=family.build, presets={"a": ViTConfig()}, aliases={"A": "b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("vit_b61", {}),
+        ("ViT-B/16", {"hedas": 3}),
+        ("ViT-B/16", {"heads": 7}),
+        ("DeiT-B", {"image_size": 225}),
+        ("R50+ViT-B/16", {"stages": [0]}),
+    ],
+)
+def test_nothing_is_built_before_everything_is_checked(
+    name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[object] = []
+    families()
+    monkeypatch.setattr(nn.Module, "__init__", lambda self, *_: built.append(self))  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(ConfigError):
+        vitrail.create(name, **fields)
+    assert built == []

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from drawing import shake
-from torch import nn
 
 import vitrail
 
@@ -25,7 +24,7 @@ TOYS: dict[str, dict[str, Any]] = {
 }
 
 
-def toy(key: str) -> nn.Module:
+def toy(key: str) -> Any:
     fields = dict(TOYS[key])
     return shake(vitrail.create(fields.pop("name"), image_size=64, depth=2, classes=5, **fields))
 
@@ -50,6 +49,7 @@ def test_compile_to_machine_code_forward_and_backward() -> None:
         gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
         for parameter in model.parameters():
             parameter.grad = None
+    assert len(gradients[0]) == len(list(model.parameters()))
     for eager, other in zip(*gradients, strict=True):
         torch.testing.assert_close(other, eager, rtol=1e-3, atol=1e-5)
 
@@ -68,11 +68,18 @@ def test_export_with_any_batch(key: str) -> None:
 def test_recomputed_activations_give_equal_gradients(key: str) -> None:
     model, images = toy(key).train(), torch.randn(2, 3, 64, 64)
     gradients: list[list[torch.Tensor]] = []
+    calls: list[bool] = []
+
+    def note(*_: object) -> None:
+        calls.append(model.blocks[0].recompute)
+
+    model.blocks[0].attn.register_forward_hook(note)
     for recompute in (False, True):
-        for block in model.blocks:  # pyright: ignore
+        for block in model.blocks:
             block.recompute = recompute
         model.zero_grad()
         model(images).square().sum().backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     assert len(gradients[0]) == len(gradients[1]) == len(list(model.parameters()))
     assert all(torch.equal(plain, again) for plain, again in zip(*gradients, strict=True))
+    assert calls == [False, True, True]

@@ -75,6 +75,23 @@ MORE_GMACS = {
 }
 
 
+# keras-hub's backbones: these without a head
+BACKBONES = {
+    "vit_base_patch16_224": 85_798_656,
+    "vit_base_patch16_384": 86_090_496,
+    "vit_large_patch16_224": 303_301_632,
+    "vit_large_patch16_384": 303_690_752,
+    "vit_base_patch32_384": 87_528_192,
+}
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_parameters_without_a_head(name: str) -> None:
+    with torch.device("meta"):
+        model = vitrail.create(name, classes=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == BACKBONES[name]
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name: str) -> None:
     with torch.device("meta"):

@@ -7,6 +7,7 @@ import torch
 from drawing import shake
 
 from vitrail.errors import ConfigError
+from vitrail.layers.positions import resample
 from vitrail.models.deit import DeiT, DeiTConfig
 
 TOY = DeiTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, classes=5)
@@ -45,12 +46,25 @@ def test_both_tokens_learn_and_differ_from_the_start() -> None:
 
 
 def test_a_plain_model_says_that_it_has_one_head() -> None:
-    with pytest.raises(ConfigError, match=r"one head; expected a distilled one"):
+    with pytest.raises(ConfigError, match=r"not distilled and has one head; expected distilled=True"):
         DeiT(TOY).heads(torch.zeros(1, 3, 8, 12))
 
 
 def test_dynamic_size_keeps_both_prefix_positions() -> None:
     model = shake(DeiT(replace(DISTILLED, dynamic=True)))
-    assert model(torch.randn(2, 3, 16, 8)).shape == (2, 5)
-    with pytest.raises(ConfigError, match=r"built for 8×12"):
+    batch = torch.randn(2, 3, 16, 8)
+    larger = DeiT(replace(DISTILLED, image_size=(16, 8)))
+    state = model.state_dict()
+    state["pos_embed"] = resample(state["pos_embed"], (2, 3), (4, 2))
+    assert torch.equal(state["pos_embed"][:, :2], model.pos_embed[:, :2])
+    larger.load_state_dict(state)
+    assert torch.equal(model(batch), larger.eval()(batch))
+    with pytest.raises(ConfigError, match=r"expected 8×12, which the model was built for"):
         DeiT(DISTILLED)(torch.randn(2, 3, 16, 8))
+
+
+def test_without_a_head_features_come_out() -> None:
+    batch = torch.randn(2, 3, 8, 12)
+    plain, distilled = shake(DeiT(replace(TOY, classes=0))), shake(DeiT(replace(DISTILLED, classes=0)))
+    torch.testing.assert_close(plain(batch), plain.tokens(batch)[:, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(distilled(batch), distilled.tokens(batch)[:, :2].mean(1), rtol=1e-5, atol=1e-6)

@@ -47,7 +47,7 @@ def test_same_padding_gives_size_over_stride(size: int, kernel: int, stride: int
 
 
 def test_the_image_must_be_a_multiple_of_the_stride() -> None:
-    with pytest.raises(ConfigError, match=r"40×64 pixels is not a multiple of the 16×16 patch"):
+    with pytest.raises(ConfigError, match=r"40×64 pixels; expected a multiple of 16×16"):
         HybridConfig(image_size=(40, 64))
     with pytest.raises(ConfigError, match=r"stages is \(1, 0\); expected more than 0"):
         HybridConfig(stages=(1, 0))
@@ -58,3 +58,12 @@ def test_the_image_must_be_a_multiple_of_the_stride() -> None:
 def test_dynamic_size() -> None:
     model = shake(Hybrid(replace(TOY, dynamic=True)))
     assert model(torch.randn(2, 3, 64, 32)).shape == (2, 5)
+
+
+def test_half_precision_standardises_in_full() -> None:
+    convolution, images = StdConv2d(8, 8, 3), torch.randn(1, 8, 9, 9)
+    convolution.weight.data.normal_(std=3e-4)
+    expected = convolution(images)
+    half = convolution.half()(images.half())
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)

@@ -1,12 +1,15 @@
 """Starting values: those of the ViT authors' code, on every weight, also after a build on the meta device."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import vitrail
+from vitrail.layers.attention import Attention
+from vitrail.models.init import init_leaves
 from vitrail.models.vit import ViT
 
 TOYS = {
@@ -26,7 +29,7 @@ TOYS = {
 }
 
 
-def build(toy: str) -> nn.Module:
+def build(toy: str) -> Any:
     fields = dict(TOYS[toy])
     return vitrail.create(str(fields.pop("name")), depth=2, **fields)
 
@@ -39,7 +42,7 @@ def test_a_model_from_the_meta_device_is_filled_by_init_weights_alone(toy: str) 
     empty.to_empty(device="cpu")
     for parameter in empty.parameters():
         nn.init.constant_(parameter, math.nan)
-    empty.init_weights()  # pyright: ignore[reportCallIssue]
+    empty.init_weights()
     whole = build(toy)
     for (name, filled), built in zip(empty.named_parameters(), whole.parameters(), strict=True):
         assert filled.isfinite().all(), name
@@ -58,13 +61,13 @@ def test_distributions() -> None:
     model = build("vit map mlp")
     assert isinstance(model, ViT)
     width = 192
-    block = model.blocks[0]
-    for part in block.attn.qkv.weight.chunk(3):  # pyright: ignore
+    block: Any = model.blocks[0]
+    for part in block.attn.qkv.weight.chunk(3):
         assert 0.98 < bound(part) / math.sqrt(6 / (width + width)) <= 1  # each of q, k and v drawn for itself
-    assert 0.98 < bound(block.attn.proj.weight) / math.sqrt(6 / (2 * width)) <= 1  # pyright: ignore
-    assert 0.98 < bound(block.mlp.fc2.weight) / math.sqrt(6 / (4 * width + width)) <= 1  # pyright: ignore
-    assert bound(block.attn.qkv.bias) == 0  # pyright: ignore
-    assert 0 < bound(block.mlp.fc1.bias) < 1e-5  # pyright: ignore
+    assert 0.98 < bound(block.attn.proj.weight) / math.sqrt(6 / (2 * width)) <= 1
+    assert 0.98 < bound(block.mlp.fc2.weight) / math.sqrt(6 / (4 * width + width)) <= 1
+    assert bound(block.attn.qkv.bias) == 0
+    assert 0 < bound(block.mlp.fc1.bias) < 1e-5
     kernel = model.patch_embed.proj.weight
     fan_in = kernel[0].numel()
     torch.testing.assert_close(kernel.std(), torch.tensor(1 / math.sqrt(fan_in)), rtol=0.02, atol=0)
@@ -83,3 +86,11 @@ def test_the_last_norm_of_a_bottleneck_starts_at_zero() -> None:
     norms = {name: module for name, module in build("hybrid").named_modules() if isinstance(module, nn.GroupNorm)}
     for name, norm in norms.items():
         assert bound(norm.weight) == (0 if name.endswith("norm3") else 1), name
+
+
+def test_keys_and_values_of_different_widths_are_drawn_apart() -> None:
+    layer = Attention(64, 2, key_width=16, value_width=480)
+    init_leaves(layer)
+    keys, values = layer.kv.weight.split((16, 480))
+    assert 0.95 < bound(keys) / math.sqrt(6 / (64 + 16)) <= 1
+    assert 0.95 < bound(values) / math.sqrt(6 / (64 + 480)) <= 1

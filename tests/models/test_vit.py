@@ -51,8 +51,7 @@ def test_every_kind_of_position_at_every_place_trains_a_step(kind: Any, place: A
 
 
 @pytest.mark.parametrize(("kind", "place"), KINDS)
-def test_positions_are_added_where_they_should_be(kind: Any, place: Any) -> None:
-    """Two patches that look alike are told apart, except where there are no positions."""
+def test_patches_that_look_alike_are_told_apart_by_positions_alone(kind: Any, place: Any) -> None:
     model = toy(positions=kind, positions_at=place)
     same = torch.randn(1, 3, 4, 4).repeat(1, 1, 2, 3)
     tokens = model.tokens(same)[0, 1:]
@@ -61,8 +60,8 @@ def test_positions_are_added_where_they_should_be(kind: Any, place: Any) -> None
 
 
 def test_every_layer_has_its_own_table_and_shared_has_one() -> None:
-    assert toy(positions_at="layers").pos_embed.shape == (2, 7, 16)  # pyright: ignore[reportOptionalMemberAccess]
     shared, layers = toy(positions_at="shared"), toy(positions_at="layers")
+    assert layers.state_dict()["pos_embed"].shape == (2, 7, 16)
     state = shared.state_dict()
     state["pos_embed"] = state["pos_embed"].expand(2, -1, -1)
     layers.load_state_dict(state)
@@ -95,7 +94,7 @@ fields = st.fixed_dictionaries(
         "grid": st.tuples(st.integers(1, 4), st.integers(1, 4)),
         "patch_size": st.tuples(st.integers(1, 4), st.integers(1, 4)),
         "channels": st.integers(1, 4),
-        "classes": st.integers(1, 7),
+        "classes": st.integers(0, 7),
         "heads": st.sampled_from((1, 2, 4)),
         "depth": st.integers(1, 3),
         "registers": st.integers(0, 2),
@@ -122,7 +121,7 @@ def test_any_config_gives_the_shapes_it_promises(drawn: dict[str, Any]) -> None:
     batch = torch.randn(2, config.channels, *size)
     tokens, out = model.tokens(batch), model(batch)
     assert tokens.shape == (2, config.class_token + config.registers + grid[0] * grid[1], 16)
-    assert out.shape == (2, 16 if config.head == "none" else config.classes)
+    assert out.shape == (2, config.classes or 16)
     assert out.isfinite().all()
     torch.testing.assert_close(out, model.logits(tokens), rtol=1e-4, atol=1e-5)  # the last block's short cut is exact
 
@@ -136,6 +135,14 @@ def test_dynamic_models_take_any_multiple_of_the_patch(kind: Any, place: Any, po
     fixed.load_state_dict(model.state_dict())
     batch = images()
     assert torch.equal(model(batch), fixed(batch))
+
+
+@pytest.mark.parametrize("kind", ["none", "rotary"])
+def test_positions_without_a_table_are_exact_at_any_size(kind: Any) -> None:
+    model, larger = toy(positions=kind, dynamic=True), toy(positions=kind, image_size=(16, 8))
+    larger.load_state_dict(model.state_dict())
+    batch = images(size=(16, 8))
+    assert torch.equal(model(batch), larger(batch))
 
 
 def test_the_last_block_computes_only_the_class_token() -> None:
@@ -156,7 +163,7 @@ def test_attention_maps_of_the_last_block_are_whole() -> None:
     def read(attn: Any, inputs: tuple[Any, ...]) -> None:
         maps.append(attn.weights(*inputs))
 
-    last.attn.register_forward_pre_hook(read)  # pyright: ignore
+    last.get_submodule("attn").register_forward_pre_hook(read)
     batch = images()
     model(batch)
     model.tokens(batch)
@@ -166,7 +173,7 @@ def test_attention_maps_of_the_last_block_are_whole() -> None:
 
 def test_heads() -> None:
     batch = images()
-    features = toy(head="none")
+    features = toy(classes=0)
     torch.testing.assert_close(features(batch), features.tokens(batch)[:, 0], rtol=1e-5, atol=1e-6)
     mlp = toy(head="mlp")
     assert mlp.pre_logits is not None
@@ -176,7 +183,7 @@ def test_heads() -> None:
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "stochastic_depth"])
 def test_every_rate_acts_in_training_alone(rate: str) -> None:
-    model, batch = toy(**{rate: 0.5}), images()
+    model, batch = toy(**{rate: 0.5}), images(batch=16)
     assert torch.equal(model(batch), model(batch))
     model.train()
     assert not torch.equal(model(batch), model(batch))
@@ -184,7 +191,7 @@ def test_every_rate_acts_in_training_alone(rate: str) -> None:
 
 def test_stochastic_depth_grows_with_the_layers() -> None:
     model = ViT(replace(TOY, depth=3, stochastic_depth=0.4))
-    assert [block.drop_path.rate for block in model.blocks] == [0.0, 0.2, 0.4]  # pyright: ignore
+    assert [block.get_submodule("drop_path").rate for block in model.blocks] == [0.0, 0.2, 0.4]
 
 
 def test_half_precision() -> None:
@@ -195,9 +202,16 @@ def test_half_precision() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (torch.zeros(3, 8, 12), r"shape \(3, 8, 12\); expected \(batch, 3, 8, 12\); add the batch dimension"),
-        (torch.zeros(1, 1, 8, 12), r"shape \(1, 1, 8, 12\); expected \(batch, 3, 8, 12\)"),
-        (torch.zeros(1, 3, 12, 8), r"image of 12×8 pixels, but the model was built for 8×12; .* dynamic=True"),
+        (
+            torch.zeros(3, 8, 12),
+            r"shape \(3, 8, 12\); expected \(batch, 3, 8, 12\): add the batch dimension with images\[None\]",
+        ),
+        (torch.zeros(1, 1, 8, 12), r"shape \(1, 1, 8, 12\); expected \(batch, 3, 8, 12\): batch, channels, rows"),
+        (torch.zeros(8, 12), r"shape \(8, 12\); expected \(batch, 3, 8, 12\): batch, channels, rows, columns"),
+        (torch.zeros(1, 1, 3, 8, 12), r"shape \(1, 1, 3, 8, 12\); expected \(batch, 3, 8, 12\): batch, channels"),
+        (torch.zeros(8, 12, 3), r"expected \(batch, 3, 8, 12\): move the channels to the front with images\.movedim"),
+        (torch.zeros(1, 8, 12, 3), r"expected \(batch, 3, 8, 12\): move the channels to the front"),
+        (torch.zeros(1, 3, 12, 8), r"image of 12×8 pixels; expected 8×12, .* image_size=\(12, 8\) or dynamic=True"),
     ],
 )
 def test_wrong_inputs_are_named(given: Tensor, message: str) -> None:
@@ -206,7 +220,9 @@ def test_wrong_inputs_are_named(given: Tensor, message: str) -> None:
 
 
 def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
-    with pytest.raises(ConfigError, match=r"9×12 pixels is not a multiple of the 4×4 patch; .* say to 8×12"):
+    with pytest.raises(
+        ConfigError, match=r"9×12 pixels; expected a multiple of 4×4, the pixels of one token: .* say to 8×12"
+    ):
         toy(dynamic=True)(torch.zeros(1, 3, 9, 12))
 
 
@@ -214,13 +230,16 @@ def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
     ("wrong", "message"),
     [
         ({"heads": 3}, r"width 16 cannot be shared by 3 heads; expected a divisor of 16, say 2"),
-        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels is not a multiple of the 16×16 patch; .* 32×32"),
+        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels; expected a multiple of 16×16, .* say to 32×32"),
         ({"image_size": "big"}, r"image_size is 'big'; expected a whole number or a pair \(rows, columns\)"),
         ({"image_size": (8, 12, 3)}, r"image_size is \(8, 12, 3\); expected a whole number or a pair"),
         ({"depth": 0}, r"depth is 0; expected more than 0"),
         ({"depth": 2.5}, r"depth is 2.5; expected a whole number"),
         ({"depth": True}, r"depth is True; expected a whole number"),
-        ({"classes": -1}, r"classes is -1; expected more than 0"),
+        ({"classes": -1}, r"classes is -1; expected at least 0"),
+        ({"norm_eps": float("nan")}, r"norm_eps is nan; expected more than 0"),
+        ({"layer_scale": float("inf")}, r"layer_scale is inf; expected more than 0"),
+        ({"image_size": (0, 8)}, r"image_size is \(0, 8\); expected more than 0"),
         ({"registers": -1}, r"registers is -1; expected at least 0"),
         ({"layer_scale": "x"}, r"layer_scale is 'x'; expected a number or none"),
         ({"dropout": 1.0}, r"dropout is 1.0; expected at least 0 and less than 1"),
@@ -236,3 +255,17 @@ def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
 def test_wrong_fields_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(TOY, **wrong)
+
+
+def test_input_dropout_acts_once_whatever_the_positions() -> None:
+    calls = 0
+
+    def note(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    for kind, place in KINDS:
+        model = toy(positions=kind, positions_at=place)
+        model.pos_drop.register_forward_hook(note)
+        model(images())
+    assert calls == len(KINDS)

@@ -1,6 +1,10 @@
 """The command line: one table of commands, one file for each. Nothing heavy is imported before a command runs."""
 
+import os
 import sys
+from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
@@ -20,18 +24,24 @@ def app() -> App:
         help_format="plaintext",
     )
     for name in COMMANDS:
-        table.command(f"vitrail.cli.{name}:{name}", name=name)
+        table.command(getattr(import_module(f"vitrail.cli.{name}"), name), name=name)
     return table
 
 
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
+    sys.path.append(str(Path.cwd()))  # where a family of the user's own may lie
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     try:
-        app()(print_error=False, exit_on_error=False)
+        app()(print_error=False, exit_on_error=False, result_action="return_value")
+        sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
-        message = " ".join(str(error).split())
-        print(f"vitrail: {message}", file=sys.stderr)
+        print(f"vitrail: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # `vitrail models | head`
-        sys.stderr.close()
+    except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(0)

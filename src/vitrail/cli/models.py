@@ -1,9 +1,11 @@
-"""vitrail models: what there is to build. Reads the catalog, so torch is not imported."""
+"""vitrail models: what there is to build. Reads the counted costs, so torch is not imported."""
 
-import json as jsonlib
+import json
 from fnmatch import fnmatchcase
 from importlib.resources import files
-from typing import TypedDict
+from typing import Annotated, TypedDict
+
+from cyclopts import Parameter
 
 from vitrail.errors import unknown
 from vitrail.tables import text_table
@@ -17,7 +19,7 @@ class Entry(TypedDict):
     aliases: list[str]
 
 
-def models(pattern: str = "*", /, *, json: bool = False) -> None:
+def models(pattern: str = "*", /, *, as_json: Annotated[bool, Parameter(name="--json", negative=())] = False) -> None:
     """List the models: name, parameters, GMACs, resolution.
 
     GMACs are the multiply-adds of convolutions, matrix products and attention for one image.
@@ -32,22 +34,17 @@ def models(pattern: str = "*", /, *, json: bool = False) -> None:
     Parameters
     ----------
     pattern
-        Names to list, with * and ? as in a shell (quote it). Aliases such as ViT-B/16 are matched too.
-    json
+        Names or aliases to list, with * and ? as in a shell (quote it); a part of a name will do.
+    as_json
         Print JSON instead of a table.
     """
-    catalog: dict[str, Entry] = jsonlib.loads(files("vitrail.models").joinpath("catalog.json").read_text("utf-8"))
-    found = {
-        name: entry
-        for name, entry in catalog.items()
-        if any(fnmatchcase(known, pattern) for known in (name, *entry["aliases"]))
-    }
+    catalog: dict[str, Entry] = json.loads(files("vitrail.models").joinpath("costs.json").read_text("utf-8"))
+    found = matching(catalog, pattern) or matching(catalog, f"*{pattern}*")
     if not found:
-        raise unknown(
-            "model", pattern, [*catalog, *(alias for entry in catalog.values() for alias in entry["aliases"])]
-        )
-    if json:
-        print(jsonlib.dumps(found, indent=2))
+        aliases = (alias for entry in catalog.values() for alias in entry["aliases"])
+        raise unknown("model", pattern, [*catalog, *aliases])
+    if as_json:
+        print(json.dumps(found, indent=2))
         return
     lines = [
         (
@@ -59,4 +56,12 @@ def models(pattern: str = "*", /, *, json: bool = False) -> None:
         )
         for name, entry in found.items()
     ]
-    print("\n".join(text_table(("model", "parameters", "GMACs", "pixels", "also"), lines, "lrrrl")))
+    print("\n".join(text_table(("model", "parameters", "GMACs", "resolution", "also"), lines, "lrrrl")))
+
+
+def matching(catalog: dict[str, Entry], pattern: str) -> dict[str, Entry]:
+    return {
+        name: entry
+        for name, entry in catalog.items()
+        if any(fnmatchcase(known, pattern) for known in (name, *entry["aliases"]))
+    }

@@ -1,10 +1,10 @@
 """vitrail summary: a model layer by layer."""
 
-import json as jsonlib
+import json
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import yaml
 from cyclopts import Parameter
 
 from vitrail.errors import ConfigError
@@ -15,11 +15,11 @@ def summary(
     /,
     *,
     image_size: str | None = None,
-    classes: int | None = None,
-    set: Annotated[list[str] | None, Parameter(negative=())] = None,
+    classes: str | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     batch: int = 1,
     depth: int = 2,
-    json: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Show a model layer by layer: output shape, parameters, MACs; totals with bare parameters, memory estimate.
 
@@ -29,7 +29,7 @@ def summary(
 
         vitrail summary ViT-B/16
         vitrail summary vit_base_patch16_224 --image-size 384x256 --classes 10
-        vitrail summary DeiT-Ti-distilled --depth 4
+        vitrail summary DeiT-Ti-distilled --depth 9
         vitrail summary ViT-S/16 --set positions=rotary --set pool=mean
         vitrail summary examples/own_family.py:mixer_tiny
 
@@ -41,22 +41,20 @@ def summary(
         Pixels: 384, or rows x columns: 384x256.
     classes
         Outputs of the head.
-    set
-        Any other field of the model's config, as FIELD=VALUE; may be repeated.
+    fields
+        Any field of the model's config, as FIELD=VALUE; may be repeated. The summary begins with all fields.
     batch
         Images in the batch that shapes, MACs and memory are given for.
     depth
-        How deep to go into modules: 1 shows the parts of the model, 2 its blocks, 4 every layer.
-    json
+        How deep to go into modules: 1 shows the parts of the model, 2 its blocks, 9 every layer.
+    as_json
         Print JSON instead of a table.
     """
-    fields: dict[str, Any] = dict(parse_field(item) for item in set or ())
+    given: dict[str, Any] = dict(parse_field(item) for item in fields or ())
     if image_size is not None:
-        fields["image_size"] = parse_size(image_size)
+        given["image_size"] = parse_size(image_size)
     if classes is not None:
-        fields["classes"] = classes
-    if batch < 1 or depth < 1:
-        raise ConfigError(f"--batch {batch} --depth {depth}; expected both to be 1 or more")
+        given |= [parse_field(f"classes={classes}")]
 
     import torch
 
@@ -64,22 +62,25 @@ def summary(
     from vitrail.models.catalog import create
 
     with torch.device("meta"):
-        found = summarize(create(model, **fields), batch=batch, depth=depth)
-    print(jsonlib.dumps(asdict(found), indent=2) if json else found)
+        found = summarize(create(model, **given), batch=batch, depth=depth)
+    print(json.dumps(asdict(found), indent=2) if as_json else found)
 
 
 def parse_size(text: str) -> tuple[int, int]:
     parts = text.replace("×", "x").split("x")
-    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+    if len(parts) > 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise ConfigError(f"--image-size {text!r}; expected pixels such as 384, or rows x columns such as 384x256")
     return (int(parts[0]), int(parts[-1]))
 
 
 def parse_field(text: str) -> tuple[str, Any]:
+    """FIELD=VALUE; a value is read as YAML, but 1e-5 as the number that everyone means by it."""
+    import yaml
+
     name, equals, value = text.partition("=")
-    try:
-        if name and equals:
+    if name and equals:
+        with suppress(ValueError):
+            return name.replace("-", "_"), float(value) if set(value) & set(".eE") else int(value)
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
             return name.replace("-", "_"), yaml.safe_load(value)
-    except yaml.YAMLError:
-        pass
-    raise ConfigError(f"--set {text!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")
+    raise ConfigError(f"--set {text[:60]!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")

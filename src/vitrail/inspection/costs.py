@@ -1,4 +1,4 @@
-"""Parameters and MACs of every preset, kept in models/catalog.json so that `vitrail models` answers without torch."""
+"""Parameters and MACs of every preset, kept in models/costs.json so that `vitrail models` answers without torch."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ import vitrail.models
 from vitrail.inspection.summary import summarize
 from vitrail.models.catalog import create, find, list_models
 
-CATALOG = Path(vitrail.models.__file__).with_name("catalog.json")
+COSTS = Path(vitrail.models.__file__).with_name("costs.json")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Cost:
 def cost(name: str) -> Cost:
     family, config = find(name)
     with torch.device("meta"):
-        summary = summarize(create(name), depth=0)
+        summary = summarize(create(name), depth=1)
     aliases = tuple(alias for alias, preset in family.aliases.items() if preset == name)
     return Cost(family.name, config.image_size, summary.parameters, summary.macs, aliases)
 
@@ -38,4 +38,4 @@ def render(costs: dict[str, Cost]) -> str:
 
 
 if __name__ == "__main__":
-    CATALOG.write_text(render({name: cost(name) for name in track(list_models(), "counting")}), "utf-8")
+    COSTS.write_text(render({name: cost(name) for name in track(list_models(), "counting")}), "utf-8")

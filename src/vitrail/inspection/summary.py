@@ -3,17 +3,21 @@
 A twin of the model runs once on the meta device: nothing is computed, so any size is summarised in a moment.
 """
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.errors import ConfigError
+from vitrail.models.checks import pair
 from vitrail.tables import text_table
 
 FLOAT = 4  # bytes
+BARE = "parameter"  # the kind of a row that is no layer
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Summary:
     """What `summarize` found; `str()` of it is the table."""
 
     model: str
+    config: dict[str, Any]
     input: tuple[int, ...]
     rows: tuple[Row, ...]
     parameters: int
@@ -45,11 +50,13 @@ class Summary:
         return "\n".join(
             (
                 f"{self.model}, input {dimensions(self.input)}",
-                *table(self.rows),
+                " ".join(f"{name}={value}" for name, value in self.config.items()),
+                "",
+                *layer_table(self.rows),
                 "",
                 f"parameters   {self.parameters:>15,}  {self.parameters - self.bare:,} in layers, {self.bare:,} bare",
                 f"trainable    {self.trainable:>15,}",
-                f"GMACs        {self.macs / 1e9:>15,.4f}  of convolutions, matrix products and attention",
+                f"GMACs        {self.macs / 1e9:>15,.4f}  convolutions, matrix products, attention; all tokens",
                 f"weights      {megabytes(weights):>15}  float32",
                 f"activations  {megabytes(self.activations):>15}  the outputs of all layers",
                 f"training     {megabytes(4 * weights + self.activations):>15}  "
@@ -60,21 +67,36 @@ class Summary:
 
 def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> Summary:
     """Summarises a model of any family, its layers shown down to `depth`."""
-    config: Any = model.config
-    with torch.device("meta"):
-        twin: Any = type(model)(config)
-        trace = Trace(twin, torch.empty(batch, config.channels, *config.image_size))
-    parameters = list(twin.parameters())
+    for name, number in (("batch", batch), ("depth", depth)):
+        if number < 1:
+            raise ConfigError(f"{name} is {number}; expected 1 or more")
+    config: Any = getattr(model, "config", None)
+    if not is_dataclass(config) or isinstance(config, type):
+        raise ConfigError(f"{type(model).__name__} has no config; expected a model of a family, as `create` builds it")
+    twin = on_meta(model)
+    shape = (batch, getattr(config, "channels", 3), *pair(config.image_size))  # pyright: ignore[reportAttributeAccessIssue]
+    trace = Trace(twin, torch.empty(shape, device="meta"))
+    parameters, found = list(twin.parameters()), list(rows(twin, trace))
     return Summary(
-        model=type(model).__name__,
-        input=(batch, config.channels, *config.image_size),
-        rows=tuple(row for row in rows(twin, trace) if row.path.count(".") < depth),
+        model=type(twin).__name__,
+        config=asdict(config),
+        input=shape,
+        rows=tuple(row for row in found if row.path.count(".") < depth),
         parameters=sum(parameter.numel() for parameter in parameters),
-        bare=sum(parameter.numel() for _, parameter in bare_parameters(twin)),
+        bare=sum(row.parameters for row in found if row.kind == BARE),
         trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         macs=trace.total,
         activations=FLOAT * trace.kept,
     )
+
+
+def on_meta(model: nn.Module) -> Any:
+    """A copy without its numbers: the layers, which of them are trained, but no memory."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+    tensors = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    for parameter in model.parameters():
+        tensors[id(parameter)] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, tensors)  # what stands in deepcopy's memo is not copied again
 
 
 class Trace:
@@ -88,8 +110,10 @@ class Trace:
             module.register_forward_pre_hook(self.enter)
             module.register_forward_hook(self.leave)
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
-            # forward() would leave out of the last block what the head does not read
-            twin.logits(twin.tokens(images)) if hasattr(twin, "logits") else twin(images)
+            if hasattr(twin, "logits"):  # forward() would leave out of the last block what the head does not read
+                twin.logits(twin.tokens(images))
+            else:
+                twin(images)
         self.total = self.counter.get_total_flops() // 2
 
     def enter(self, module: nn.Module, _: tuple[Any, ...]) -> None:
@@ -99,7 +123,7 @@ class Trace:
         self.macs[module] += self.counter.get_total_flops() // 2
         if isinstance(output, Tensor) and output is not inputs[0]:  # an identity or an idle dropout is no layer
             self.shapes[module] = tuple(output.shape)
-            self.kept += output.numel() if next(module.children(), None) is None else 0
+            self.kept += 0 if has_layers(module) else output.numel()
 
 
 def rows(twin: nn.Module, trace: Trace) -> Iterator[Row]:
@@ -107,26 +131,22 @@ def rows(twin: nn.Module, trace: Trace) -> Iterator[Row]:
     for path, module in twin.named_modules():
         inside = sum(parameter.numel() for parameter in module.parameters())
         if path and (module in trace.shapes or inside):
-            yield Row(path, type(module).__name__, trace.shapes.get(module, ()), inside, trace.macs.get(module, 0))
-        for name, parameter in module.named_parameters(recurse=False):
-            if is_bare(module):
-                yield Row(f"{path}.{name}".lstrip("."), "parameter", tuple(parameter.shape), parameter.numel(), 0)
+            macs = trace.macs.get(module, sum(trace.macs.get(child, 0) for child in module.children()))
+            yield Row(path, type(module).__name__, trace.shapes.get(module, ()), inside, macs)
+        if has_layers(module):  # a tool that looks at the innermost layers alone misses its own parameters
+            for name, parameter in module.named_parameters(recurse=False):
+                yield Row(f"{path}.{name}".lstrip("."), BARE, tuple(parameter.shape), parameter.numel(), 0)
 
 
-def bare_parameters(twin: nn.Module) -> list[tuple[str, Tensor]]:
-    return [item for module in twin.modules() if is_bare(module) for item in module.named_parameters(recurse=False)]
-
-
-def is_bare(module: nn.Module) -> bool:
-    """Whether the module's own parameters stand beside layers: those that a tool which looks at leaves alone misses."""
+def has_layers(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def table(rows: tuple[Row, ...]) -> list[str]:
+def layer_table(layers: tuple[Row, ...]) -> list[str]:
     heading = ("layer", "type", "output shape", "parameters", "MMACs")
     lines = [
         (row.path, row.kind, dimensions(row.shape), f"{row.parameters:,}", f"{row.macs / 1e6:,.1f}" if row.macs else "")
-        for row in rows
+        for row in layers
     ]
     return text_table(heading, lines, "lllrr")
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
 
@@ -22,11 +23,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropo
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q·kᵀ/√K), the probabilities that `attention` multiplies v by: (B, H, Nq, Nx), each row sums to 1."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     blind = scores.isneginf().all(-1, keepdim=True)  # a query whose every key is masked sees nothing: 0, not 0/0
-    return scores.softmax(-1).masked_fill(blind, 0.0)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -126,9 +127,11 @@ class SelfAttention(nn.Module):
             q_bias, kv_bias = (None, None) if bias is None else bias.split(shares)
             q = split_heads(F.linear(x[:, :queries], q_weight, q_bias), self.heads)
             k, v = F.linear(x, kv_weight, kv_bias).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-        if self.positions is not None and grid is not None:
-            q, k, bias = self.positions(q, k, grid)
-            mask = join_masks(mask, bias)
+        if self.positions is not None:
+            if grid is None or grid[0] * grid[1] > x.shape[1]:
+                raise ConfigError(f"grid {grid} for {x.shape[1]} tokens; expected (rows, columns) of no more tokens")
+            q, k, by_offset = self.positions(q, k, grid)
+            mask = join_masks(mask, by_offset)
         return q, k, v, mask
 
     def forward(

@@ -1,6 +1,6 @@
 """From pixels to tokens: an image cut into panes, each pane a vector.
 
-B batch, C channels, P×Q patch, N = (H/P)·(W/Q) patches row by row, D width.
+B batch, C channels, P×Q patch, n = (H/P)·(W/Q) patches row by row, D width.
 """
 
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Cuts images into patches and writes each as a row, channel by channel: (B, C, H, W) → (B, N, C·P·Q)."""
+    """Cuts images into patches and writes each as a row, channel by channel: (B, C, H, W) → (B, n, C·P·Q)."""
     b, c, h, w = images.shape
     p, q = patch
     panes = images.reshape(b, c, h // p, p, w // q, q).permute(0, 2, 4, 1, 3, 5)  # (B, H/P, W/Q, C, P, Q)
@@ -16,10 +16,10 @@ def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """E·patch for every patch: (B, C, H, W) → (B, N, D).
+    """W·patch + b for every patch: (B, C, H, W) → (B, n, D).
 
-    One weight (D, C, P, Q), two ways with equal results: a convolution whose kernel is its stride, or, with `unfold`,
-    the paper's own words, a linear map of flattened patches.
+    One weight (D, C, P, Q), two ways with equal results: a convolution whose kernel is its stride, or, with `unfold`, a
+    linear map of flattened patches, as the paper puts it.
     """
 
     def __init__(self, width: int, patch: tuple[int, int], channels: int = 3, *, unfold: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What each token does alone, between two rounds of attention. B batch, N tokens, D width, M hidden width."""
+"""What each token computes on its own, between two rounds of attention. B batch, N tokens, D width, M hidden width."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -14,7 +14,7 @@ Grid = tuple[int, int]  # rows, columns
 
 def sinusoid(positions: Tensor, width: int, base: float = 10_000.0) -> Tensor:
     """PE(pos, 2i) = sin(pos / base^(2i/width)), PE(pos, 2i+1) = cos(same): (N,) → (N, width) (Vaswani 2017, 3.5)."""
-    rates = torch.exp(torch.arange(0, width, 2, device=positions.device) * (-math.log(base) / width))
+    rates = torch.exp(torch.arange(0, width, 2, device=positions.device).float() * (-math.log(base) / width))
     angles = positions[:, None] * rates
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
 
@@ -59,26 +59,31 @@ class RelativePositions(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         span = (2 * grid[0] - 1, 2 * grid[1] - 1)
-        table = resample(self.offsets, self.span, span)[0]  # (M, K): M offsets
+        table = resample(self.offsets, self.span, span)[0]  # (R, K): R offsets
         rows, columns = torch.arange(grid[0], device=q.device), torch.arange(grid[1], device=q.device)
         place = (rows[:, None] * span[1] + columns).flatten()  # of each patch, in the table's row length
         index = place[:, None] - place + table.shape[0] // 2  # (n, n): the offset of every query from every key
 
         prefix = k.shape[2] - index.shape[0]  # prefix tokens are nowhere: no offset from or to them
-        scores = q[:, :, prefix:] @ table.T / math.sqrt(q.shape[-1])  # (B, H, n, M)
+        scores = q[:, :, prefix:] @ table.T / math.sqrt(q.shape[-1])  # (B, H, n, R)
         bias = scores.gather(-1, index[: scores.shape[2]].expand(*scores.shape[:3], -1))
         return q, k, F.pad(bias, (prefix, 0, q.shape[2] - bias.shape[2], 0))
 
 
 class RotaryPositions(nn.Module):
-    """Turns q and k by angles that grow with row and column, so that q·k knows only the offset (Su 2021)."""
+    """Turns q and k by angles that grow with the place, so that q·k knows only the offset (Su 2021).
+
+    Axial, for images: half of the pairs of coordinates turn with the column, half with the row (Heo 2024).
+    """
 
     def __init__(self, head_width: int, base: float = 100.0) -> None:
         super().__init__()
         self.head_width, self.base = head_width, base
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, None]:
-        rates = self.base ** -torch.linspace(0, 1, self.head_width // 4 + 1, device=q.device)[:-1]
+        rates = self.base ** (
+            torch.arange(0, self.head_width, 4, device=q.device).float() / -self.head_width
+        )  # base^(−4i/K)
         rows, columns = (torch.arange(n, device=q.device)[:, None] * rates for n in grid)
         angles = join_axes(rows, columns)  # (n, K/2)
         angles = F.pad(angles, (0, 0, k.shape[2] - angles.shape[0], 0))  # angle 0: prefix tokens are not turned

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
@@ -9,18 +10,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from vitrail.errors import ConfigError, unknown
 from vitrail.models import FAMILIES
 from vitrail.models.family import Family
 
 
-def create(name: str, **fields: Any) -> nn.Module:
+def create(name: str, /, **fields: Any) -> Any:
     """Builds a model at its starting weights: create("vit_base_patch16_224", classes=10, image_size=384).
 
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
-    "path/to/file.py:preset"; `fields` replace those of its config.
+    "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
     """
     family, preset = find(name)
     return family.build(family.configure(preset, **fields))
@@ -35,6 +34,11 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def find(name: str) -> tuple[Family, Any]:
     """The family and the config that a name stands for."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a model's name is {name!r}; expected text, such as 'ViT-B/16'")
+    if name.endswith(".py"):
+        some = next(iter(outside_family(name).presets), "preset")
+        raise ConfigError(f"{name!r} names no preset; expected {name}:{some} or another of its presets")
     if ":" in name:
         module, _, preset = name.rpartition(":")
         found = [outside_family(module)]
@@ -68,11 +72,19 @@ def outside_family(place: str) -> Family:
 
 
 def load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """The module in a file, run once; its name is its path, so that it stands in no other module's way."""
+    name = str(path.resolve())
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -1,5 +1,6 @@
 """What a config is checked for whatever its family, before anything is built; and what a forward pass is given."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Size = int | tuple[int, int]  # rows, columns; one number for a square
+MAY_BE_ZERO = {"from zero": True}  # metadata of a field: a number is otherwise more than 0
+RATE = {"rate": True}  # from 0 to less than 1
+LARGEST = 2**20  # no number of a model is larger, and torch counts their products in 64 bits
 
-RATES = ("dropout", "attention_dropout", "stochastic_depth")
-MAY_BE_ZERO = (*RATES, "registers")
 IN_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -33,11 +35,18 @@ def check_fields(config: "DataclassInstance") -> None:
     """Types, choices and ranges of every field, called first in `__post_init__`; sizes become pairs, lists tuples."""
     hints = get_type_hints(type(config))
     for field in fields(config):
+        hint = hints[field.name]
         value: Any = getattr(config, field.name)
         value = tuple(value) if isinstance(value, list) else value
-        check_type(field.name, value, hints[field.name])
-        check_range(field.name, value)
-        object.__setattr__(config, field.name, pair(value) if hints[field.name] == Size else value)
+        value = None if is_none(value) and NoneType in get_args(hint) else value
+        check_type(field.name, value, hint)
+        check_range(field.name, value, field.metadata)
+        object.__setattr__(config, field.name, pair(value) if hint == Size else value)
+
+
+def is_none(value: Any) -> bool:
+    """None, also as a shell or a file says it."""
+    return value is None or value == "none"
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
@@ -47,7 +56,9 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         return
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     if not any(is_a(value, kind) for kind in kinds):
-        raise ConfigError(f"{name} is {value!r}; expected {' or '.join(IN_WORDS[kind] for kind in kinds)}")
+        raise ConfigError(
+            f"{name} is {value!r}; expected {' or '.join(IN_WORDS.get(kind, str(kind)) for kind in kinds)}"
+        )
 
 
 def is_a(value: Any, kind: Any) -> bool:
@@ -57,18 +68,22 @@ def is_a(value: Any, kind: Any) -> bool:
         return fits and all(is_a(item, int) for item in value)
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)
 
 
-def check_range(name: str, value: Any) -> None:
-    if name in RATES and not 0 <= value < 1:
-        raise ConfigError(f"{name} is {value!r}; expected at least 0 and less than 1")
+def check_range(name: str, value: Any, metadata: Mapping[str, bool]) -> None:
     numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
-        if not (number > 0 or (number == 0 and name in MAY_BE_ZERO)):  # so said, nan is caught too
-            raise ConfigError(f"{name} is {value!r}; expected {'at least' if name in MAY_BE_ZERO else 'more than'} 0")
+        if "rate" in metadata:
+            fits, expected = 0 <= number < 1, "at least 0 and less than 1"
+        elif "from zero" in metadata:
+            fits, expected = 0 <= number <= LARGEST, f"at least 0 and at most {LARGEST}"
+        else:
+            fits, expected = 0 < number <= LARGEST, f"more than 0 and at most {LARGEST}"
+        if not fits:
+            raise ConfigError(f"{name} is {repr(value)[:40]}; expected {expected}")
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -78,29 +93,34 @@ def check_heads(width: int, heads: int) -> None:
 
 
 def check_grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of patches in an image, which must be covered exactly."""
-    if image[0] % patch[0] or image[1] % patch[1]:
+    """Rows and columns of tokens in an image, which patches (or a hybrid's strides) must cover exactly."""
+    if image[0] % patch[0] or image[1] % patch[1] or 0 in image:
         near = tuple(max(round(i / p), 1) * p for i, p in zip(image, patch, strict=True))
         raise ConfigError(
-            f"image of {image[0]}×{image[1]} pixels is not a multiple of the {patch[0]}×{patch[1]} patch; "
-            f"resize or crop it, say to {near[0]}×{near[1]}"
+            f"image of {image[0]}×{image[1]} pixels; expected a multiple of {patch[0]}×{patch[1]}, "
+            f"the pixels of one token: resize or crop it, say to {near[0]}×{near[1]}"
         )
     return (image[0] // patch[0], image[1] // patch[1])
 
 
 def check_images(
-    images: Tensor, channels: int, size: tuple[int, int], patch: tuple[int, int], *, dynamic: bool
+    images: object, channels: int, size: tuple[int, int], patch: tuple[int, int], *, dynamic: bool
 ) -> tuple[int, int]:
     """The token grid of a batch of images, which must be what the model was built for."""
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        raise ConfigError(f"input is {given}; expected a tensor of floats, (batch, {channels}, {size[0]}, {size[1]})")
     if images.ndim != 4 or images.shape[1] != channels:
-        raise ConfigError(
-            f"input has shape {tuple(images.shape)}; expected (batch, {channels}, {size[0]}, {size[1]})"
-            + ("; add the batch dimension with images[None]" if images.ndim == 3 else "")
-        )
+        given = tuple(images.shape)
+        hint = "add the batch dimension with images[None]" if len(given) == 3 else "batch, channels, rows, columns"
+        if given[-1:] == (channels,) and len(given) in (3, 4):
+            hint = "move the channels to the front with images.movedim(-1, -3)"
+        raise ConfigError(f"input of shape {given}; expected (batch, {channels}, {size[0]}, {size[1]}): {hint}")
     given = (images.shape[2], images.shape[3])
-    if given != size and not dynamic:
+    grid = check_grid(given, patch)
+    if not dynamic and given != size:
         raise ConfigError(
-            f"image of {given[0]}×{given[1]} pixels, but the model was built for {size[0]}×{size[1]}; "
+            f"image of {given[0]}×{given[1]} pixels; expected {size[0]}×{size[1]}, which the model was built for: "
             f"resize it, or build the model with image_size=({given[0]}, {given[1]}) or dynamic=True"
         )
-    return check_grid(given, patch)
+    return grid

@@ -3,7 +3,7 @@
 B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n tokens, D width.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import resample
-from vitrail.models.checks import Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
 from vitrail.models.init import init_leaves
 
@@ -23,17 +23,17 @@ class DeiTConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = 1000
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, features come out
+    width: int = 768  # of a token
+    depth: int = 12  # blocks
+    heads: int = 12  # share the width
     distilled: bool = False  # a distillation token beside the class token, and a head of its own
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     prefix_positions: bool = True  # DeiT-III has no position for its class token
     norm_eps: float = 1e-6
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last block; grows linearly from 0 at the first
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
     dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
 
     def __post_init__(self) -> None:
@@ -72,8 +72,10 @@ class DeiT(nn.Module):
             for layer in range(config.depth)
         )
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes)
-        self.head_dist = nn.Linear(width, config.classes) if config.distilled else None
+        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head_dist = None
+        if config.distilled:
+            self.head_dist = nn.Linear(width, config.classes) if config.classes else nn.Identity()
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -81,13 +83,14 @@ class DeiT(nn.Module):
         init_leaves(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
-        nn.init.zeros_(self.head.weight)
-        if self.dist_token is not None and self.head_dist is not None:
+        if self.dist_token is not None:
             nn.init.normal_(self.dist_token, std=0.02)  # not zero: it must differ from the class token
-            nn.init.zeros_(self.head_dist.weight)
+        for head in (self.head, self.head_dist):
+            if isinstance(head, nn.Linear):
+                nn.init.zeros_(head.weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, read=self.prefix))
+        return self.logits(self.encode(images, queries=self.prefix))
 
     def tokens(self, images: Tensor) -> Tensor:
         """All tokens after the final norm, class and distillation first: (B, C, H, W) → (B, N, D)."""
@@ -101,12 +104,14 @@ class DeiT(nn.Module):
     def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of the class head and of the distillation head, each (B, classes)."""
         if self.head_dist is None:
-            raise ConfigError("this DeiT has one head; expected a distilled one: distilled=True or deit_*_distilled_*")
-        tokens = self.encode(images, read=2)
+            raise ConfigError(
+                "this DeiT is not distilled and has one head; expected distilled=True, as in deit_*_distilled_*"
+            )
+        tokens = self.encode(images, queries=2)
         return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
 
-    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
-        """The tokens after the final norm; or only the first `read`, and the last block computes no others."""
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
+        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
         config = self.config
         size, patch = pair(config.image_size), pair(config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
@@ -118,7 +123,7 @@ class DeiT(nn.Module):
         *body, last = self.blocks
         for block in body:
             x = block(x, grid)
-        return self.norm(last(x, grid, read))
+        return self.norm(last(x, grid, queries))
 
 
 SIZES = {"tiny": DeiTConfig(width=192, heads=3), "small": DeiTConfig(width=384, heads=6), "base": DeiTConfig()}

@@ -7,12 +7,35 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.errors import unknown
+from vitrail.errors import ConfigError, unknown
+
+ELSEWHERE = {  # how timm calls what is called otherwise here
+    "img_size": "image_size",
+    "in_chans": "channels",
+    "num_classes": "classes",
+    "embed_dim": "width",
+    "num_heads": "heads",
+    "mlp_ratio": "mlp_width",
+    "act_layer": "activation",
+    "init_values": "layer_scale",
+    "reg_tokens": "registers",
+    "pos_embed": "positions",
+    "no_embed_class": "prefix_positions",
+    "global_pool": "pool",
+    "drop_rate": "dropout",
+    "attn_drop_rate": "attention_dropout",
+    "drop_path_rate": "stochastic_depth",
+    "dynamic_img_size": "dynamic",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The last line of every model file. `build(config)` gives the module, its weights at their starting values."""
+    """The last line of every model file, and all that the rest of the package knows of an architecture.
+
+    `build(config)` gives the module, its weights at their starting values, itself with `config`, `tokens` and `logits`;
+    a config says at least `image_size` and `channels`.
+    """
 
     name: str
     config: type[Any]
@@ -20,10 +43,22 @@ class Family:
     presets: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # as people write them → the preset's name
 
-    def configure(self, preset: Any = None, **values: Any) -> Any:
+    def __post_init__(self) -> None:
+        for name, preset in self.presets.items():
+            if type(preset) is not self.config:
+                kind, expected = type(preset).__name__, self.config.__name__
+                raise ConfigError(f"preset {name!r} of the family {self.name!r} is a {kind}; expected a {expected}")
+        for alias, name in self.aliases.items():
+            if name not in self.presets:
+                known = ", ".join(self.presets)
+                raise ConfigError(
+                    f"alias {alias!r} of the family {self.name!r} names {name!r}; expected one of its presets: {known}"
+                )
+
+    def configure(self, preset: Any = None, /, **values: Any) -> Any:
         """The preset with these fields replaced, or from the defaults; also reads back what `asdict` and JSON made."""
         known = [field.name for field in dataclasses.fields(self.config)]
         for name in values:
             if name not in known:
-                raise unknown(f"field of {self.name}", name, known)
+                raise unknown(f"{self.name} field", name, known, also=ELSEWHERE)
         return self.config(**values) if preset is None else dataclasses.replace(preset, **values)

@@ -1,11 +1,11 @@
-"""The hybrid ViT (Dosovitskiy 2020): a ResNet looks first, and its feature map is the image that is cut into patches.
+"""The hybrid ViT (Dosovitskiy 2020): a ResNet comes first, and its feature map is what is cut into patches.
 
 B batch, n = h·w patches of the feature map, N = 1 + n tokens, D width; the ResNet has BiT's group norms and
 weight-standardised convolutions (Kolesnikov 2019).
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, prod
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from vitrail.layers.block import Block
 from vitrail.layers.positions import resample
-from vitrail.models.checks import Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves
+from vitrail.models.init import init_leaves, lecun_normal_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +25,14 @@ class HybridConfig:
     stages: tuple[int, ...] = (3, 4, 9)  # bottleneck blocks in each stage of the ResNet; () is its root alone
     patch_size: Size = 1  # on the feature map
     channels: int = 3
-    classes: int = 1000
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, features come out
+    width: int = 768  # of a token
+    depth: int = 12  # blocks of the encoder
+    heads: int = 12  # share the width
     norm_eps: float = 1e-6
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last block; grows linearly from 0 at the first
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
     dynamic: bool = False  # take any multiple of the stride at run time, the table resampled
 
     def __post_init__(self) -> None:
@@ -74,21 +74,24 @@ class Hybrid(nn.Module):
             for layer in range(config.depth)
         )
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes)
+        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
         self.init_weights()
 
     def init_weights(self) -> None:
         """Every weight as the ViT authors' code draws it; head and last norm of each bottleneck are zero."""
         init_leaves(self)
         for module in self.modules():
-            if isinstance(module, Bottleneck):
+            if isinstance(module, StdConv2d):
+                lecun_normal_(module.weight)
+            elif isinstance(module, Bottleneck):
                 nn.init.zeros_(module.norm3.weight)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
-        nn.init.zeros_(self.head.weight)
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, read=1))
+        return self.logits(self.encode(images, queries=1))
 
     def tokens(self, images: Tensor) -> Tensor:
         """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
@@ -98,8 +101,8 @@ class Hybrid(nn.Module):
         """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
         return self.head(tokens[:, 0])
 
-    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
-        """The tokens after the final norm; or only the first `read`, and the last block computes no others."""
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
+        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
         config = self.config
         size = pair(config.image_size)
         grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
@@ -109,7 +112,7 @@ class Hybrid(nn.Module):
         *body, last = self.blocks
         for block in body:
             x = block(x, grid)
-        return self.norm(last(x, grid, read))
+        return self.norm(last(x, grid, queries))
 
 
 class HybridEmbed(nn.Module):
@@ -188,16 +191,19 @@ class Shortcut(nn.Module):
         return self.norm(self.conv(x))
 
 
-class StdConv2d(nn.Conv2d):
+class StdConv2d(nn.Module):
     """A convolution, each of its filters first brought to mean 0 and deviation 1; no bias, TensorFlow's padding."""
 
     def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1) -> None:
-        super().__init__(width, out_width, kernel, stride, bias=False)
+        super().__init__()
+        self.kernel, self.stride = kernel, stride
+        self.weight = nn.Parameter(torch.zeros(out_width, width, kernel, kernel))
 
-    def forward(self, input: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        weight = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
-        return F.conv2d(pad_same(input, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.float()  # in half precision 1e-8 is nothing, and so are small variances
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        weight = (weight - mean) * torch.rsqrt(variance + 1e-8)
+        return F.conv2d(pad_same(x, self.kernel, self.stride), weight.to(x.dtype), stride=self.stride)
 
 
 class MaxPoolSame(nn.Module):

@@ -2,8 +2,10 @@
 
 import math
 
-from torch import nn
+from torch import Tensor, nn
 
+from vitrail.layers.attention import Attention, SelfAttention
+from vitrail.layers.mlp import Mlp, SwiGlu
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import RelativePositions
 from vitrail.layers.residual import LayerScale
@@ -11,28 +13,37 @@ from vitrail.layers.residual import LayerScale
 
 def init_leaves(model: nn.Module) -> None:
     """Fills every layer inside the model; its own bare parameters (tokens, tables) and head are left to the model."""
-    for path, module in model.named_modules():
-        name = path.rpartition(".")[2]
-        if isinstance(module, nn.Linear):
-            for matrix in module.weight.data.chunk({"qkv": 3, "kv": 2}.get(name, 1)):  # each drawn for itself
-                nn.init.xavier_uniform_(matrix)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            (nn.init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_)(module.weight)
             if module.bias is not None:
-                nn.init.normal_(module.bias, std=1e-6 if name in ("fc1", "fc2") else 0.0)
-        elif isinstance(module, nn.Conv2d):
-            lecun_normal_(module)
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
             module.reset_parameters()
         elif isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.start)
         elif isinstance(module, RelativePositions):
             nn.init.normal_(module.offsets, std=0.02)
+    for module in model.modules():  # again, for what a leaf knows of the linear maps inside it
+        if isinstance(module, Mlp | SwiGlu):
+            nn.init.normal_(module.fc1.bias, std=1e-6)
+            nn.init.normal_(module.fc2.bias, std=1e-6)
+        elif isinstance(module, SelfAttention):
+            draw_apart(module.qkv, [module.qkv.out_features // 3] * 3)
+        elif isinstance(module, Attention):
+            draw_apart(module.kv, list(module.widths))
         elif isinstance(module, AttentionPool):
+            draw_apart(module.kv, [module.kv.out_features // 2] * 2)
             nn.init.xavier_uniform_(module.latent.data[0])
 
 
-def lecun_normal_(layer: nn.Linear | nn.Conv2d) -> None:
-    """Variance 1/fan-in, cut at two deviations; no bias."""
-    std = 1 / math.sqrt(layer.weight[0].numel()) / 0.87962566103423978  # the deviation that the cut takes away
-    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+def draw_apart(layer: nn.Linear, parts: list[int]) -> None:
+    """Several maps in one matrix, each drawn for itself: together they would come out too small."""
+    for matrix in layer.weight.data.split(parts):
+        nn.init.xavier_uniform_(matrix)
+
+
+def lecun_normal_(weight: Tensor) -> None:
+    """Variance 1/fan-in, cut at two deviations."""
+    std = 1 / math.sqrt(weight[0].numel()) / 0.87962566103423978  # what the cut leaves of the deviation
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

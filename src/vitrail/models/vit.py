@@ -3,7 +3,7 @@
 B batch, E prefix tokens (class, registers), n = h·w patches, N = E + n tokens, D width, L layers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from vitrail.layers.block import Activation, Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
-from vitrail.models.checks import Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
 from vitrail.models.init import init_leaves, lecun_normal_
 
@@ -25,25 +25,27 @@ class ViTConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = 1000
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    width: int = 768  # of a token
+    depth: int = 12  # blocks
+    heads: int = 12  # share the width
     mlp_width: int | None = None  # 4·width unless given
-    activation: Activation = "gelu"  # gelu_tanh is what Google's own weights were trained with
+    activation: Activation = "gelu"  # Google trained with gelu_tanh; timm, and so the presets, run with the exact one
     qkv_bias: bool = True
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-6  # transformers: 1e-12
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     class_token: bool = True
-    registers: int = 0  # tokens without a patch, for the model to think with (Darcet 2023)
+    registers: int = field(
+        default=0, metadata=MAY_BE_ZERO
+    )  # tokens without a patch, for the model to think with (Darcet 2023)
     positions: Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "relative", "rotary"] = "learned"
-    positions_at: Literal["stem", "layers", "shared"] = "stem"  # layers: a table for each; shared: one for all
-    prefix_positions: bool = True  # whether the table has rows for the prefix tokens too
+    positions_at: Literal["stem", "layers", "shared"] = "stem"  # layers: each its own table; shared: one for all
+    prefix_positions: bool = True  # whether a learned 1-D or sinusoidal table has rows for the prefix tokens too
     pool: Literal["class", "mean", "mean_norm", "map"] = "class"  # mean_norm: the final norm after the mean
-    head: Literal["linear", "mlp", "none"] = "linear"  # mlp: one tanh layer before, as in pre-training
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last block; grows linearly from 0 at the first
+    head: Literal["linear", "mlp"] = "linear"  # mlp: one tanh layer before it, as in pre-training
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
     dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
 
     def __post_init__(self) -> None:
@@ -53,14 +55,14 @@ class ViTConfig:
         if self.pool == "class" and not self.class_token:
             raise ConfigError("pool 'class' without a class token; expected class_token=True or another pool")
         if self.positions_at != "stem" and self.positions in ("none", "relative", "rotary"):
-            raise ConfigError(f"positions {self.positions!r} have no place; expected positions_at='stem'")
+            raise ConfigError(f"positions {self.positions!r} are not added anywhere; expected positions_at='stem'")
         parts = {"learned_2d": 2, "sincos": 2, "sincos_2d": 4, "rotary": 4 * self.heads}.get(self.positions, 1)
         if self.width % parts:
             raise ConfigError(f"width {self.width}; expected a multiple of {parts} for positions {self.positions!r}")
 
 
 class ViT(nn.Module):
-    """(B, C, H, W) → logits (B, classes), or (B, D) without a head."""
+    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class ViT(nn.Module):
         if config.positions == "learned_2d":
             self.pos_rows = nn.Parameter(torch.empty(tables, self.grid[0], width // 2))
             self.pos_columns = nn.Parameter(torch.empty(tables, self.grid[1], width // 2))
-        elif config.positions in ("learned", "sincos", "sincos_2d"):
+        elif config.positions in ("learned", "sincos", "sincos_2d"):  # fixed ones too: public weights hold their table
             rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
             self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
         self.pos_drop = nn.Dropout(config.dropout)
@@ -104,7 +106,7 @@ class ViT(nn.Module):
             self.attn_pool = AttentionPool(width, config.heads, mlp_width, tanh=tanh, norm_eps=eps)
         self.fc_norm = nn.LayerNorm(width, eps) if config.pool == "mean_norm" else nn.Identity()
         self.pre_logits = nn.Linear(width, width) if config.head == "mlp" else None
-        self.head = nn.Identity() if config.head == "none" else nn.Linear(width, config.classes)
+        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
         self.init_weights()
 
     @torch.no_grad()
@@ -120,16 +122,16 @@ class ViT(nn.Module):
             table = (sinusoid_1d if self.config.positions == "sincos" else sinusoid_2d)(self.grid, self.config.width)
             self.pos_embed.copy_(F.pad(table, (0, 0, self.pos_embed.shape[1] - table.shape[0], 0)))
         if self.pre_logits is not None:
-            lecun_normal_(self.pre_logits)
+            lecun_normal_(self.pre_logits.weight)
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        # the last block computes only what the pool reads: with the class token alone, 7 % fewer MACs in all
-        return self.logits(self.encode(images, read=1 if self.config.pool == "class" else None))
+        # the last block computes only what the pool reads: for the class token alone, 7 % less work in 12 blocks
+        return self.logits(self.encode(images, queries=1 if self.config.pool == "class" else None))
 
     def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, prefix first: (B, C, H, W) → (B, N, D)."""
+        """All tokens after the final norm (mean_norm: before it), prefix first: (B, C, H, W) → (B, N, D)."""
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -137,28 +139,29 @@ class ViT(nn.Module):
         pooled = self.pool(tokens)
         return self.head(pooled if self.pre_logits is None else self.pre_logits(pooled).tanh())
 
-    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
-        """The tokens after the final norm, or only the first `read` of them."""
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
+        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
         config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
         x = self.patch_embed(images)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)
         tables = self.tables(grid)
+        x = self.pos_drop(x if tables is None else x + tables[0])
         for layer, block in enumerate(self.blocks):
-            if layer < len(tables):
-                x = self.pos_drop(x + tables[layer])
-            x = block(x, grid, read if layer == config.depth - 1 else None)
+            if tables is not None and 0 < layer < len(tables):
+                x = x + tables[layer]
+            x = block(x, grid, queries if layer == config.depth - 1 else None)
         return self.norm(x)
 
-    def tables(self, grid: Grid) -> Tensor | tuple[()]:
-        """What is added before the first layer, the second, …: nothing, one table, or one for each, (L, N, D)."""
+    def tables(self, grid: Grid) -> Tensor | None:
+        """What is added before the first layer, (1, N, D), or before each of them, (L, N, D)."""
         if self.pos_rows is not None and self.pos_columns is not None:
             table = join_axes(self.pos_rows, self.pos_columns)
         elif self.pos_embed is not None:
             table = self.pos_embed
         else:
-            return ()
+            return None
         table = resample(table, self.grid, grid)
         table = F.pad(table, (0, 0, self.prefix + grid[0] * grid[1] - table.shape[1], 0))  # prefix tokens without rows
         return table if self.config.positions_at == "stem" else table.expand(self.config.depth, -1, -1)
@@ -183,7 +186,7 @@ SIZES = {
 RESOLUTIONS = {8: (224, 384), 14: (224, 336, 518), 16: (224, 384, 512), 32: (224, 384, 512)}
 PLAIN = [(size, patch, pixels) for size in SIZES for patch in RESOLUTIONS for pixels in RESOLUTIONS[patch]]
 MEAN = [(size, patch) for size in ("small", "base") for patch in (16, 32)]  # Google's -gap models
-DINO = ViTConfig(patch_size=14, image_size=518, layer_scale=1e-5, head="none")
+DINO = ViTConfig(patch_size=14, image_size=518, layer_scale=1e-5, classes=0)
 DINOV2 = {
     "small": replace(DINO, width=384, heads=6),
     "base": DINO,
