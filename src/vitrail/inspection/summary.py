@@ -6,6 +6,7 @@ A twin of the model runs once on the meta device: nothing is computed, so any si
 import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class Summary:
         return "\n".join(
             (
                 f"{self.model}, input {dimensions(self.input)}",
-                " ".join(f"{name}={value}" for name, value in self.config.items()),
+                fill(", ".join(f"{name}={value}" for name, value in self.config.items()), width=100),
                 "",
                 *layer_table(self.rows),
                 "",

@@ -35,9 +35,7 @@ class ViTConfig:
     norm_eps: float = 1e-6  # transformers: 1e-12
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     class_token: bool = True
-    registers: int = field(
-        default=0, metadata=MAY_BE_ZERO
-    )  # tokens without a patch, for the model to think with (Darcet 2023)
+    registers: int = field(default=0, metadata=MAY_BE_ZERO)  # tokens without a patch, to think with (Darcet 2023)
     positions: Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "relative", "rotary"] = "learned"
     positions_at: Literal["stem", "layers", "shared"] = "stem"  # layers: each its own table; shared: one for all
     prefix_positions: bool = True  # whether a learned 1-D or sinusoidal table has rows for the prefix tokens too
