@@ -33,8 +33,8 @@ def commands() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("block", list(blocks("python")))
-def test_python_snippets_run(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_python_snippets_run(block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(block, "snippet", "exec"), {})
 
 

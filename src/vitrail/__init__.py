@@ -7,20 +7,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.errors import ConfigError, VitrailError
+    from vitrail.checkpoint.description import Preprocessing
+    from vitrail.checkpoint.folder import describe, load, save
+    from vitrail.errors import CheckpointError, ConfigError, VitrailError
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CheckpointError": "vitrail.errors",
     "ConfigError": "vitrail.errors",
     "VitrailError": "vitrail.errors",
+    "Preprocessing": "vitrail.checkpoint.description",
     "create": "vitrail.models.catalog",
+    "describe": "vitrail.checkpoint.folder",
     "list_models": "vitrail.models.catalog",
+    "load": "vitrail.checkpoint.folder",
+    "save": "vitrail.checkpoint.folder",
     "summarize": "vitrail.inspection.summary",
 }
-__all__ = ["ConfigError", "VitrailError", "create", "list_models", "summarize"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "Preprocessing",
+    "VitrailError",
+    "create",
+    "describe",
+    "list_models",
+    "load",
+    "save",
+    "summarize",
+]
 
 
 def __getattr__(name: str) -> Any:

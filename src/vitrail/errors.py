@@ -12,6 +12,10 @@ class ConfigError(VitrailError):
     """A model name, a configuration field, a value or an input shape that does not fit."""
 
 
+class CheckpointError(VitrailError):
+    """A checkpoint that cannot be read or written, or does not fit."""
+
+
 def unknown(what: str, given: object, known: Iterable[str], also: Mapping[str, str] | None = None) -> ConfigError:
     """An unknown name, with the nearest valid one; `also` holds other words for the known names."""
     names = list(known)

@@ -24,6 +24,7 @@ IN_WORDS = {
     NoneType: "none",
     tuple[int, int]: "a pair (rows, columns)",
     tuple[int, ...]: "a list of whole numbers",
+    tuple[float, ...]: "a list of numbers",
 }
 
 
@@ -65,7 +66,7 @@ def is_a(value: Any, kind: Any) -> bool:
     """isinstance, but true is no number, a whole number may stand for any number, and tuples are looked into."""
     if get_origin(kind) is tuple:
         fits = isinstance(value, tuple) and (... in get_args(kind) or len(value) == len(get_args(kind)))
-        return fits and all(is_a(item, int) for item in value)
+        return fits and all(is_a(item, get_args(kind)[0]) for item in value)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)

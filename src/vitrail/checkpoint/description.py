@@ -1,0 +1,86 @@
+"""What stands in config.json beside the weights: all that loading and predicting need to know."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields
+
+FORMAT = 1  # grows only when an older vitrail can no longer read the folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a picture becomes the model's input."""
+
+    image_size: Size = 224  # rows, columns
+    crop: float = 0.9  # share of the resized picture that is kept, around its centre
+    fit: Literal["short_side", "squash"] = "short_side"  # the aspect kept, or both sides resized at once
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO)  # by channel, of pixels from 0 to 1
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Family and config rebuild the model; the rest says how to use it and where it comes from."""
+
+    family: str
+    config: Mapping[str, Any]
+    preprocessing: Preprocessing | None = None
+    labels: tuple[str, ...] | None = None  # one a class, in order
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever its maker wants to say
+    save: str = ""  # the same in both files of a folder, unless a save was cut off between them
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "Description":
+        """Reads back `to_json`; fields that an older vitrail did not know yet take their defaults."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail.save` wrote") from None
+        if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+            raise CheckpointError(f"{where} has no format number; expected what `vitrail.save` wrote")
+        if data.pop("format") > FORMAT:
+            raise CheckpointError(f"{where} was written by a newer vitrail; expected format {FORMAT}: update vitrail")
+        try:
+            return cls(**checked(data, cls))
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+
+
+def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
+    """The fields of a description, each of the type it should have; a ConfigError names the one that has not."""
+    known = [each.name for each in fields(kind)]
+    for name in data:
+        if name not in known:
+            raise unknown("field", name, known)
+    data = {"provenance": {}, "save": "", **data}
+    for name, expected in (("family", str), ("config", dict), ("provenance", dict), ("save", str)):
+        if not isinstance(data.get(name), expected):
+            raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {IN_JSON[expected]}")
+    labels, preprocessing = data.get("labels"), data.get("preprocessing")
+    if labels is not None:
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
+        data["labels"] = tuple(labels)
+    if preprocessing is not None:
+        names = [each.name for each in fields(Preprocessing)]
+        if not isinstance(preprocessing, dict):
+            raise ConfigError(f"preprocessing is {repr(preprocessing)[:40]}; expected an object")
+        for name in preprocessing:
+            if name not in names:
+                raise unknown("preprocessing field", name, names)
+        data["preprocessing"] = Preprocessing(**preprocessing)
+    return data
+
+
+IN_JSON = {str: "a text", dict: "an object"}
