@@ -52,9 +52,8 @@ def test_what_is_loaded_is_what_was_saved(key: str, tmp_path: Path) -> None:
     for (name, mine), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
         assert mine.requires_grad == theirs.requires_grad, name
-    images = torch.randn(
-        2, 3, 64, 32
-    )  # the file's tensors lie in memory as they lie in the file: sums may round otherwise
+    # the tensors lie in memory as they lie in the file, and sums over them may round otherwise
+    images = torch.randn(2, 3, 64, 32)
     torch.testing.assert_close(loaded.eval()(images), model(images), rtol=1e-5, atol=1e-6)
 
 

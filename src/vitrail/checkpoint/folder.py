@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.description import Description, Preprocessing
+from vitrail.checkpoint.fit import adapted, fit
+from vitrail.checkpoint.report import LoadReport
+from vitrail.checkpoint.resample import Policy
 from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.catalog import families
 from vitrail.models.family import Family
@@ -64,11 +67,20 @@ def save(
     write_whole(folder / CONFIG, lambda path: path.write_text(text, "utf-8"))
 
 
-def load(folder: str | Path, *, family: Family | None = None) -> Any:
-    """The model that `save` wrote, every tensor matched; `family` for one from outside the package.
+def load(folder: str | Path, *, family: Family | None = None, policy: Policy = "timm", **fields: Any) -> Any:
+    """The model that `save` wrote, or one made from it for another use: load(path, image_size=384, classes=37).
 
-    Nothing in the folder is run: a family is looked up by name among those of the package, never imported.
+    Positions are resampled to another image size by the named policy, the patch kernel to another patch size as
+    FlexiViT does it, and a head for other classes starts at zero. `family` is for a model from outside the package:
+    nothing in the folder is run, so a family is looked up by name among those of the package and never imported.
     """
+    return read(folder, family=family, policy=policy, **fields)[0]
+
+
+def read(
+    folder: str | Path, *, family: Family | None = None, policy: Policy = "timm", **fields: Any
+) -> tuple[Any, LoadReport]:
+    """`load`, and what it did with every tensor."""
     folder = Path(folder)
     with opened(folder) as file:
         description = description_of(folder, file)
@@ -79,10 +91,13 @@ def load(folder: str | Path, *, family: Family | None = None) -> Any:
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
     with torch.device("meta"):
-        model = family.build(config)
-    check_tensors(model, tensors, folder / WEIGHTS)
-    model.load_state_dict(tensors, assign=True)
-    return model
+        model = source = family.build(config)
+        check_tensors(source, tensors, folder / WEIGHTS)
+        if fields:
+            model = family.build(adapted(config, family.configure(config, **fields)))
+    fitted, report = fit(tensors, source, model, policy)
+    model.load_state_dict(fitted, assign=True)
+    return model, report
 
 
 def describe(folder: str | Path) -> Description:

@@ -1,0 +1,53 @@
+"""Weights for another resolution: position tables by the rule of whoever made them, patch kernels as FlexiViT does it.
+
+The rules are not interchangeable: from 14×14 to 24×24 they differ by up to a third of the table's size.
+"""
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import unknown
+from vitrail.layers.positions import Grid
+
+Policy = Literal["timm", "deit", "google", "torchvision", "dino"]
+RULES: dict[Policy, dict[str, Any]] = {
+    "timm": {"mode": "bicubic", "antialias": True},
+    "deit": {"mode": "bicubic", "align_corners": False},  # also MAE, T2T, transformers
+    "google": {"mode": "bilinear", "align_corners": True},  # scipy's zoom of order 1; also big_vision
+    "torchvision": {"mode": "bicubic", "align_corners": True},
+    "dino": {"mode": "bicubic", "align_corners": False},  # with a scale a little too large, see below
+}
+
+
+def resample_positions(table: Tensor, old: Grid, new: Grid, policy: Policy = "timm") -> Tensor:
+    """A table (T, E + h·w, D) for another grid; the E prefix rows stay as they are."""
+    if policy not in RULES:
+        raise unknown("position policy", policy, get_args(Policy))
+    if old == new:
+        return table
+    prefix, patches = table.tensor_split([table.shape[1] - old[0] * old[1]], dim=1)
+    image = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
+    if policy == "dino":  # its authors added 0.1 against a size rounded down, and so moved every sample by a little
+        scale = ((new[0] + 0.1) / old[0], (new[1] + 0.1) / old[1])
+        image = F.interpolate(image, scale_factor=scale, **RULES[policy])
+    else:
+        image = F.interpolate(image, size=new, **RULES[policy])
+    return torch.cat((prefix, image.flatten(2).transpose(1, 2).to(table.dtype)), dim=1)
+
+
+def resample_kernel(kernel: Tensor, new: Grid) -> Tensor:
+    """A patch kernel (D, C, P, Q) for another patch size (Beyer 2022, FlexiViT).
+
+    With B the matrix that resizes a patch, the new kernel w' is the one whose answer to a resized patch is nearest to
+    the old one's to the patch itself: (Bx)·w' ≈ x·w, so w' = pinv(Bᵀ)·w.
+    """
+    old = (kernel.shape[2], kernel.shape[3])
+    if old == new:
+        return kernel
+    pixels = torch.eye(old[0] * old[1]).unflatten(1, old)[:, None]  # each pixel of the old patch alone
+    resize = F.interpolate(pixels, size=new, mode="bicubic", antialias=True).flatten(1)  # Bᵀ: (old pixels, new pixels)
+    flat = kernel.float().flatten(2) @ torch.linalg.pinv(resize).T
+    return flat.unflatten(2, new).to(kernel.dtype)
