@@ -1,4 +1,4 @@
-"""vitrail, the Vision Transformer toolbox: learn it, load it, train it, look inside it, ship it.
+"""vitrail, a Vision Transformer toolbox in code that can be read in one sitting.
 
 The public names, resolved on first use: importing this package imports nothing else.
 """

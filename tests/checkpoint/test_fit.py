@@ -112,6 +112,9 @@ def test_fields_are_checked_as_ever(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path)
     with pytest.raises(ConfigError, match=r"unknown vit field 'image_sise'"):
         vitrail.load(tmp_path, image_sise=3)
+    policy: Any = "tim"
+    with pytest.raises(ConfigError, match=r"unknown position policy 'tim'; did you mean 'timm'\?"):
+        vitrail.load(tmp_path, policy=policy)
     assert vitrail.load(tmp_path, dropout=0.1, dynamic=True, width=16).config.dynamic
 
 

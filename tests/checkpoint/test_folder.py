@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import random
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -107,6 +109,34 @@ def test_a_person_may_edit_config_json(tmp_path: Path) -> None:
     assert vitrail.describe(tmp_path).labels == ("a", "b", "c")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ["a"]}, r"config\.json: 1 labels for 3 classes; expected one a class"),
+        (
+            {"config": {"image_size": [32, 64]}},
+            r"says image_size \[32, 64\], but the weights were saved with \[64, 32\]",
+        ),
+        ({"config": {"heads": 4}}, r"says heads 4, but the weights were saved with 2"),
+        ({"family": "vit"}, r"says family 'vit', but the weights were saved with 'deit'"),
+        ({"lables": ["a", "b", "c"]}, r"unknown field 'lables'; did you mean 'labels'\?"),
+    ],
+)
+def test_an_edit_that_would_change_the_model_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    vitrail.save(toy(), tmp_path)
+    edit(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        vitrail.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{oops", b"\xff\xfe", b"[]", b"[" * 100_000])
+def test_a_config_that_is_none_is_named(content: bytes, tmp_path: Path) -> None:
+    vitrail.save(toy(), tmp_path)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        vitrail.load(tmp_path)
+
+
 def test_the_weights_know_their_description_themselves(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path, labels=["a", "b", "c"])
     (tmp_path / "config.json").unlink()
@@ -154,10 +184,61 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         vitrail.save(toy(), tmp_path / "file" / "below")
 
 
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    swapped, whole, empty = toy(), toy(), toy().to("meta")
+    swapped.head = torch.nn.Linear(16, 7)
+    vitrail.save(whole, tmp_path)
+    with pytest.raises(CheckpointError, match=r"the model does not fit its config: 2 of another shape \(head\.weight"):
+        vitrail.save(swapped, tmp_path)
+    with pytest.raises(CheckpointError, match=r"without values"):
+        vitrail.save(empty, tmp_path)
+    wrongs: list[dict[str, Any]] = [
+        {"labels": [1, 2, 3]},
+        {"labels": 3},
+        {"labels": ["\ud800"] * 3},
+        {"provenance": {"x": float("nan")}},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(CheckpointError):
+            vitrail.save(whole, tmp_path, **wrong)
+    assert torch.equal(vitrail.load(tmp_path).head.weight, whole.head.weight)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, inside its compiler
+def test_a_compiled_model_is_saved_as_what_it_wraps(tmp_path: Path) -> None:
+    model = toy()
+    compiled: Any = torch.compile(model)
+    vitrail.save(compiled, tmp_path)
+    assert vitrail.load(tmp_path).config == model.config
+
+
+def test_a_disk_that_is_really_full_and_the_modes_of_files(tmp_path: Path) -> None:
+    vitrail.save(toy(), tmp_path)
+    (tmp_path / "reference").write_text("")
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1, "readable as any file that the user makes"
+    program = f"""
+import resource, vitrail
+model = vitrail.create("ViT-Ti/16", depth=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, -1))
+try:
+    vitrail.save(model, {str(tmp_path)!r})
+except vitrail.CheckpointError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "cannot write" in done.stdout, done.stderr
+    assert "what stood there before is whole" in done.stdout
+    assert vitrail.load(tmp_path).config == toy().config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors", "reference"]
+
+
 def test_what_does_not_fit_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"2 labels for 3 classes; expected one a class"):
         vitrail.save(toy(), tmp_path, labels=["a", "b"])
-    with pytest.raises(CheckpointError, match=r"provenance cannot be written as JSON"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written as JSON: .*; expected labels and provenance of texts"
+    ):
         vitrail.save(toy(), tmp_path, provenance={"when": object()})
     assert list(tmp_path.iterdir()) == []
 
@@ -172,6 +253,7 @@ def test_what_does_not_fit_is_not_saved(tmp_path: Path) -> None:
         ({"config": []}, r"config is \[\]; expected an object"),
         ({"config": {"widht": 3}}, r"unknown deit field 'widht'; did you mean 'width'\?"),
         ({"config": {"width": 17, "heads": 2}}, r"width 17 cannot be shared by 2 heads"),
+        ({"config": {"depth": 1000000}}, r"1000000 blocks and \d+ tensors; expected more tensors"),
         ({"labels": "abc"}, r"labels is 'abc'; expected a list of texts"),
         ({"preprocessing": {"cropp": 1}}, r"unknown preprocessing field 'cropp'; did you mean 'crop'\?"),
         ({"preprocessing": {"mean": "grey"}}, r"mean is 'grey'; expected a list of numbers"),

@@ -1,31 +1,32 @@
 """Files that appear whole or not at all, whatever happens while they are written."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
+
+from safetensors import SafetensorError
 
 from vitrail.errors import CheckpointError
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary file beside `path`, makes it durable, and only then gives it its name."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
         try:
             write(temporary)
+            temporary.chmod(mode)  # a writer that replaces the file may have made it private
             synchronise(temporary)
-            temporary.chmod(0o666 & ~current_umask())
             temporary.replace(path)
             synchronise(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; the old file, if any, is whole"
-        ) from error
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+        raise CheckpointError(f"cannot write {path}: {reason}; what stood there before is whole") from error
 
 
 def synchronise(path: Path) -> None:
@@ -34,9 +35,3 @@ def synchronise(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def current_umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

@@ -9,6 +9,7 @@ from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields
 
 FORMAT = 1  # grows only when an older vitrail can no longer read the folder
+IN_JSON = {str: "a text", dict: "an object"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Description:
     save: str = ""  # the same in both files of a folder, unless a save was cut off between them
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Description":
@@ -47,7 +48,7 @@ class Description:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail.save` wrote") from None
-        if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+        if not isinstance(data, dict) or type(data.get("format")) is not int:
             raise CheckpointError(f"{where} has no format number; expected what `vitrail.save` wrote")
         if data.pop("format") > FORMAT:
             raise CheckpointError(f"{where} was written by a newer vitrail; expected format {FORMAT}: update vitrail")
@@ -81,6 +82,3 @@ def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
                 raise unknown("preprocessing field", name, names)
         data["preprocessing"] = Preprocessing(**preprocessing)
     return data
-
-
-IN_JSON = {str: "a text", dict: "an object"}

@@ -42,7 +42,8 @@ def fit(
             fitted[name] = given
             matched.append(name)
         elif name.startswith(HEADS):
-            fitted[name] = torch.zeros(wanted.shape, dtype=next(iter(tensors.values())).dtype)
+            like = next(iter(tensors.values())) if given is None else given
+            fitted[name] = torch.zeros(wanted.shape, dtype=like.dtype)
             initialised.append(name)
         elif given is not None and old != new:  # also where another grid has as many places
             fitted[name] = resample_positions(given, old, new, policy)

@@ -7,7 +7,7 @@ weights' own copy is used, since it is the one that fits them.
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,13 +22,14 @@ from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.description import Description, Preprocessing
 from vitrail.checkpoint.fit import adapted, fit
 from vitrail.checkpoint.report import LoadReport
-from vitrail.checkpoint.resample import Policy
+from vitrail.checkpoint.resample import RULES, Policy
 from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.catalog import families
 from vitrail.models.family import Family
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 HEADER = "vitrail"  # the key of the description in the weights' header
+LARGEST_CONFIG = 2**24  # bytes
 
 
 def save(
@@ -41,30 +42,33 @@ def save(
     family: Family | None = None,
 ) -> None:
     """Writes the model and its description; `family` only for one from outside the package."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     family = family or family_of(model)
     config: Any = model.config
-    if labels is not None and len(labels) != config.classes:
-        raise CheckpointError(f"{len(labels)} labels for {config.classes} classes; expected one a class")
-    description = Description(
-        family=family.name,
-        config=asdict(config),
-        preprocessing=preprocessing,
-        labels=None if labels is None else tuple(labels),
-        provenance={"vitrail": __version__, **(provenance or {})},
-        save=uuid4().hex,
-    )
     try:
+        description = Description(
+            family=family.name,
+            config=asdict(config),
+            preprocessing=preprocessing,
+            labels=None if labels is None else tuple(labels),
+            provenance={"vitrail": __version__, **(provenance or {})},
+            save=uuid4().hex,
+        )
         text = description.to_json()
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"provenance cannot be written as JSON: {error}; expected texts and numbers") from None
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot make the folder {folder}: {error.strerror}") from error
+        text.encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot be written as JSON: {error}; expected labels and provenance of texts") from None
+    check_labels(Description.from_json(text, "the description"), "the description")
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    write_whole(folder / WEIGHTS, lambda path: save_file(tensors, path, {HEADER: text}))
-    write_whole(folder / CONFIG, lambda path: path.write_text(text, "utf-8"))
+    with torch.device("meta"):
+        check_tensors(family.build(config), tensors, "the model")
+    place = as_folder(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot make the folder {place}: {getattr(error, 'strerror', error)}") from error
+    write_whole(place / WEIGHTS, lambda path: save_file(tensors, path, {HEADER: text}))
+    write_whole(place / CONFIG, lambda path: path.write_text(text, "utf-8"))
 
 
 def load(folder: str | Path, *, family: Family | None = None, policy: Policy = "timm", **fields: Any) -> Any:
@@ -81,19 +85,28 @@ def read(
     folder: str | Path, *, family: Family | None = None, policy: Policy = "timm", **fields: Any
 ) -> tuple[Any, LoadReport]:
     """`load`, and what it did with every tensor."""
-    folder = Path(folder)
-    with opened(folder) as file:
-        description = description_of(folder, file)
+    if policy not in tuple(RULES):
+        raise unknown("position policy", policy, RULES)
+    place = as_folder(folder)
+    with opened(place) as file:
+        description = description_of(place, file)
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    family = family or known_family(description.family, folder)
+    family = family or known_family(description.family, place)
+    if family.name != description.family:
+        raise CheckpointError(f"{place} is of the family {description.family!r}; family={family.name!r} was given")
     try:
         config = family.configure(**description.config)
-    except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
-    with torch.device("meta"):
-        model = source = family.build(config)
-        check_tensors(source, tensors, folder / WEIGHTS)
-        if fields:
+        blocks = getattr(config, "depth", 0) + sum(getattr(config, "stages", ()))
+        if blocks > len(tensors):  # before a model of a million blocks is built for nothing
+            raise CheckpointError(f"{place}: {blocks} blocks and {len(tensors)} tensors; expected more tensors")
+        with torch.device("meta"):
+            source = family.build(config)
+    except (ConfigError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{place / CONFIG}: {str(error)[:200]}") from None
+    check_tensors(source, tensors, str(place / WEIGHTS))
+    model = source
+    if fields:
+        with torch.device("meta"):
             model = family.build(adapted(config, family.configure(config, **fields)))
     fitted, report = fit(tensors, source, model, policy)
     model.load_state_dict(fitted, assign=True)
@@ -102,33 +115,61 @@ def read(
 
 def describe(folder: str | Path) -> Description:
     """What the folder says of itself: family, config, preprocessing, labels, provenance."""
-    with opened(Path(folder)) as file:
-        return description_of(Path(folder), file)
+    place = as_folder(folder)
+    with opened(place) as file:
+        return description_of(place, file)
+
+
+def as_folder(folder: str | Path) -> Path:
+    if not isinstance(folder, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(f"the folder is {folder!r}; expected a path")
+    return Path(folder)
 
 
 @contextmanager
 def opened(folder: Path) -> Generator[Any]:
     """The weights' file; what is wrong with it, then or while it is read, is a CheckpointError."""
     path = folder / WEIGHTS
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; expected a folder that `vitrail.save` wrote")
     try:
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist; expected a folder that `vitrail.save` wrote")
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; it may be truncated or not safetensors") from None
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} cannot be read: {reason}; it may be truncated or not safetensors") from None
 
 
 def description_of(folder: Path, file: Any) -> Description:
+    """config.json, as a person may have edited it; but family and config only as the weights were saved with them."""
     header: str | None = (file.metadata() or {}).get(HEADER)
     inside = None if header is None else Description.from_json(header, f"the header of {folder / WEIGHTS}")
-    try:
-        beside = Description.from_json((folder / CONFIG).read_text("utf-8"), str(folder / CONFIG))
-    except (FileNotFoundError, CheckpointError):
-        if inside is None:
-            raise
+    path = folder / CONFIG
+    if inside is not None and not path.exists():
         return inside
-    return beside if inside is None or beside.save == inside.save else inside
+    try:
+        if not path.is_file() or path.stat().st_size > LARGEST_CONFIG:
+            raise CheckpointError(f"{path} is missing, no file, or too large; expected what `vitrail.save` wrote")
+        beside = Description.from_json(path.read_text("utf-8"), str(path))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; expected what `vitrail.save` wrote") from None
+    if inside is None:
+        return beside
+    if beside.save not in ("", inside.save):  # of another save: this one was cut off before it reached config.json
+        return inside
+    for name, value in {"family": beside.family, **beside.config}.items():
+        saved = inside.family if name == "family" else inside.config.get(name)
+        if value != saved:
+            given = f"{name} {repr(value)[:40]}, but the weights were saved with {repr(saved)[:40]}"
+            raise CheckpointError(f"{path} says {given}; expected the same (load can adapt: load(path, image_size=…))")
+    check_labels(beside, str(path))
+    return replace(beside, config=inside.config)
+
+
+def check_labels(description: Description, where: str) -> None:
+    classes = description.config.get("classes")
+    if description.labels is not None and len(description.labels) != classes:
+        raise CheckpointError(f"{where}: {len(description.labels)} labels for {classes} classes; expected one a class")
 
 
 def family_of(model: nn.Module) -> Family:
@@ -147,7 +188,7 @@ def known_family(name: str, folder: Path) -> Family:
     return known[name]
 
 
-def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Every tensor of the model is there, of its shape, and no other."""
     expected = model.state_dict()
     wrong = {
@@ -155,6 +196,7 @@ def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
         "unexpected": [name for name in tensors if name not in expected],
         "of another shape": [n for n, t in tensors.items() if n in expected and t.shape != expected[n].shape],
         "not of floats": [name for name, tensor in tensors.items() if not tensor.is_floating_point()],
+        "without values": [name for name, tensor in tensors.items() if tensor.is_meta],
     }
     found = [
         f"{len(names)} {what} ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
@@ -162,4 +204,4 @@ def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
         if names
     ]
     if found:
-        raise CheckpointError(f"{path} does not fit its config: {'; '.join(found)} of {len(expected)} tensors")
+        raise CheckpointError(f"{where} does not fit its config: {'; '.join(found)} of {len(expected)} tensors")
