@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import unknown
-from vitrail.layers.positions import Grid
+from vitrail.layers.positions import Grid, resample
 
 Policy = Literal["timm", "deit", "google", "torchvision", "dino"]
 RULES: dict[Policy, dict[str, Any]] = {
-    "timm": {"mode": "bicubic", "antialias": True},
+    "timm": {},  # bicubic and antialiased: what a dynamic model does at run time
     "deit": {"mode": "bicubic", "align_corners": False},  # also MAE, T2T, transformers
     "google": {"mode": "bilinear", "align_corners": True},  # scipy's zoom of order 1; also big_vision
     "torchvision": {"mode": "bicubic", "align_corners": True},
@@ -26,8 +26,8 @@ def resample_positions(table: Tensor, old: Grid, new: Grid, policy: Policy = "ti
     """A table (T, E + h·w, D) for another grid; the E prefix rows stay as they are."""
     if policy not in RULES:
         raise unknown("position policy", policy, get_args(Policy))
-    if old == new:
-        return table
+    if old == new or policy == "timm":
+        return resample(table, old, new)
     prefix, patches = table.tensor_split([table.shape[1] - old[0] * old[1]], dim=1)
     image = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
     if policy == "dino":  # its authors added 0.1 against a size rounded down, and so moved every sample by a little
