@@ -118,9 +118,8 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v and the mask joined with the positions' bias; with `queries`, only the first so many tokens ask."""
         if queries is None:
-            q, k, v = (
-                self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-            )  # each (B, H, N, K)
+            qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, K)
+            q, k, v = qkv.unbind()
         else:
             shares = (x.shape[-1], 2 * x.shape[-1])
             (q_weight, kv_weight), bias = self.qkv.weight.split(shares), self.qkv.bias
