@@ -7,29 +7,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.checkpoint.description import Preprocessing
-    from vitrail.checkpoint.folder import describe, load, save
-    from vitrail.errors import CheckpointError, ConfigError, VitrailError
+    from vitrail.checkpoint.reading import describe, load
+    from vitrail.checkpoint.writing import save
+    from vitrail.data.preprocessing import Preprocessing
+    from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
+    from vitrail.predict.predictor import Predictor
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CheckpointError": "vitrail.errors",
     "ConfigError": "vitrail.errors",
+    "DataError": "vitrail.errors",
     "VitrailError": "vitrail.errors",
-    "Preprocessing": "vitrail.checkpoint.description",
+    "Predictor": "vitrail.predict.predictor",
+    "Preprocessing": "vitrail.data.preprocessing",
     "create": "vitrail.models.catalog",
-    "describe": "vitrail.checkpoint.folder",
+    "describe": "vitrail.checkpoint.reading",
     "list_models": "vitrail.models.catalog",
-    "load": "vitrail.checkpoint.folder",
-    "save": "vitrail.checkpoint.folder",
+    "load": "vitrail.checkpoint.reading",
+    "save": "vitrail.checkpoint.writing",
     "summarize": "vitrail.inspection.summary",
 }
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DataError",
+    "Predictor",
     "Preprocessing",
     "VitrailError",
     "create",

@@ -16,6 +16,10 @@ class CheckpointError(VitrailError):
     """A checkpoint that cannot be read or written, or does not fit."""
 
 
+class DataError(VitrailError):
+    """A picture or a data set that cannot be read."""
+
+
 def unknown(what: str, given: object, known: Iterable[str], also: Mapping[str, str] | None = None) -> ConfigError:
     """An unknown name, with the nearest valid one; `also` holds other words for the known names."""
     names = list(known)

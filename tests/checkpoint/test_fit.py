@@ -8,12 +8,18 @@ import torch
 from drawing import shake
 
 import vitrail
-from vitrail.checkpoint.folder import read
+from vitrail.checkpoint import read
+from vitrail.checkpoint.report import LoadReport
 from vitrail.checkpoint.resample import Policy, resample_positions
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.catalog import outside_family
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_family.py")
+
+
+def both(path: Path, **fields: Any) -> tuple[Any, LoadReport]:
+    found = read(path, **fields)
+    return found.model, found.report
 
 
 def toy(name: str = "vit_tiny_patch16_224", **fields: Any) -> Any:
@@ -25,7 +31,7 @@ def toy(name: str = "vit_tiny_patch16_224", **fields: Any) -> Any:
 def test_another_resolution_and_other_classes(policy: Policy, tmp_path: Path) -> None:
     model = toy(registers=2)
     vitrail.save(model, tmp_path)
-    loaded, report = read(tmp_path, policy=policy, image_size=(96, 64), classes=7)
+    loaded, report = both(tmp_path, policy=policy, image_size=(96, 64), classes=7)
     assert loaded.config.image_size == (96, 64)
     assert torch.equal(loaded.pos_embed, resample_positions(model.pos_embed, (4, 2), (6, 4), policy))
     assert torch.equal(loaded.pos_embed[:, :3], model.pos_embed[:, :3]), "class token and registers"
@@ -51,7 +57,7 @@ def test_another_resolution_and_other_classes(policy: Policy, tmp_path: Path) ->
 def test_every_kind_of_position(name: str, fields: dict[str, Any], resized: set[str], tmp_path: Path) -> None:
     model = toy(name, **fields)
     vitrail.save(model, tmp_path)
-    loaded, report = read(tmp_path, image_size=(128, 96))
+    loaded, report = both(tmp_path, image_size=(128, 96))
     assert set(report.resized) == resized
     assert report.initialised == report.ignored == ()
     assert loaded(torch.randn(1, 3, 128, 96)).isfinite().all()
@@ -59,7 +65,7 @@ def test_every_kind_of_position(name: str, fields: dict[str, Any], resized: set[
 
 def test_a_grid_of_as_many_places_is_still_another_grid(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path)
-    _, report = read(tmp_path, image_size=(32, 64))
+    _, report = both(tmp_path, image_size=(32, 64))
     assert report.resized == {"pos_embed": "timm positions, 4×2 to 2×4"}
 
 
@@ -79,14 +85,14 @@ def test_what_cannot_be_made_to_fit_is_named(tmp_path: Path) -> None:
 
 def test_both_heads_of_a_distilled_model_are_replaced(tmp_path: Path) -> None:
     vitrail.save(toy("deit_tiny_distilled_patch16_224"), tmp_path)
-    _, report = read(tmp_path, classes=5)
+    _, report = both(tmp_path, classes=5)
     assert report.initialised == ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
 
 
 def test_without_a_head(tmp_path: Path) -> None:
     model = toy()
     vitrail.save(model, tmp_path)
-    loaded, report = read(tmp_path, classes=0)
+    loaded, report = both(tmp_path, classes=0)
     assert report.ignored == ("head.weight", "head.bias")
     images = torch.randn(1, 3, 64, 32)
     torch.testing.assert_close(loaded.eval()(images), model.tokens(images)[:, 0], rtol=1e-5, atol=1e-6)
@@ -94,7 +100,7 @@ def test_without_a_head(tmp_path: Path) -> None:
 
 def test_another_patch_size(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path)
-    loaded, report = read(tmp_path, patch_size=8, image_size=(32, 16))
+    loaded, report = both(tmp_path, patch_size=8, image_size=(32, 16))
     assert report.resized == {"patch_embed.proj.weight": "flexivit kernel"}
     assert loaded.patch_embed.proj.weight.shape == (16, 3, 8, 8)
 
@@ -120,7 +126,7 @@ def test_fields_are_checked_as_ever(tmp_path: Path) -> None:
 
 def test_the_report_is_a_short_table(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path)
-    _, report = read(tmp_path, image_size=64, classes=7)
+    _, report = both(tmp_path, image_size=64, classes=7)
     assert [line.rstrip() for line in str(report).splitlines()[2:]] == [
         "matched           29",
         "resized            1  pos_embed (timm positions, 4×2 to 4×4)",

@@ -17,7 +17,8 @@ from drawing import shake
 from safetensors.torch import load_file, save_file
 
 import vitrail
-from vitrail.checkpoint.description import Description, Preprocessing
+from vitrail.checkpoint.description import Description
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import outside_family
 
@@ -290,7 +291,7 @@ def test_files_that_are_no_weights(content: bytes, tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"does not exist; expected a folder that `vitrail\.save` wrote"):
+    with pytest.raises(CheckpointError, match=r"does not exist; expected a checkpoint file or folder"):
         vitrail.load(tmp_path / "nowhere")
 
 

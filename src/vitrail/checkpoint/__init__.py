@@ -1,1 +1,6 @@
-"""Models on disk: a folder that describes itself, written whole or not at all, and read without running any code."""
+"""Models on disk: our own folder and every public layout, both ways; written whole, and read without running code."""
+
+from vitrail.checkpoint.reading import Checkpoint, describe, load, read
+from vitrail.checkpoint.writing import save, write
+
+__all__ = ["Checkpoint", "describe", "load", "read", "save", "write"]

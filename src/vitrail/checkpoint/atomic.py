@@ -29,6 +29,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise CheckpointError(f"cannot write {path}: {reason}; what stood there before is whole") from error
 
 
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot make the folder {folder}: {getattr(error, 'strerror', error)}") from error
+
+
 def synchronise(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:

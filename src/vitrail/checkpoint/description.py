@@ -3,28 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, get_args
 
+from vitrail.checkpoint.resample import Policy
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields
 
 FORMAT = 1  # grows only when an older vitrail can no longer read the folder
 IN_JSON = {str: "a text", dict: "an object"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """How a picture becomes the model's input."""
-
-    image_size: Size = 224  # rows, columns
-    crop: float = 0.9  # share of the resized picture that is kept, around its centre
-    fit: Literal["short_side", "squash"] = "short_side"  # the aspect kept, or both sides resized at once
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO)  # by channel, of pixels from 0 to 1
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +22,7 @@ class Description:
     preprocessing: Preprocessing | None = None
     labels: tuple[str, ...] | None = None  # one a class, in order
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever its maker wants to say
+    resampling: Policy = "timm"  # by which positions go to another image size, unless another policy is asked for
     save: str = ""  # the same in both files of a folder, unless a save was cut off between them
 
     def to_json(self) -> str:
@@ -48,6 +35,10 @@ class Description:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail.save` wrote") from None
+        return cls.from_data(data, where)
+
+    @classmethod
+    def from_data(cls, data: Any, where: str) -> "Description":
         if not isinstance(data, dict) or type(data.get("format")) is not int:
             raise CheckpointError(f"{where} has no format number; expected what `vitrail.save` wrote")
         if data.pop("format") > FORMAT:
@@ -68,6 +59,8 @@ def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
     for name, expected in (("family", str), ("config", dict), ("provenance", dict), ("save", str)):
         if not isinstance(data.get(name), expected):
             raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {IN_JSON[expected]}")
+    if data.get("resampling", "timm") not in get_args(Policy):
+        raise unknown("resampling", data["resampling"], get_args(Policy))
     labels, preprocessing = data.get("labels"), data.get("preprocessing")
     if labels is not None:
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):

@@ -14,6 +14,7 @@ class LoadReport:
     resized: Mapping[str, str]  # name → how
     initialised: tuple[str, ...]
     ignored: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -23,7 +24,8 @@ class LoadReport:
             ("ignored", len(self.ignored), listed(self.ignored)),
         ]
         shown = [(what, str(count), names) for what, count, names in lines if count]
-        return "\n".join(text_table(("", "tensors", ""), shown, "lrl"))
+        warnings = [f"warning: {warning}" for warning in self.warnings]
+        return "\n".join([*text_table(("", "tensors", ""), shown, "lrl"), *warnings])
 
 
 def listed(names: Collection[str], most: int = 4) -> str:

@@ -7,6 +7,7 @@ weight-standardised convolutions (Kolesnikov 2019).
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, prod
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from vitrail.layers.positions import resample
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
 from vitrail.models.init import init_leaves, lecun_normal_
+
+Constants = Literal["timm", "google"]  # of GELU (exact, by tanh), group norms, and the deviation of a filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class HybridConfig:
     depth: int = 12  # blocks of the encoder
     heads: int = 12  # share the width
     norm_eps: float = 1e-6
+    constants: Constants = "timm"  # google: as the ViT authors' code trained; they differ by 1e-3 of a logit
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
@@ -57,7 +61,7 @@ class Hybrid(nn.Module):
         self.grid = check_grid(pair(config.image_size), config.stride)
         self.prefix = 1
 
-        self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels)
+        self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
@@ -66,6 +70,7 @@ class Hybrid(nn.Module):
                 width,
                 config.heads,
                 4 * width,
+                activation="gelu_tanh" if config.constants == "google" else "gelu",
                 norm_eps=config.norm_eps,
                 dropout=config.dropout,
                 attention_dropout=config.attention_dropout,
@@ -118,9 +123,11 @@ class Hybrid(nn.Module):
 class HybridEmbed(nn.Module):
     """Patches of the ResNet's feature map, each a vector: (B, C, H, W) → (B, n, D)."""
 
-    def __init__(self, width: int, patch: tuple[int, int], stages: tuple[int, ...], channels: int) -> None:
+    def __init__(
+        self, width: int, patch: tuple[int, int], stages: tuple[int, ...], channels: int, constants: Constants
+    ) -> None:
         super().__init__()
-        self.backbone = ResNet(stages, channels) if stages else root(channels)
+        self.backbone = ResNet(stages, channels, constants) if stages else root(channels, constants)
         self.proj = nn.Conv2d(feature_width(len(stages)), width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -132,11 +139,15 @@ def feature_width(stage: int) -> int:
     return 64 if stage == 0 else 128 * 2**stage
 
 
-def root(channels: int) -> nn.Sequential:
+def group_norm(width: int, constants: Constants) -> nn.GroupNorm:
+    return nn.GroupNorm(32, width, eps=1e-6 if constants == "google" else 1e-5)
+
+
+def root(channels: int, constants: Constants) -> nn.Sequential:
     """A quarter of the resolution in two strides: (B, C, H, W) → (B, 64, H/4, W/4)."""
     layers = OrderedDict[str, nn.Module]()
-    layers["conv"] = StdConv2d(channels, feature_width(0), 7, stride=2)
-    layers["norm"] = nn.GroupNorm(32, feature_width(0))
+    layers["conv"] = StdConv2d(channels, feature_width(0), 7, 2, constants)
+    layers["norm"] = group_norm(feature_width(0), constants)
     layers["act"] = nn.ReLU()
     layers["pool"] = MaxPoolSame()
     return nn.Sequential(layers)
@@ -145,21 +156,21 @@ def root(channels: int) -> nn.Sequential:
 class ResNet(nn.Module):
     """Root and stages of bottlenecks, the resolution halved by each stage but the first."""
 
-    def __init__(self, stages: tuple[int, ...], channels: int) -> None:
+    def __init__(self, stages: tuple[int, ...], channels: int, constants: Constants) -> None:
         super().__init__()
-        self.stem = root(channels)
-        self.stages = nn.Sequential(*(Stage(stage, depth) for stage, depth in enumerate(stages, start=1)))
+        self.stem = root(channels, constants)
+        self.stages = nn.Sequential(*(Stage(stage, depth, constants) for stage, depth in enumerate(stages, start=1)))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.stages(self.stem(images))
 
 
 class Stage(nn.Module):
-    def __init__(self, stage: int, depth: int) -> None:
+    def __init__(self, stage: int, depth: int, constants: Constants) -> None:
         super().__init__()
         width, stride = feature_width(stage), 1 if stage == 1 else 2
-        first = Bottleneck(feature_width(stage - 1), width, stride)
-        self.blocks = nn.Sequential(first, *(Bottleneck(width, width) for _ in range(depth - 1)))
+        first = Bottleneck(feature_width(stage - 1), width, stride, constants)
+        self.blocks = nn.Sequential(first, *(Bottleneck(width, width, 1, constants) for _ in range(depth - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x)
@@ -168,13 +179,13 @@ class Stage(nn.Module):
 class Bottleneck(nn.Module):
     """1×1, 3×3, 1×1 convolutions beside a shortcut; the first of a stage projects the shortcut too."""
 
-    def __init__(self, width: int, out_width: int, stride: int = 1) -> None:
+    def __init__(self, width: int, out_width: int, stride: int, constants: Constants) -> None:
         super().__init__()
-        inner = out_width // 4
-        self.downsample = Shortcut(width, out_width, stride) if width != out_width or stride != 1 else nn.Identity()
-        self.conv1, self.norm1 = StdConv2d(width, inner, 1), nn.GroupNorm(32, inner)
-        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride), nn.GroupNorm(32, inner)
-        self.conv3, self.norm3 = StdConv2d(inner, out_width, 1), nn.GroupNorm(32, out_width)
+        inner, same = out_width // 4, width == out_width and stride == 1
+        self.downsample = nn.Identity() if same else Shortcut(width, out_width, stride, constants)
+        self.conv1, self.norm1 = StdConv2d(width, inner, 1, 1, constants), group_norm(inner, constants)
+        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride, constants), group_norm(inner, constants)
+        self.conv3, self.norm3 = StdConv2d(inner, out_width, 1, 1, constants), group_norm(out_width, constants)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -183,9 +194,9 @@ class Bottleneck(nn.Module):
 
 
 class Shortcut(nn.Module):
-    def __init__(self, width: int, out_width: int, stride: int) -> None:
+    def __init__(self, width: int, out_width: int, stride: int, constants: Constants) -> None:
         super().__init__()
-        self.conv, self.norm = StdConv2d(width, out_width, 1, stride), nn.GroupNorm(32, out_width)
+        self.conv, self.norm = StdConv2d(width, out_width, 1, stride, constants), group_norm(out_width, constants)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
@@ -194,15 +205,16 @@ class Shortcut(nn.Module):
 class StdConv2d(nn.Module):
     """A convolution, each of its filters first brought to mean 0 and deviation 1; no bias, TensorFlow's padding."""
 
-    def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1) -> None:
+    def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1, constants: Constants = "timm") -> None:
         super().__init__()
-        self.kernel, self.stride = kernel, stride
+        self.kernel, self.stride, self.constants = kernel, stride, constants
         self.weight = nn.Parameter(torch.zeros(out_width, width, kernel, kernel))
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.float()  # in half precision 1e-8 is nothing, and so are small variances
         variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        weight = (weight - mean) * torch.rsqrt(variance + 1e-8)
+        inverse = 1 / (variance.sqrt() + 1e-5) if self.constants == "google" else torch.rsqrt(variance + 1e-8)
+        weight = (weight - mean) * inverse
         return F.conv2d(pad_same(x, self.kernel, self.stride), weight.to(x.dtype), stride=self.stride)
 
 

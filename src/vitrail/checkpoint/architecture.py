@@ -1,0 +1,143 @@
+"""The config of a model from the shapes of its tensors, for files that do not say it."""
+
+import re
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+from vitrail.models.catalog import families
+
+SO400M = (1152, 27)  # width and depth of SigLIP's, with 16 heads
+FACTOR = 1e-5  # what a LayerScale starts with; a file holds only what became of it
+
+
+def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the family's config for tensors under our names; `known` are those that the shapes cannot tell."""
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    kernel = shape(sizes, "patch_embed.proj.weight", 4)
+    width = kernel[0]
+    hidden, out = shape(sizes, "blocks.0.mlp.fc1.weight", 2)[0], shape(sizes, "blocks.0.mlp.fc2.weight", 2)[1]
+    registers = shape(sizes, "reg_token", 3)[1] if "reg_token" in sizes else 0
+    prefix = registers + ("cls_token" in sizes) + ("dist_token" in sizes)
+    found: dict[str, Any] = {
+        "patch_size": kernel[2:],
+        "channels": kernel[1],
+        "classes": shape(sizes, "head.weight", 2)[0] if "head.weight" in sizes else 0,
+        "width": width,
+        "depth": count(sizes, r"blocks\.(\d+)\."),
+        "mlp_width": None if out == 4 * width else out,
+        "layer_scale": FACTOR if "blocks.0.ls1.gamma" in sizes else None,
+    }
+    if family == "vit":
+        found |= {
+            "qkv_bias": "blocks.0.attn.qkv.bias" in sizes,
+            "class_token": "cls_token" in sizes,
+            "registers": registers,
+            "pool": pool(sizes),
+            "head": "mlp" if "pre_logits.weight" in sizes else "linear",
+        }
+        if hidden == 2 * out:
+            found["activation"] = "swiglu"
+    if family == "deit":
+        found["distilled"] = "dist_token" in sizes
+    stride = kernel[2:]
+    if family == "hybrid":
+        found |= {"stages": stages(sizes), "channels": root_channels(sizes)}
+        times = 4 * 2 ** max(len(found["stages"]) - 1, 0)
+        stride = (times * stride[0], times * stride[1])
+    found |= places(sizes, prefix, stride, known)
+    allowed = next(each for each in families() if each.name == family).config.__dataclass_fields__
+    refuse_unless(found["mlp_width"] is None or "mlp_width" in allowed, f"an MLP of {out}, not 4 times {width}", family)
+    refuse_unless(found["layer_scale"] is None or "layer_scale" in allowed, "a LayerScale", family)
+    refuse_unless(found.get("prefix_positions", True) or "prefix_positions" in allowed, "no class position", family)
+    found = {name: value for name, value in found.items() if name in allowed}
+    found |= {name: value for name, value in known.items() if name in allowed and name != "image_size"}
+    return found if "heads" in found else {**found, "heads": heads_of(found)}
+
+
+def shape(sizes: Mapping[str, tuple[int, ...]], name: str, dimensions: int) -> tuple[int, ...]:
+    if name not in sizes:
+        raise CheckpointError(f"{name} is not there; expected the tensors of a Vision Transformer")
+    if len(sizes[name]) != dimensions or 0 in sizes[name]:
+        raise CheckpointError(f"{name} is of shape {sizes[name]}; expected {dimensions} dimensions")
+    return sizes[name]
+
+
+def count(sizes: Mapping[str, object], numbered: str) -> int:
+    """How many different numbers a name is found with."""
+    return len({match[1] for name in sizes if (match := re.match(numbered, name))})
+
+
+def pool(sizes: Mapping[str, object]) -> str:
+    if "attn_pool.latent" in sizes:
+        return "map"
+    if "fc_norm.weight" in sizes and "norm.weight" not in sizes:
+        return "mean_norm"
+    return "class" if "cls_token" in sizes else "mean"
+
+
+def stages(sizes: Mapping[str, object]) -> tuple[int, ...]:
+    number = count(sizes, r"patch_embed\.backbone\.stages\.(\d+)\.")
+    return tuple(count(sizes, rf"patch_embed\.backbone\.stages\.{stage}\.blocks\.(\d+)\.") for stage in range(number))
+
+
+def root_channels(sizes: Mapping[str, tuple[int, ...]]) -> int:
+    names = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+    return shape(sizes, next((name for name in names if name in sizes), names[0]), 4)[1]
+
+
+def places(
+    sizes: Mapping[str, tuple[int, ...]], prefix: int, stride: tuple[int, ...], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The image's size from the number of positions: what the file says if it fits, else a square, else what is asked.
+
+    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; then what is asked for decides.
+    """
+    said, asked = known_size(known.get("image_size")), known_size(known.get("asked_size"))
+    if "pos_embed" not in sizes:
+        return {"positions": "none", "image_size": said or asked or (14 * stride[0], 14 * stride[1])}
+    rows = shape(sizes, "pos_embed", 3)[1]
+    both = (rows - prefix, True), (rows, False)
+    squares = {with_prefix: square(patches, stride) for patches, with_prefix in both}
+    for size, ways in ((said, both), (squares[True], both[:1]), (asked, both), (squares[False], both[1:])):
+        for patches, with_prefix in ways:
+            if size is not None and (size[0] // stride[0]) * (size[1] // stride[1]) == patches:
+                return {"image_size": size, "prefix_positions": with_prefix}
+    raise CheckpointError(
+        f"pos_embed has {rows} rows, {prefix} of them before the patches, which are no square; "
+        "expected image_size=(rows, columns) of the pictures that it was made for"
+    )
+
+
+def square(patches: int, stride: tuple[int, ...]) -> tuple[int, int] | None:
+    side = isqrt(max(patches, 0))
+    return (side * stride[0], side * stride[1]) if side and side * side == patches else None
+
+
+def known_size(given: Any) -> tuple[int, int] | None:
+    """A size that somebody gave, if it is one."""
+    sides: tuple[Any, ...] = tuple(given) if isinstance(given, tuple | list) else (given, given)
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides)
+    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
+
+
+def heads_of(found: Mapping[str, Any]) -> int:
+    """No shape tells the heads: those of the preset of this width and depth, else as many as give each 64 numbers."""
+    width, depth = found["width"], found["depth"]
+    for family in families():
+        for preset in family.presets.values():
+            if (preset.width, preset.depth) == (width, depth):
+                return preset.heads
+    if (width, depth) == SO400M:
+        return 16
+    if width % 64:
+        raise CheckpointError(f"the file does not say how many heads share its width of {width}; expected heads=…")
+    return width // 64
+
+
+def refuse_unless(fits: bool, what: str, family: str) -> None:
+    if not fits:
+        raise CheckpointError(f"it has {what}, which the family {family!r} has not; expected another --from")

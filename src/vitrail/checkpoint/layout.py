@@ -1,0 +1,160 @@
+"""What a layout is: how it is recognised, read and written, and what whoever reads it takes for granted."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitrail.checkpoint.architecture import architecture, known_size
+from vitrail.checkpoint.atomic import write_whole
+from vitrail.checkpoint.contents import Contents
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.names import Entry, to_ours, to_theirs
+from vitrail.checkpoint.resample import Policy
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError
+
+T = TypeVar("T")
+HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+KINDS: dict[type[Any], str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint of any layout in our words; `config` in the description is what its own shapes and files say."""
+
+    description: Description
+    tensors: dict[str, Tensor]
+    ignored: tuple[str, ...] = ()  # by their names
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A row of the list of sources: all that reading and writing know of whose file it is."""
+
+    name: str  # as --from and --to say it
+    matches: Callable[[Contents], bool]
+    read: Callable[[Contents, Mapping[str, Any]], Found]  # with fields that the user knows and the file does not say
+    write: Callable[
+        [Mapping[str, Tensor], Description, Path], Mapping[str, Any]
+    ]  # gives what its readers take as given
+
+
+def found(
+    contents: Contents,
+    tensors: Mapping[str, Tensor],
+    table: Sequence[Entry],
+    *,
+    layout: str,
+    family: str,
+    known: Mapping[str, Any],
+    policy: Policy,
+    preprocessing: Callable[[dict[str, Any]], Preprocessing],
+    ignore: str = "",
+    labels: tuple[str, ...] | None = None,
+    variant: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> Found:
+    """Their tensors by the table; what it does not name must match `ignore`, else something would be lost."""
+    ours, others = to_ours(tensors, table)
+    lost = [name for name in others if not re.fullmatch(ignore, name)]
+    if lost:
+        names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        raise CheckpointError(
+            f"{contents.path} has {len(lost)} tensors that a {layout} {family} has no place for ({names}); "
+            "without them it would be another model: expected a plain ViT, DeiT or hybrid, or another --from"
+        )
+    config = architecture(ours, family, known)
+    said = known_size(known.get("image_size"))
+    if said not in (None, config["image_size"]):
+        size = "×".join(map(str, config["image_size"]))
+        warnings = [*warnings, f"said to be for images of {said}, but its positions are for {size}: taken as these"]
+    source = {"layout": layout, "file": contents.path.name, **(variant or {})}
+    description = Description(
+        family=family,
+        config=config,
+        preprocessing=preprocessing(config),
+        labels=labels,
+        provenance={"source": source},
+        resampling=policy,
+    )
+    return Found(description=description, tensors=ours, ignored=others, warnings=tuple(warnings))
+
+
+def stripped(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
+    """Without the prefixes, in this order, that every name has: what wrappers put before a model's own names."""
+    names = dict(zip(tensors, tensors, strict=True))
+    for prefix in prefixes:
+        if names and all(name.startswith(prefix) for name in names.values()):
+            names = {key: name.removeprefix(prefix) for key, name in names.items()}
+    return {name: tensors[key] for key, name in names.items()}
+
+
+def holds(layout: str, config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses a config with a field that the layout has no place for."""
+    for name, values in allowed.items():
+        if name in config and config[name] not in values:
+            expected = " or ".join(repr(value) for value in values)
+            raise CheckpointError(f"{name} is {config[name]!r}, which {layout} cannot hold; expected {expected}")
+
+
+def with_prefix_rows(tensors: Mapping[str, Tensor], config: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
+    """The table with rows for prefix tokens, zero where it had none: adding nothing, for layouts that must add."""
+    if config.get("prefix_positions", True) or "pos_embed" not in tensors:
+        return dict(tensors)
+    table = tensors["pos_embed"]
+    return {**tensors, "pos_embed": torch.cat((table.new_zeros(1, rows, table.shape[2]), table), dim=1)}
+
+
+def with_register_rows(table: Tensor, registers: Tensor) -> Tensor:
+    """Zero rows for the registers, which have no positions in DINOv2, behind that of the class token."""
+    rows = registers.shape[1] if registers.ndim == 3 else 0
+    return torch.cat((table[:, :1], table.new_zeros(table.shape[0], rows, *table.shape[2:]), table[:, 1:]), dim=1)
+
+
+def without_register_rows(layout: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The table without rows for the registers; they must be zero, or they would be lost."""
+    registers = config.get("registers", 0)
+    if not registers or "pos_embed" not in tensors:
+        return dict(tensors)
+    first, rows, patches = tensors["pos_embed"].tensor_split([1, 1 + registers], dim=1)
+    holds(layout, {"positions of registers": bool(rows.any())}, {"positions of registers": (False,)})
+    return {**tensors, "pos_embed": torch.cat((first, patches), dim=1)}
+
+
+def write_table(
+    tensors: Mapping[str, Tensor], table: Sequence[Entry], heads: int, path: Path, wrapper: str = ""
+) -> None:
+    """A .safetensors file, or what torch.save writes, under `wrapper` if there is one."""
+    renamed = to_theirs(tensors, table, heads)
+    if path.suffix == ".safetensors":
+        write_whole(path, lambda place: save_file(renamed, place, {"format": "pt"}))
+    elif path.suffix in (".pth", ".pt", ".bin"):
+        apart = {name: tensor.clone() for name, tensor in renamed.items()}  # torch.save would keep whole storages
+        write_whole(path, lambda place: torch.save({wrapper: apart} if wrapper else apart, place))
+    else:
+        raise CheckpointError(f"{path} ends in {path.suffix!r}; expected a file .pth, .bin or .safetensors")
+
+
+def value(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """A field of somebody's JSON, of the kind it should be; a number may be whole."""
+    given = data.get(name)
+    if given is None:
+        return default
+    if isinstance(given, bool) is not (kind is bool) or not isinstance(given, (int, float) if kind is float else kind):
+        raise CheckpointError(f"{name} is {repr(given)[:40]}; expected {KINDS.get(kind, kind.__name__)}")
+    return given  # pyright: ignore[reportReturnType]

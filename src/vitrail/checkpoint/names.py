@@ -1,0 +1,108 @@
+"""Name tables that run both ways: what tensors are called elsewhere, what they are called here, how they lie there.
+
+In a name # stands for a number, % for one that is counted from 1 there and from 0 here, and * for weight or bias.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+
+HOLES = {"#": r"(\d{1,6})", "%": r"(\d{1,6})", "*": "(weight|bias)"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tensor lies elsewhere, maybe in parts: there → here, and here → there for a number of heads."""
+
+    read: Callable[[list[Tensor]], Tensor]
+    write: Callable[[Tensor, int], list[Tensor]]
+
+
+SAME = Form(lambda parts: parts[0], lambda tensor, _: [tensor])
+STACKED = Form(torch.cat, lambda tensor, _: list(tensor.chunk(3)))  # queries, keys and values apart
+HALVES = Form(torch.cat, lambda tensor, _: list(tensor.chunk(2)))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a table: tensor `ours` is made of `theirs`."""
+
+    theirs: tuple[str, ...]
+    ours: str
+    form: Form = SAME
+
+    @cached_property
+    def their_patterns(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(pattern(name) for name in self.theirs)
+
+    @cached_property
+    def our_pattern(self) -> re.Pattern[str]:
+        return pattern(self.ours)
+
+
+def entry(theirs: str | Iterable[str], ours: str, form: Form = SAME) -> Entry:
+    return Entry((theirs,) if isinstance(theirs, str) else tuple(theirs), ours, form)
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    return re.compile("".join(HOLES.get(part, re.escape(part)) for part in re.split("([#%*])", name)))
+
+
+def filled(name: str, values: Iterable[str]) -> str:
+    given = iter(values)
+    return "".join(next(given) if part in HOLES else part for part in re.split("([#%*])", name))
+
+
+def shifted(name: str, values: Iterable[str], by: int) -> tuple[str, ...]:
+    """What stands in the holes of a name, with those that are counted from 1 moved."""
+    holes = (part for part in re.split("([#%*])", name) if part in HOLES)
+    return tuple(str(int(value) + by) if hole == "%" else value for hole, value in zip(holes, values, strict=True))
+
+
+def to_ours(tensors: Mapping[str, Tensor], table: Iterable[Entry]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Their tensors under our names, and the names that the table does not know."""
+    rows, found, unknown = list(table), dict[str, tuple[Entry, dict[int, str]]](), list[str]()
+    for name in tensors:
+        match = next(
+            ((r, n, m) for r in rows for n, each in enumerate(r.their_patterns) if (m := each.fullmatch(name))), None
+        )
+        if match is None:
+            unknown.append(name)
+            continue
+        row, place, values = match
+        ours = filled(row.ours, shifted(row.theirs[place], values.groups(), -1))
+        before, parts = found.setdefault(ours, (row, {}))
+        if before is not row:
+            raise CheckpointError(f"{ours} is there twice, as {name} and as {next(iter(parts.values()))}; expected one")
+        parts[place] = name
+    return {ours: joined(ours, row, parts, tensors) for ours, (row, parts) in found.items()}, tuple(unknown)
+
+
+def joined(ours: str, row: Entry, parts: Mapping[int, str], tensors: Mapping[str, Tensor]) -> Tensor:
+    if len(parts) != len(row.theirs):
+        there = ", ".join(parts.values())
+        raise CheckpointError(f"{ours} is made of {len(row.theirs)} tensors, and only {there} is there; expected all")
+    try:
+        return row.form.read([tensors[parts[place]] for place in sorted(parts)])
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in parts.values())
+        raise CheckpointError(f"{ours} cannot be made of {shapes}; expected other shapes") from None
+
+
+def to_theirs(tensors: Mapping[str, Tensor], table: Iterable[Entry], heads: int) -> dict[str, Tensor]:
+    """Our tensors under their names."""
+    rows, theirs = list(table), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        match = next(((row, m) for row in rows if (m := row.our_pattern.fullmatch(name))), None)
+        if match is None:
+            raise CheckpointError(f"{name} has no name in this layout; expected a model that it can hold")
+        row, values = match
+        for their_name, part in zip(row.theirs, row.form.write(tensor, heads), strict=True):
+            theirs[filled(their_name, shifted(their_name, values.groups(), 1))] = part.contiguous()
+    return theirs

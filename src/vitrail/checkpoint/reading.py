@@ -1,0 +1,208 @@
+"""From a checkpoint of any layout to a model: found, checked, made to fit, and every tensor accounted for."""
+
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.checkpoint import hub
+from vitrail.checkpoint.contents import Contents, read_contents
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.fit import MAY_DIFFER, adapted, fit
+from vitrail.checkpoint.layout import Found, Layout
+from vitrail.checkpoint.report import LoadReport
+from vitrail.checkpoint.resample import RULES, Policy
+from vitrail.checkpoint.sources import NAMES
+from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.models.catalog import families
+from vitrail.models.family import Family
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model, what is known of it, and what became of every tensor on the way."""
+
+    model: Any
+    description: Description
+    report: LoadReport
+
+
+def load(
+    path: str | Path,
+    *,
+    source: str | None = None,
+    family: Family | None = None,
+    policy: Policy | None = None,
+    dtype: torch.dtype | None = None,
+    **fields: Any,
+) -> Any:
+    """The model in a folder or file of any layout, or one made from it for another use.
+
+    load("deit_tiny_patch16_224.pth"), load("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
+    load(path, image_size=384, classes=37). Positions are resampled to another image size by the policy of those who
+    made the checkpoint, or the named one; the patch kernel to another patch size as FlexiViT does it; and a head for
+    other classes starts at zero. `source` names the layout where it should not be found out; fields that a file does
+    not say, such as heads, may be given too. Weights keep the type they are stored in unless `dtype` is given. Nothing
+    in a file is ever run: a family from outside the package is given as `family`.
+    """
+    found = read(path, source=source, family=family, policy=policy, **fields)
+    warn_of(found, path)
+    return found.model if dtype is None else found.model.to(dtype)
+
+
+def read(
+    path: str | Path,
+    *,
+    source: str | None = None,
+    family: Family | None = None,
+    policy: Policy | None = None,
+    **fields: Any,
+) -> Checkpoint:
+    """`load`, with the description and the report beside the model."""
+    if policy is not None and policy not in tuple(RULES):
+        raise unknown("position policy", policy, RULES)
+    found = find(path, source, fields)
+    description, where = found.description, str(path)
+    family = family or known_family(description.family, where)
+    if family.name != description.family:
+        raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
+    with checked(where):
+        config = family.configure(**description.config)
+        blocks = getattr(config, "depth", 0) + sum(getattr(config, "stages", ()))
+        if blocks > len(found.tensors):  # before a model of a million blocks is built for nothing
+            raise CheckpointError(f"{where}: {blocks} blocks and {len(found.tensors)} tensors; expected more tensors")
+        with torch.device("meta"):
+            source_model = family.build(config)
+    check_tensors(source_model, found.tensors, where)
+    model = source_model
+    if fields:
+        with torch.device("meta"):
+            model = family.build(adapted(config, family.configure(config, **fields)))
+    used = policy or description.resampling
+    fitted, report = fit(found.tensors, source_model, model, used)
+    model.load_state_dict(fitted, assign=True)
+    foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
+    said = (*found.warnings, *(zero_head(model, report) if foreign else ()))
+    report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
+    return Checkpoint(model.eval(), as_loaded(description, model.config, used), report)
+
+
+def warn_of(found: Checkpoint, path: str | Path) -> None:
+    """For those who do not look at the report."""
+    for warning in found.report.warnings:
+        warnings.warn(f"{path}: {warning}", stacklevel=3)
+
+
+def describe(path: str | Path, *, source: str | None = None) -> Description:
+    """What a checkpoint says of itself, or its layout of it: family, config, preprocessing, labels, provenance."""
+    return find(path, source, {}).description
+
+
+def find(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> Found:
+    """The checkpoint in our words, its tensors as they are; fields that no file says may be known."""
+    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
+    contents = read_contents(hub.fetch(str(path)) if hub.is_hub_name(path) else Path(path))
+    layout = layout_of(contents, source)
+    known = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
+    with checked(str(path)):
+        return with_fitting_labels(layout.read(contents, {**known, "asked_size": fields.get("image_size")}))
+
+
+@cache
+def layouts() -> tuple[Layout, ...]:
+    """All that can be read and written, our own first; the first that recognises a file reads it."""
+    sources = (f"vitrail.checkpoint.sources.{name}" for name in NAMES)
+    return tuple(import_module(name).LAYOUT for name in ("vitrail.checkpoint.folder", *sources))
+
+
+def layout_named(name: str) -> Layout:
+    known = {layout.name: layout for layout in layouts()}
+    if name not in known:
+        raise unknown("layout", name, known)
+    return known[name]
+
+
+def layout_of(contents: Contents, source: str | None) -> Layout:
+    if source is not None:
+        return layout_named(source)
+    if not contents.tensors:
+        raise CheckpointError(f"{contents.path} holds no tensors; expected the weights of a Vision Transformer")
+    layout = next((layout for layout in layouts() if layout.matches(contents)), None)
+    if layout is None:
+        names = ", ".join(list(contents.tensors)[:3])
+        raise CheckpointError(
+            f"{contents.path} is of no layout known here ({len(contents.tensors)} tensors: {names}, …); "
+            f"expected {', '.join(each.name for each in layouts())}"
+        )
+    return layout
+
+
+def with_fitting_labels(found: Found) -> Found:
+    labels, classes = found.description.labels, found.description.config.get("classes")
+    if labels is None or len(labels) == classes:
+        return found
+    warning = f"{len(labels)} labels for {classes} classes: left out"
+    return replace(found, description=replace(found.description, labels=None), warnings=(*found.warnings, warning))
+
+
+def as_loaded(description: Description, config: Any, policy: Policy) -> Description:
+    """The description of the model that was made: of another size or other classes, perhaps."""
+    now, how = asdict(config), description.preprocessing
+    same = now.get("classes") == description.config.get("classes")
+    if how is not None and tuple(description.config["image_size"]) != config.image_size:
+        how = replace(how, image_size=config.image_size)
+    labels = description.labels if same else None
+    return replace(description, config=now, labels=labels, preprocessing=how, resampling=policy)
+
+
+def zero_head(model: Any, report: LoadReport) -> list[str]:
+    head = getattr(model, "head", None)
+    if isinstance(head, nn.Linear) and "head.weight" in report.matched and not head.weight.any():
+        return ["the head is all zeros, as in Google's ImageNet-21k files: train it, or take features with classes=0"]
+    return []
+
+
+@contextmanager
+def checked(where: str) -> Generator[None]:
+    """A config that cannot be is the checkpoint's fault, and one line."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ConfigError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{where}: {' '.join(str(error).split())[:200]}") from None
+
+
+def known_family(name: str, where: str) -> Family:
+    known = {family.name: family for family in families()}
+    if name not in known:
+        hint = unknown("family", name, known)
+        raise CheckpointError(f"{where}: {hint} (for one from outside, give family=…)")
+    return known[name]
+
+
+def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Every tensor of the model is there, of its shape, and no other."""
+    expected = model.state_dict()
+    wrong = {
+        "missing": [name for name in expected if name not in tensors],
+        "unexpected": [name for name in tensors if name not in expected],
+        "of another shape": [n for n, t in tensors.items() if n in expected and t.shape != expected[n].shape],
+        "not of floats": [name for name, tensor in tensors.items() if not tensor.is_floating_point()],
+        "without values": [name for name, tensor in tensors.items() if tensor.is_meta],
+    }
+    found = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+        for what, names in wrong.items()
+        if names
+    ]
+    if found:
+        raise CheckpointError(f"{where} does not fit its config: {'; '.join(found)} of {len(expected)} tensors")

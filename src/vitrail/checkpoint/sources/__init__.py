@@ -1,0 +1,3 @@
+"""Public layouts, one file each; the first that recognises a checkpoint reads it."""
+
+NAMES = ("google", "hf", "torchvision", "dino", "mae", "deit", "timm")

@@ -1,0 +1,104 @@
+"""DINO's backbones and whole runs, of which the teacher is taken; and DINOv2's, with registers and SwiGLU."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.checkpoint.contents import Contents
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.layout import (
+    IMAGENET,
+    Found,
+    Layout,
+    found,
+    holds,
+    stripped,
+    with_prefix_rows,
+    with_register_rows,
+    without_register_rows,
+    write_table,
+)
+from vitrail.checkpoint.names import entry
+from vitrail.checkpoint.sources import timm
+from vitrail.data.preprocessing import Preprocessing
+
+TABLE = (
+    entry("register_tokens", "reg_token"),
+    *timm.PLAIN,
+    *timm.SCALES,
+)
+SWIGLU = (
+    entry("blocks.#.mlp.w12.*", "blocks.#.mlp.fc1.*"),
+    entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
+    *TABLE,
+)
+PROJECTION = r"mask_token|head\..*|dino_head\..*|ibot_head\..*"  # what training needs beside the backbone
+ONLY = {
+    "class_token": (True,),
+    "pool": ("class",),
+    "classes": (0,),
+    "distilled": (False,),
+    "positions": ("learned", "sincos", "sincos_2d"),
+    "positions_at": ("stem",),
+    "head": ("linear",),
+    "activation": ("gelu", "gelu_tanh", "swiglu"),
+}
+
+
+def backbone(contents: Contents) -> dict[str, Tensor]:
+    """The names of the backbone alone; blocks that training kept in chunks are numbered through."""
+    tensors = stripped(contents.tensors, *timm.BEFORE)
+    if "backbone.patch_embed.proj.weight" in tensors:
+        tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
+    return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
+
+
+def matches(contents: Contents) -> bool:
+    names = backbone(contents)
+    second = {"mask_token", "register_tokens"} & names.keys() and "decoder_embed.weight" not in names
+    own = contents.wrapper == "teacher" or second
+    others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone")
+    flat = contents.kind == "pickle" and not contents.wrapper and not any(name.startswith(others) for name in names)
+    return "patch_embed.proj.weight" in names and bool(own or flat)
+
+
+def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    tensors = {name: tensor for name, tensor in backbone(contents).items() if not re.fullmatch(PROJECTION, name)}
+    second = any(name.endswith("ls1.gamma") for name in tensors)
+    warnings = []
+    if not second and contents.wrapper != "teacher":
+        warnings.append("a file of this shape without a head may also be timm's: taken as DINO's, with ImageNet's mean")
+    if "register_tokens" in tensors and "pos_embed" in tensors:
+        tensors["pos_embed"] = with_register_rows(tensors["pos_embed"], tensors["register_tokens"])
+    left = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION})$", name)]
+    result = found(
+        contents,
+        tensors,
+        SWIGLU,
+        layout="dino",
+        family="vit",
+        known=known,
+        policy="timm" if "register_tokens" in tensors else "dino",  # theirs with registers is antialiased
+        preprocessing=preprocessing,
+        warnings=warnings,
+    )
+    return Found(description=result.description, tensors=result.tensors, ignored=tuple(left), warnings=result.warnings)
+
+
+def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+    size = config["image_size"]
+    return Preprocessing(image_size=size, crop=0.875 if max(size) <= 256 else 1.0, **IMAGENET)
+
+
+def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
+    config = description.config
+    holds("dino", config, ONLY)
+    renamed = without_register_rows("dino", with_prefix_rows(tensors, config, 1 + config.get("registers", 0)), config)
+    write_table(renamed, SWIGLU if config.get("activation") == "swiglu" else TABLE, config["heads"], path)
+    return timm.ASSUMES
+
+
+LAYOUT = Layout(name="dino", matches=matches, read=read, write=write)

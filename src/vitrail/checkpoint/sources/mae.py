@@ -1,0 +1,63 @@
+"""MAE: the encoder, maybe with its decoder, which is left; or fine-tuned, with a norm after the mean of the patches."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.checkpoint.contents import Contents
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.layout import IMAGENET, Found, Layout, found, holds, stripped, write_table
+from vitrail.checkpoint.sources import timm
+from vitrail.data.preprocessing import Preprocessing
+
+DECODER = r"mask_token|decoder_.*"
+ONLY = {
+    "class_token": (True,),
+    "registers": (0,),
+    "pool": ("class", "mean_norm"),
+    "layer_scale": (None,),
+    "distilled": (False,),
+    "prefix_positions": (True,),
+    "positions": ("learned", "sincos", "sincos_2d"),
+    "positions_at": ("stem",),
+    "head": ("linear",),
+    "activation": ("gelu", "gelu_tanh"),
+}
+
+
+def matches(contents: Contents) -> bool:
+    names = stripped(contents.tensors, *timm.BEFORE)
+    tuned = "fc_norm.weight" in names and "norm.weight" not in names
+    own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
+    return "patch_embed.proj.weight" in names and own
+
+
+def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    return found(
+        contents,
+        stripped(contents.tensors, *timm.BEFORE),
+        timm.PLAIN,
+        layout="mae",
+        family="vit",
+        known=known,
+        policy="deit",
+        preprocessing=preprocessing,
+        ignore=DECODER,
+    )
+
+
+def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+    size = config["image_size"]
+    return Preprocessing(image_size=size, crop=0.875 if max(size) <= 224 else 1.0, **IMAGENET)
+
+
+def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
+    """The encoder, or the fine-tuned model; a decoder is not part of ours."""
+    holds("mae", description.config, ONLY)
+    write_table(tensors, timm.PLAIN, description.config["heads"], path, wrapper="model")
+    return timm.ASSUMES
+
+
+LAYOUT = Layout(name="mae", matches=matches, read=read, write=write)

@@ -1,0 +1,177 @@
+"""timm: the names that this package uses too. A flat file, a training checkpoint, or a folder as on its hub."""
+
+import json
+from collections.abc import Mapping
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.checkpoint.atomic import make_folder, write_whole
+from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.layout import HALF, IMAGENET, Found, Layout, found, holds, stripped, value, write_table
+from vitrail.checkpoint.names import Entry, entry
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError
+from vitrail.models.catalog import families
+
+ROOTS = ("patch_embed.backbone.stem.", "patch_embed.backbone.")
+UNIT = "patch_embed.backbone.stages.#.blocks.#."
+SAME_NAMES = (
+    *("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.proj.*"),
+    *(f"blocks.#.{part}" for part in ("norm1.*", "attn.qkv.*", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")),
+    *("norm.*", "fc_norm.*", "head.*", "head_dist.*", "attn_pool.latent"),
+    *(f"attn_pool.{part}.*" for part in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")),
+    *(f"{root}{part}" for root in ROOTS for part in ("conv.weight", "norm.*")),
+    *(f"{UNIT}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
+    *(f"{UNIT}downsample.{part}" for part in ("conv.weight", "norm.*")),
+)
+PLAIN: tuple[Entry, ...] = (*map(entry, SAME_NAMES, SAME_NAMES), entry("pre_logits.fc.*", "pre_logits.*"))
+SCALES = (entry("blocks.#.ls1.gamma", "blocks.#.ls1.gamma"), entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"))
+TABLE = (*PLAIN, *SCALES)
+ASSUMES = {"activation": "gelu", "constants": "timm", "norm_eps": 1e-6}
+POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
+BEFORE = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
+
+
+def matches(contents: Contents) -> bool:
+    return "patch_embed.proj.weight" in stripped(contents.tensors, *BEFORE)
+
+
+def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    tensors = unflattened(stripped(contents.tensors, *BEFORE))
+    card = contents.config or {}
+    name = value(card, "architecture", str, contents.path.name.split(".")[0])
+    hybrid = any(each.startswith("patch_embed.backbone.") for each in tensors)
+    preset = next(((family.name, family.presets[name]) for family in families() if name in family.presets), None)
+    family = "hybrid" if hybrid else "deit" if "dist_token" in tensors or name.startswith("deit") else "vit"
+    width = tensors["patch_embed.proj.weight"].shape[0]
+    hints = dict[str, Any]()
+    if preset is not None and preset[0] == family and preset[1].width == width:
+        hints["heads"] = preset[1].heads
+    arguments = value(card, "model_args", dict, {})
+    if "num_heads" in arguments:
+        hints["heads"] = value(arguments, "num_heads", int, 0)
+    if "so400m" in name or arguments.get("act_layer") == "gelu_tanh":
+        hints["activation"] = "gelu_tanh"
+    pretrained = value(card, "pretrained_cfg", dict, card)
+    if "input_size" in pretrained:
+        hints["image_size"] = tuple(value(pretrained, "input_size", list, [])[1:])
+    imagenet = family == "deit" or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
+    warnings = []
+    if "mean" not in pretrained:
+        constants = "ImageNet's mean and deviation" if imagenet else "mean and deviation 0.5"
+        warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}")
+    return found(
+        contents,
+        tensors,
+        TABLE,
+        layout="timm",
+        family=family,
+        known={**hints, **known},
+        policy="timm",
+        preprocessing=lambda config: preprocessing(config, pretrained, imagenet),
+        labels=label_names(card, pretrained),
+        warnings=warnings,
+    )
+
+
+def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Very old files have the patch kernel as a matrix."""
+    kernel = tensors.get("patch_embed.proj.weight")
+    if kernel is not None and kernel.ndim == 2:
+        side = isqrt(kernel.shape[1] // 3)
+        if 3 * side * side == kernel.shape[1]:
+            return {**tensors, "patch_embed.proj.weight": kernel.reshape(-1, 3, side, side)}
+    return tensors
+
+
+def preprocessing(config: Mapping[str, Any], pretrained: Mapping[str, Any], imagenet: bool) -> Preprocessing:
+    size = config["image_size"]
+    constants = IMAGENET if imagenet else HALF
+    return Preprocessing(
+        image_size=size,
+        crop=value(pretrained, "crop_pct", float, 0.9 if max(size) < 384 else 1.0),
+        fit="squash" if pretrained.get("crop_mode") == "squash" else "short_side",
+        interpolation="bilinear" if pretrained.get("interpolation") == "bilinear" else "bicubic",
+        mean=tuple(value(pretrained, "mean", list, list(constants["mean"]))),
+        std=tuple(value(pretrained, "std", list, list(constants["std"]))),
+    )
+
+
+def label_names(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
+    names = card.get("label_names", pretrained.get("label_names"))
+    described = card.get("label_descriptions", pretrained.get("label_descriptions"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(str(described.get(name, name)) if isinstance(described, dict) else name for name in names)
+
+
+def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
+    """A file, or with no ending a folder that timm.create_model("local-dir:FOLDER", pretrained=True) opens."""
+    config = description.config
+    holds("timm", config, {"positions": ("learned", "sincos", "sincos_2d", "none"), "positions_at": ("stem",)})
+    holds("timm", config, {"head": ("linear",)})
+    if path.suffix:
+        write_table(tensors, TABLE, config["heads"], path)
+        return ASSUMES
+    if description.family == "hybrid":
+        raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
+    card = json.dumps(hub_card(description), indent=2, ensure_ascii=False)
+    make_folder(path)
+    write_table(tensors, TABLE, config["heads"], path / WEIGHTS[0])
+    write_whole(path / CONFIG, lambda place: place.write_text(card, "utf-8"))
+    return {"norm_eps": ASSUMES["norm_eps"]}
+
+
+def hub_card(description: Description) -> dict[str, Any]:
+    config, how = description.config, description.preprocessing
+    distilled, activation = config.get("distilled", False), config.get("activation", "gelu")
+    hidden = (config.get("mlp_width") or 4 * config["width"]) * (2 if activation == "swiglu" else 1)
+    arguments = {
+        "img_size": config["image_size"],
+        "patch_size": config["patch_size"],
+        "in_chans": config["channels"],
+        "embed_dim": config["width"],
+        "depth": config["depth"],
+        "num_heads": config["heads"],
+        "mlp_ratio": hidden / config["width"] if hidden % config["width"] == 0 else (hidden + 0.5) / config["width"],
+        "init_values": config.get("layer_scale"),
+        "qkv_bias": config.get("qkv_bias", True),
+        "no_embed_class": not config.get("prefix_positions", True),
+    }
+    if not distilled:
+        arguments |= {
+            "class_token": config.get("class_token", True),
+            "reg_tokens": config.get("registers", 0),
+            "global_pool": POOLS[config.get("pool", "class")],
+            "fc_norm": config.get("pool") == "mean_norm",
+        }
+    if config.get("positions") == "none":
+        arguments["pos_embed"] = "none"
+    if activation == "gelu_tanh":
+        arguments["act_layer"] = "gelu_tanh"
+    name = "vit_giant_patch14_dinov2" if activation == "swiglu" else f"{description.family}_tiny_patch16_224"
+    card: dict[str, Any] = {
+        "architecture": "deit_tiny_distilled_patch16_224" if distilled else name,  # one of the kind; the rest is below
+        "num_classes": config["classes"],
+        "num_features": config["width"],
+        "model_args": arguments,
+        "pretrained_cfg": {"num_classes": config["classes"], "input_size": [config["channels"], *config["image_size"]]},
+    }
+    if how is not None:
+        card["pretrained_cfg"] |= {
+            "crop_pct": how.crop,
+            "crop_mode": "squash" if how.fit == "squash" else "center",
+            "interpolation": how.interpolation,
+            "mean": how.mean,
+            "std": how.std,
+        }
+    if description.labels is not None:
+        card["label_names"] = description.labels
+    return card
+
+
+LAYOUT = Layout(name="timm", matches=matches, read=read, write=write)

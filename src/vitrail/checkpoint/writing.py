@@ -1,0 +1,120 @@
+"""A model into a checkpoint of any layout that can hold it, whole or not at all."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail import __version__
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.reading import check_tensors, layout_named
+from vitrail.checkpoint.resample import Policy
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError
+from vitrail.models.catalog import families
+from vitrail.models.family import Family
+
+GELUS = ("gelu", "gelu_tanh")
+
+
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    preprocessing: Preprocessing | None = None,
+    labels: Sequence[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    resampling: Policy = "timm",
+    family: Family | None = None,
+) -> None:
+    """Writes the model and its description; `family` only for one from outside the package."""
+    write(
+        model,
+        folder,
+        preprocessing=preprocessing,
+        labels=labels,
+        provenance=provenance,
+        resampling=resampling,
+        family=family,
+    )
+
+
+def write(
+    model: nn.Module,
+    path: str | Path,
+    to: str = "vitrail",
+    *,
+    preprocessing: Preprocessing | None = None,
+    labels: Sequence[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    resampling: Policy = "timm",
+    family: Family | None = None,
+) -> None:
+    """`save` in the layout that `to` names; warns if whoever reads it would compute something else, and how much."""
+    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(f"the place is {path!r}; expected a path")
+    layout = layout_named(to)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+    family = family or family_of(model)
+    config: Any = model.config
+    try:
+        description = Description(
+            family=family.name,
+            config=asdict(config),
+            preprocessing=preprocessing,
+            labels=None if labels is None else tuple(labels),
+            provenance={"vitrail": __version__, **(provenance or {})},
+            resampling=resampling,
+        )
+        text = description.to_json()
+        text.encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot be written as JSON: {error}; expected labels and provenance of texts") from None
+    check_labels(Description.from_json(text, "the description"))
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    with torch.device("meta"):
+        check_tensors(family.build(config), tensors, "the model")
+    assumed = layout.write({name: tensor.cpu() for name, tensor in tensors.items()}, description, Path(path))
+    for name, theirs in assumed.items():
+        ours = getattr(config, name, theirs)
+        if ours != theirs and (name != "activation" or ours in GELUS):
+            apart, deviation = difference(family, config, {name: theirs}, tensors)
+            warnings.warn(
+                f"{to} cannot say {name} {ours!r}, and its readers run with {theirs!r}: "
+                f"outputs differ by up to {apart:.1e} (their deviation is {deviation:.1e}) on random images",
+                stacklevel=2,
+            )
+
+
+@torch.no_grad()
+def difference(
+    family: Family, config: Any, change: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[float, float]:
+    """The largest difference that a changed field makes to outputs, and the outputs' own deviation."""
+    size = (2, config.channels, *config.image_size)
+    images = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    outputs = list[Tensor]()
+    for each in (config, family.configure(config, **change)):
+        with torch.device("meta"):
+            model = family.build(each)
+        model.load_state_dict({name: tensor.float().cpu() for name, tensor in tensors.items()}, assign=True)
+        outputs.append(model.eval()(images))
+    return (outputs[0] - outputs[1]).abs().max().item(), outputs[0].std().item()
+
+
+def check_labels(description: Description) -> None:
+    classes = description.config.get("classes")
+    if description.labels is not None and len(description.labels) != classes:
+        raise CheckpointError(f"{len(description.labels)} labels for {classes} classes; expected one a class")
+
+
+def family_of(model: nn.Module) -> Family:
+    for family in families():
+        if type(getattr(model, "config", None)) is family.config:
+            return family
+    kind = type(model).__name__
+    raise CheckpointError(f"{kind} is of no family of the package; expected family=…, the FAMILY of its module")

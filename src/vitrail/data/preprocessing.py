@@ -1,0 +1,75 @@
+"""From a picture to a model's input: resize with antialiasing, crop, normalise; number by number as timm does it."""
+
+from dataclasses import dataclass, field
+from math import floor
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
+
+MOST_PIXELS = 2**26  # of a resized picture: 256 MB in Pillow
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}  # both antialiased in Pillow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a picture becomes the model's input."""
+
+    image_size: Size = 224  # rows, columns
+    crop: float = 0.9  # share of the resized picture that is kept, around its centre; above 1 a black border is added
+    fit: Literal["short_side", "squash"] = "short_side"  # the aspect kept, or both sides resized at once
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO)  # by channel, of pixels from 0 to 1
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len(self.mean) != len(self.std):
+            raise ConfigError(f"{len(self.mean)} means and {len(self.std)} stds; expected one of each a channel")
+        if self.crop > min(pair(self.image_size)):
+            raise ConfigError(f"crop is {self.crop}; expected the share of the picture that is kept, say 0.9")
+
+
+def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What the model sees of an RGB picture: (channels, rows, columns), one channel if there is one mean."""
+    if len(preprocessing.mean) not in (1, 3):
+        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for a grey picture")
+    image = image.convert("L" if len(preprocessing.mean) == 1 else "RGB")
+    rows, columns = resized_to((image.height, image.width), preprocessing)
+    if rows * columns > MOST_PIXELS:
+        given = f"a picture of {image.height}×{image.width} pixels would be resized to {rows}×{columns}"
+        raise DataError(f"{given}; expected at most {MOST_PIXELS} pixels: crop it first")
+    if image.size != (columns, rows):
+        image = image.resize((columns, rows), FILTERS[preprocessing.interpolation])
+    image = centre_crop(image, pair(preprocessing.image_size))
+    pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1) / np.float32(255)
+    mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
+    return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
+
+
+def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+    """Rows and columns before the crop.
+
+    With the aspect kept, the picture just covers the size it is cropped from: by its short side if that is a square
+    (the other rounded down as in torchvision), else by the larger of the two scales (rounded as in timm).
+    """
+    rows, columns = (floor(side / preprocessing.crop) for side in pair(preprocessing.image_size))
+    if preprocessing.fit == "squash":
+        return rows, columns
+    if rows == columns:
+        short = min(given)
+        return int(rows * given[0] / short), int(rows * given[1] / short)
+    shrink = min(given[0] / rows, given[1] / columns)
+    return round(given[0] / shrink), round(given[1] / shrink)
+
+
+def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The middle of the picture; where it is too small, black is added around it."""
+    top, left = (
+        round((have - want) / 2) if have >= want else -((want - have) // 2)
+        for have, want in zip((image.height, image.width), size, strict=True)
+    )
+    return image.crop((left, top, left + size[1], top + size[0]))

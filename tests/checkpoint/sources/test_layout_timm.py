@@ -1,0 +1,151 @@
+"""timm's files and folders: its own models at toy size, both ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from drawing import shake
+from round_trip import apart, round_trip
+from safetensors.torch import save_file
+from timm.data.config import resolve_model_data_config
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.errors import CheckpointError
+
+TOY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "class": ("vit_tiny_patch16_224", {}),
+    "mean, norm after": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "mean, no class token": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False, "fc_norm": False}),
+    "map": ("vit_tiny_patch16_224", {"global_pool": "map", "class_token": False}),
+    "registers": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5}),
+    "no bias, wide": ("vit_tiny_patch16_224", {"qkv_bias": False, "mlp_ratio": 5}),
+    "no head": ("vit_tiny_patch16_224", {"num_classes": 0}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "deit3": ("deit3_small_patch16_224", {}),
+    "swiglu": ("vit_giant_patch14_dinov2", {"num_classes": 5}),
+}
+
+
+def toy(kind: str, **changes: Any) -> Any:
+    name, fields = KINDS[kind]
+    fields = {**TOY, **fields, **changes}
+    return shake(timm.create_model(name, **fields))
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_models_are_ours_and_come_back(kind: str, ending: str, tmp_path: Path) -> None:
+    theirs = toy(kind)
+    path = tmp_path / f"weights{ending}"
+    save_file(theirs.state_dict(), path) if ending == ".safetensors" else torch.save(theirs.state_dict(), path)
+    found = round_trip(path, tmp_path / f"back{ending}", to="timm", heads=4, source="timm")
+    assert apart(found.model, theirs) <= 1e-6
+    assert len(found.report.matched) == len(theirs.state_dict())
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_small_r26_s32_224"])
+def test_hybrids(name: str, tmp_path: Path) -> None:
+    theirs = shake(timm.create_model(name, img_size=64, embed_dim=32, depth=1, num_heads=4, num_classes=5))
+    save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    found = round_trip(tmp_path / "weights.safetensors", tmp_path / "back.safetensors", to="timm", heads=4)
+    assert found.description.family == "hybrid"
+    assert apart(found.model, theirs, (64, 64)) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_timm_opens_by_itself(kind: str, tmp_path: Path) -> None:
+    theirs = toy(kind)
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    found = read(tmp_path / "weights.pth", source="timm", heads=4)
+    how = vitrail.Preprocessing(image_size=32, crop=0.75, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
+    write(found.model, tmp_path / "folder", "timm", preprocessing=how)
+    opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
+    assert apart(opened, theirs) == 0
+    data = resolve_model_data_config(opened)
+    assert data["crop_pct"] == 0.75
+    assert data["interpolation"] == "bilinear"
+    assert tuple(data["mean"]) == (0.1, 0.2, 0.3)
+    again = read(tmp_path / "folder")
+    assert again.description.config == found.description.config
+    assert again.description.preprocessing == how
+    assert not again.report.warnings
+
+
+def test_the_folder_says_tanh(tmp_path: Path) -> None:
+    model = shake(
+        vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=2, activation="gelu_tanh", classes=3)
+    )
+    write(model, tmp_path / "folder", "timm")
+    opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
+    assert apart(model, opened) <= 1e-6
+    assert read(tmp_path / "folder").description.config["activation"] == "gelu_tanh"
+
+
+def test_a_training_checkpoint_and_wrapped_names(tmp_path: Path) -> None:
+    theirs = toy("class")
+    wrapped = {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}
+    torch.save(
+        {"epoch": 3, "arch": "vit", "state_dict": wrapped, "optimizer": {"state": {}}}, tmp_path / "last.pth.tar"
+    )
+    found = read(tmp_path / "last.pth.tar", heads=4)
+    assert found.description.provenance["source"]["layout"] == "timm"
+    assert apart(found.model, theirs) <= 1e-6
+
+
+def test_a_patch_kernel_of_old_is_a_matrix(tmp_path: Path) -> None:
+    theirs = toy("class")
+    tensors = theirs.state_dict()
+    tensors["patch_embed.proj.weight"] = tensors["patch_embed.proj.weight"].flatten(1)
+    torch.save(tensors, tmp_path / "old.pth")
+    assert apart(read(tmp_path / "old.pth", heads=4).model, theirs) <= 1e-6
+
+
+def test_what_the_file_does_not_say_is_taken_from_its_name_and_said(tmp_path: Path) -> None:
+    theirs = timm.create_model("vit_base_patch16_gap_224", depth=1)
+    save_file(theirs.state_dict(), tmp_path / "vit_base_patch16_gap_224.some_tag.safetensors")
+    found = read(tmp_path / "vit_base_patch16_gap_224.some_tag.safetensors")
+    assert found.model.config.heads == 16
+    assert any("preprocessing is not in the file" in each and "0.5" in each for each in found.report.warnings)
+
+
+def test_a_model_with_more_than_ours_is_refused_and_not_half_loaded(tmp_path: Path) -> None:
+    theirs = toy("class", pre_norm=True)
+    save_file(theirs.state_dict(), tmp_path / "clip.safetensors")
+    with pytest.raises(CheckpointError, match=r"has 2 tensors that a timm vit has no place for \(norm_pre\."):
+        read(tmp_path / "clip.safetensors", heads=4)
+
+
+def test_a_backbone_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    tensors = toy("class").state_dict()
+    kept = {name: tensor for name, tensor in tensors.items() if "blocks.1.mlp" not in name}
+    save_file(kept, tmp_path / "part.safetensors")
+    with pytest.raises(CheckpointError, match=r"4 missing \(blocks\.1\.mlp\.fc1\.weight, .*\) of 32 tensors"):
+        read(tmp_path / "part.safetensors", heads=4)
+
+
+def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
+    theirs = toy("class", img_size=(56, 32))
+    save_file(theirs.state_dict(), tmp_path / "oblong.safetensors")
+    with pytest.raises(CheckpointError, match=r"no square; expected image_size=\(rows, columns\)"):
+        read(tmp_path / "oblong.safetensors", heads=4)
+    found = read(tmp_path / "oblong.safetensors", heads=4, image_size=(56, 32))
+    assert apart(found.model, theirs, (56, 32)) <= 1e-6
+    write(found.model, tmp_path / "folder", "timm")
+    assert read(tmp_path / "folder", image_size=(112, 64)).report.resized.keys() == {"pos_embed"}
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["pretrained_cfg"]["input_size"] == [3, 56, 32]
+
+
+def test_positions_that_can_be_read_in_two_ways_follow_what_is_asked(tmp_path: Path) -> None:
+    theirs = toy("class", img_size=(48, 64))
+    save_file(theirs.state_dict(), tmp_path / "oblong.safetensors")  # 6×8 and the class token, or 7×7 without it
+    found = read(tmp_path / "oblong.safetensors", heads=4, image_size=(48, 64))
+    assert apart(found.model, theirs, (48, 64)) <= 1e-6
+    assert not found.report.resized
+    other = toy("class", img_size=56, no_embed_class=True)
+    save_file(other.state_dict(), tmp_path / "square.safetensors")
+    assert apart(read(tmp_path / "square.safetensors", heads=4).model, other, (56, 56)) <= 1e-6

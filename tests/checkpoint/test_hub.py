@@ -1,0 +1,336 @@
+"""Models by name from the hub: the files that are needed, once, whole and of the revision asked for; else one line."""
+
+import builtins
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+from hub_endpoint import Files, Hub, Request, answers, cuts, hangs, hangs_up, running
+from huggingface_hub import constants
+from safetensors.torch import load_file
+from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType]
+
+from vitrail.checkpoint.hub import fetch, is_hub_name
+from vitrail.errors import CheckpointError
+
+TINY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+TOY, NAME = "someone/toy", "hf-hub:someone/toy"
+LOCAL = "127.0.0.1,localhost"
+CONFIG = b'{"architecture": "vit_tiny_patch16_224"}'
+
+
+def no_wait(seconds: float) -> None:
+    """huggingface_hub tries six times, and waits up to eight seconds from one to the next."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
+    """huggingface_hub, which reads its environment when it is imported, online and pointed to this machine."""
+    with running() as hub:
+        for name, value in {
+            "HF_HUB_OFFLINE": False,
+            "ENDPOINT": hub.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "AGENT_HARNESSES_PATH": str(tmp_path / "cache" / "harnesses.json"),
+            "HF_HUB_DISABLE_IMPLICIT_TOKEN": True,
+            "HF_HUB_ETAG_TIMEOUT": 1,
+            "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("NO_PROXY", LOCAL)
+        monkeypatch.setattr(time, "sleep", no_wait)
+        huggingface_hub.close_session()
+        yield hub
+        huggingface_hub.close_session()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def timm_files(folder: Path) -> tuple[Any, Files]:
+    """A toy model in the files with which timm puts its models on the hub."""
+    model: Any = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=2, num_classes=3
+    )
+    save_for_hf(model, str(folder), safe_serialization=True)
+    return model, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fails(name: str = NAME) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        fetch(name)
+    words = str(caught.value)
+    assert name in words
+    assert "\n" not in words
+    assert len(words) < 400
+    assert caught.value.__suppress_context__
+    return words
+
+
+def test_names_of_the_hub() -> None:
+    assert is_hub_name(NAME)
+    assert is_hub_name(Path(NAME))
+    assert not is_hub_name("someone/toy")
+
+
+def test_a_model_of_timm_is_downloaded_once_and_then_cached(hub: Hub, tmp_path: Path) -> None:
+    model, files = timm_files(tmp_path / "timm")
+    commit = hub.add(TOY, files)
+    folder = fetch(NAME)
+    assert folder == tmp_path / "cache" / "models--someone--toy" / "snapshots" / commit
+    assert names(folder) == ["config.json", "model.safetensors"]
+    assert (folder / "config.json").read_bytes() == files["config.json"]
+    loaded = load_file(folder / "model.safetensors")
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    assert len(hub.seen("GET /large/")) == 1
+    hub.requests.clear()
+    assert fetch(NAME) == folder
+    assert not hub.seen("GET /large/")
+    assert not hub.seen("GET /someone")
+
+
+def test_offline_the_cache_is_used(hub: Hub, offline: Callable[[], None]) -> None:
+    hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
+    folder = fetch(NAME)
+    offline()
+    hub.requests.clear()
+    assert fetch(NAME) == folder
+    assert not hub.requests
+    assert "not in the cache, and huggingface_hub is offline; set HF_HUB_OFFLINE=0 once" in fails(NAME + "2")
+    assert "not in the cache" in fails(NAME + "@v2")
+    (folder / "model.safetensors").unlink()
+    assert "not in the cache" in fails()
+
+
+def test_what_another_library_has_cached_is_enough_offline(hub: Hub, offline: Callable[[], None]) -> None:
+    hub.add(TOY, {"config.json": CONFIG, "pytorch_model.bin": b"old", "model.safetensors": b"weights"})
+    path = Path(huggingface_hub.hf_hub_download(TOY, "pytorch_model.bin"))
+    offline()
+    assert fetch(NAME) == path.parent
+    assert names(path.parent) == ["pytorch_model.bin"]
+
+
+@pytest.mark.parametrize("fault", [answers(500), answers(401, "RepoNotFound"), answers(403), hangs])
+def test_where_the_hub_does_not_answer_the_cache_does(fault: Any, hub: Hub) -> None:
+    hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
+    folder = fetch(NAME)
+    hub.faults[""] = fault
+    assert fetch(NAME) == folder
+
+
+def test_each_revision_has_its_own_files(hub: Hub) -> None:
+    hub.add(TOY, {"model.safetensors": b"new"})
+    commit = hub.add(TOY, {"model.safetensors": b"old"}, "v1")
+    hub.add(TOY, {"model.safetensors": b"proposed"}, "refs/pr/1")
+    read = {at: (fetch(NAME + at) / "model.safetensors").read_bytes() for at in ("", "@v1", f"@{commit}", "@refs/pr/1")}
+    assert read == {"": b"new", "@v1": b"old", f"@{commit}": b"old", "@refs/pr/1": b"proposed"}
+    hub.add(TOY, {"model.safetensors": b"newer"})
+    assert (fetch(NAME) / "model.safetensors").read_bytes() == b"newer"
+
+
+OTHERS = ("README.md", "modeling.py", "onnx/model.onnx", "tf_model.h5", "flax_model.msgpack", "sub/model.safetensors")
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+def index(shards: list[str]) -> bytes:
+    return json.dumps({"metadata": {}, "weight_map": {str(n): shard for n, shard in enumerate(shards * 2)}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"),
+    [
+        (["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "a.npz"], ["model.safetensors"]),
+        (["model.safetensors.index.json", "pytorch_model.bin", *SHARDS], ["model.safetensors.index.json", *SHARDS]),
+        (["pytorch_model.bin", "a.pth", "other.safetensors"], ["pytorch_model.bin"]),
+        (["pytorch_model.bin.index.json", "x-1.bin", "x-2.bin"], ["pytorch_model.bin.index.json", "x-1.bin"]),
+        (["B_16 [old].npz", "sub/a.npz"], ["B_16 [old].npz"]),
+        (["deit.pth"], ["deit.pth"]),
+    ],
+)
+def test_only_what_is_needed_is_downloaded(
+    there: list[str], wanted: list[str], hub: Hub, offline: Callable[[], None]
+) -> None:
+    files = {name: name.encode() for name in (*there, *OTHERS)}
+    files |= {"config.json": CONFIG, "preprocessor_config.json": b"{}"}
+    for name in there:
+        if name.endswith(".index.json"):
+            files[name] = index(wanted[1:])
+    hub.add(TOY, files)
+    folder = fetch(NAME)
+    wanted = sorted([*wanted, "config.json", "preprocessor_config.json"])
+    assert names(folder) == wanted
+    assert all((folder / name).read_bytes() == files[name] for name in wanted)
+    assert len(hub.seen("GET /large/") + hub.seen("GET /someone")) == len(wanted)
+    offline()
+    assert fetch(NAME) == folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "toy", "a/b/c", "a b", "a/b c", "a/b@", "a/b@c d", "/a/b", "a/", "../a", "a/..", "a/b@../../x"),
+        *("a/b@/etc/x", "a/b@v1\n", "a\\b/c", "a/b@v1@v2", "a/b?x", "é/b", "a--b/c", "a/b.git", "a/" + "b" * 97),
+    ],
+)
+def test_a_name_that_is_none(name: str, hub: Hub) -> None:
+    with pytest.raises(CheckpointError, match=r"name.*; expected hf-hub:owner/model\[@revision\]$") as caught:
+        fetch("hf-hub:" + name)
+    assert "\n" not in str(caught.value)
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    ("start", "fault", "words"),
+    [
+        ("GET /api", answers(401, "RepoNotFound"), "no such repository, or a private one; check the name, or log in"),
+        ("GET /api", answers(404, "RepoNotFound"), "no such repository, or a private one; check the name, or log in"),
+        ("GET /api", answers(403, "GatedRepo"), "gated; accept its terms on its page and log in with `hf auth login`"),
+        ("GET /api", answers(403), "the hub answered 403; log in"),
+        ("GET /api", answers(500), "the hub answered 500; try again later"),
+        ("GET /api", answers(200, body=b"<html>Welcome to our hotel"), "the download failed: "),
+        ("GET /api", hangs, "timed out; check the connection and try again"),
+        ("HEAD /", answers(403, "GatedRepo"), "gated"),
+        ("HEAD /", answers(401), "log in"),
+        ("HEAD /", answers(503), "the hub answered 503"),
+        ("HEAD /", answers(404, "EntryNotFound"), "the hub answered 404"),
+        ("HEAD /", answers(200), "the download failed: "),
+        ("GET /large", answers(500), "the hub answered 500"),
+        ("GET /large", answers(200, body=b"few"), "Consistency check failed: file should be of size 7 but has size 3"),
+        ("GET /large", answers(200, body=b"too many bytes"), "file should be of size 7 but has size 14"),
+        ("GET /large", answers(200, body=b"WEIGHTS"), "model.safetensors arrived damaged, its SHA-256 differs"),
+        ("GET /large", hangs_up, "peer closed connection"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_leaves_no_weights(start: str, fault: Any, words: str, hub: Hub) -> None:
+    hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
+    hub.faults[start] = fault
+    assert words in fails()
+    cache = Path(constants.HF_HUB_CACHE)
+    assert not [path for path in cache.rglob("*") if path.name == "model.safetensors" or "incomplete" in path.name]
+    hub.faults.clear()
+    assert (fetch(NAME) / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_revision_that_is_not_there(hub: Hub) -> None:
+    hub.add(TOY, {"model.safetensors": b"weights"}, "v1")
+    fetch(NAME + "@v1")
+    assert "no such revision; expected a branch, a tag or a commit" in fails(NAME + "@v2")
+    hub.revisions[TOY].pop("v1")
+    assert "no such revision" in fails(NAME + "@v1"), "taken back by its author, it is not taken from the cache"
+
+
+def test_no_hub_at_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert "Connection refused; check the connection and try again" in fails()
+
+
+def test_a_download_that_is_cut_off_goes_on_where_it_was(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
+    weights = os.urandom(300_000)
+    hub.add(TOY, {"model.safetensors": weights})
+    hub.faults["GET /large"] = cuts(weights, keep=200_000)
+    assert (fetch(NAME) / "model.safetensors").read_bytes() == weights
+    assert len(hub.seen("GET /large")) == 2
+    assert hub.seen("from byte") == ["from byte 200000"]
+
+
+def test_a_repository_that_changes_meanwhile(hub: Hub) -> None:
+    hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
+
+    def change(request: Request) -> None:
+        hub.faults.clear()
+        hub.add(TOY, {"config.json": b"{}", "model.safetensors": b"others"})
+        request.do_GET()
+
+    hub.faults["HEAD /someone/toy/resolve/main/model.safetensors"] = change
+    assert "it changed while it was downloaded; try again" in fails()
+    folder = fetch(NAME)
+    assert [(folder / name).read_bytes() for name in names(folder)] == [b"{}", b"others"]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"README.md": b"", "model.py": b""}, "no weights in it; expected one of model.safetensors, "),
+        ({"a.npz": b"", "b.npz": b""}, "or a single .npz or .pth"),
+        ({"model.safetensors.index.json": b"not json"}, "is no index of weights"),
+        ({"model.safetensors.index.json": b"[" * 10**5}, "is no index of weights"),
+        ({"model.safetensors.index.json": b'{"weight_map": {}}'}, "is no index of weights"),
+        ({"model.safetensors.index.json": index(["../a.safetensors"])}, "is no index of weights"),
+        ({"model.safetensors.index.json": index(["a.py"]), "a.py": b""}, "expected a weight_map to .safetensors files"),
+        ({"model.safetensors.index.json": index(["a.safetensors"])}, "names 'a.safetensors', which is not there"),
+    ],
+)
+def test_a_repository_without_weights(files: Files, words: str, hub: Hub) -> None:
+    hub.add(TOY, files)
+    assert words in fails()
+    assert not hub.seen("GET /large")
+
+
+def test_a_full_disk(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(TOY, {"model.safetensors": b"weights"})
+
+    def full(*args: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    assert "cannot write the cache: No space left on device; make room there, or set HF_HOME" in fails()
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(TOY, {"model.safetensors": b"weights"})
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
+    assert "cannot write the cache: Not a directory" in fails()
+
+
+def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = builtins.__import__
+
+    def absent(name: str, *rest: Any) -> Any:
+        if name.startswith("huggingface_hub"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    assert fails().endswith("needs huggingface_hub; pip install 'vitrail[hub]'")
+
+
+def test_real_weights_the_whole_way_by_the_environment(shared: Callable[[str], Path], hub: Hub, tmp_path: Path) -> None:
+    weights = shared("weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors").read_bytes()
+    hub.add(TINY, {"config.json": CONFIG, "model.safetensors": weights, "pytorch_model.bin": b"the same again"})
+    home = tmp_path / "home"
+    here = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "NO_PROXY": LOCAL}
+    here |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TQDM_POSITION": "-1"}  # bars without a terminal too
+    program = f"from vitrail.checkpoint.hub import fetch; print(fetch('hf-hub:{TINY}'))"
+    told: list[str] = []
+    for offline in ("0", "1"):
+        environment = os.environ | here | {"HF_HUB_OFFLINE": offline}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        folder = Path(done.stdout.strip())
+        told.append(done.stderr)
+        assert done.returncode == 0, done.stderr
+        assert folder.is_relative_to(home / "hub")
+        assert (folder / "model.safetensors").read_bytes() == weights
+    assert "100%" in told[0], "a progress bar"
+    assert len(hub.seen("GET /large")) == 1
+    assert names(tmp_path) == ["home"]

@@ -1,0 +1,142 @@
+"""What our models see is what timm's, torchvision's and transformers' see of the same picture."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from timm.data import transforms_factory
+from torchvision import transforms
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.checks import Size
+
+SIZES = [(256, 300), (224, 224), (375, 500), (37, 53), (641, 31), (1, 7), (2, 90)]  # rows, columns
+CASES: list[dict[str, Any]] = [
+    {"image_size": 224, "crop": 0.875, "interpolation": "bilinear"},
+    {"image_size": 224, "crop": 0.9, "interpolation": "bicubic"},
+    {"image_size": 384, "crop": 1.0, "interpolation": "bicubic"},
+    {"image_size": 97, "crop": 0.95, "interpolation": "bicubic"},
+    {"image_size": 96, "crop": 1.15, "interpolation": "bicubic"},  # as timm's VOLO: a black border
+    {"image_size": 97, "crop": 1.3, "interpolation": "bilinear", "fit": "squash"},
+    {"image_size": 224, "crop": 0.9, "interpolation": "bicubic", "fit": "squash"},
+    {"image_size": (64, 33), "crop": 0.8, "interpolation": "bicubic", "fit": "squash"},
+    {"image_size": (64, 32), "crop": 0.875, "interpolation": "bilinear"},  # timm: always bilinear if not a square
+    {"image_size": (48, 80), "crop": 1.0, "interpolation": "bilinear"},
+]
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def picture(rows: int, columns: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8))
+
+
+def photos(shared: Callable[[str], Path]) -> list[Path]:
+    return sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::125]
+
+
+def apart(mine: Any, theirs: Any) -> float:
+    assert mine.dtype == np.float32
+    assert mine.shape == theirs.shape
+    return float(np.abs(mine - np.asarray(theirs)).max())
+
+
+def from_timm(image: Image.Image, fit: str = "short_side", **fields: Any) -> Any:
+    mode = "squash" if fit == "squash" else "center"
+    size = fields["image_size"]
+    settings = {"crop_pct": fields["crop"], "interpolation": fields["interpolation"], "crop_mode": mode, **IMAGENET}
+    create: Any = transforms_factory.create_transform
+    return create(size, is_training=False, **settings)(image)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equal_to_timm(case: dict[str, Any]) -> None:
+    for rows, columns in SIZES:
+        for image in (picture(rows, columns), picture(columns, rows)):
+            assert apart(prepare(image, Preprocessing(**case, **IMAGENET)), from_timm(image, **case)) <= 1e-6
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equal_to_timm_on_photos(case: dict[str, Any], shared: Callable[[str], Path]) -> None:
+    for path in photos(shared):
+        mine = prepare(open_image(path), Preprocessing(**case, **IMAGENET))
+        assert apart(mine, from_timm(Image.open(path).convert("RGB"), **case)) <= 1e-6
+
+
+def test_equal_to_torchvision() -> None:
+    theirs: Any = transforms.Compose(
+        [
+            transforms.Resize(256, transforms.InterpolationMode.BILINEAR),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize(IMAGENET["mean"], IMAGENET["std"]),
+        ]
+    )
+    preprocessing = Preprocessing(crop=0.875, interpolation="bilinear", **IMAGENET)
+    for rows, columns in SIZES:
+        image = picture(rows, columns)
+        assert apart(prepare(image, preprocessing), theirs(image)) <= 1e-6
+
+
+def test_equal_to_transformers() -> None:
+    theirs: Any = ViTImageProcessorPil()
+    preprocessing = Preprocessing(crop=1.0, fit="squash", interpolation="bilinear")
+    for rows, columns in SIZES[:-2]:  # the last are so thin that it cannot tell rows from channels
+        image = picture(rows, columns)
+        assert apart(prepare(image, preprocessing), theirs(image)["pixel_values"][0]) <= 1e-6
+
+
+@pytest.mark.parametrize("size", [224, (32, 64)])
+def test_a_picture_of_the_right_size_is_not_resampled(size: Size) -> None:
+    preprocessing = Preprocessing(image_size=size, crop=1.0, mean=(0, 0, 0), std=(1, 1, 1))
+    rows, columns = (size, size) if isinstance(size, int) else size
+    image = picture(rows, columns)
+    assert np.array_equal(np.rint(prepare(image, preprocessing) * 255), np.asarray(image).transpose(2, 0, 1))
+
+
+def test_one_mean_is_one_channel() -> None:
+    image = picture(50, 60)
+    mine = prepare(image, Preprocessing(image_size=32, mean=(0.1,), std=(0.3,)))
+    grey = np.asarray(image.convert("L").resize((42, 35), Image.Resampling.BICUBIC), np.float32)[2:34, 5:37]
+    assert mine.shape == (1, 32, 32)
+    assert apart(mine, (grey / 255 - np.float32(0.1))[None] / np.float32(0.3)) <= 1e-6
+
+
+def test_the_result_can_be_written_to_and_is_in_order() -> None:
+    mine = prepare(picture(50, 60), Preprocessing(image_size=32))
+    assert mine.flags.c_contiguous
+    assert mine.flags.writeable
+
+
+def test_pictures_too_thin_are_refused_before_they_fill_the_memory() -> None:
+    with pytest.raises(DataError, match="1×10000 pixels would be resized to 248×2480000; expected at most"):
+        prepare(Image.new("RGB", (10000, 1)), Preprocessing())
+    assert prepare(Image.new("RGB", (10000, 1)), Preprocessing(fit="squash")).shape == (3, 224, 224)
+    with pytest.raises(DataError, match="expected at most"):
+        prepare(picture(8, 8), Preprocessing(crop=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"crop": 0}, "more than 0"),
+        ({"crop": 1000}, "share of the picture"),
+        ({"mean": (0.5,)}, "1 means and 3 stds"),
+        ({"std": (0.5, 0.5, 0)}, "more than 0"),
+        ({"fit": "long_side"}, "did you mean 'short_side'"),
+        ({"interpolation": "nearest"}, "interpolation"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Preprocessing(**fields)
+
+
+def test_two_channels_are_no_picture() -> None:
+    with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
+        prepare(picture(8, 8), Preprocessing(mean=(0.5, 0.5), std=(0.5, 0.5)))

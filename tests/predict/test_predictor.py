@@ -1,0 +1,232 @@
+"""A picture goes in and the classes come out that the model gives by hand."""
+
+import csv
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import shake
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitrail
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.predict.predictor import Predictor
+
+PREPROCESSING = Preprocessing(image_size=(64, 32), crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+LABELS = [f"class {n}" for n in range(7)]
+
+
+def toy(**fields: Any) -> Any:
+    fields = {"image_size": (64, 32), "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
+    return shake(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
+
+
+def picture(seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+
+
+def by_hand(model: Any, image: Any, preprocessing: Preprocessing = PREPROCESSING) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.from_numpy(prepare(open_image(image), preprocessing))[None]).softmax(-1)[0]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    vitrail.save(toy(), tmp_path / "model", preprocessing=PREPROCESSING, labels=LABELS)
+    return tmp_path / "model"
+
+
+def test_a_folder_answers_as_its_model(saved: Path) -> None:
+    predictor = vitrail.Predictor(saved)
+    found = predictor.predict(picture())
+    expected = by_hand(vitrail.load(saved).eval(), picture())
+    assert len(found.top) == 5
+    assert [each.index for each in found.top] == expected.argsort(descending=True)[:5].tolist()
+    for each in found.top:
+        assert each.label == f"class {each.index}"
+        assert each.probability == pytest.approx(expected[each.index].item(), abs=1e-6)
+    assert sum(each.probability for each in predictor.predict(picture(), top=99).top) == pytest.approx(1)
+    assert len(predictor.predict(picture(), top=99).top) == 7
+
+
+def test_a_picture_of_any_kind(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(picture()).save(path)
+    predictor = Predictor(str(saved))
+    tensor = torch.from_numpy(picture()).permute(2, 0, 1)
+    answers = [predictor.predict(source) for source in (path, str(path), path.read_bytes(), Image.open(path), tensor)]
+    assert answers == [predictor.predict(picture())] * 5
+
+
+def test_a_module_with_its_preprocessing() -> None:
+    model = toy().train()
+    predictor = Predictor(model, preprocessing=PREPROCESSING)
+    assert not model.training
+    found = predictor.predict(picture(), top=1).top[0]
+    assert found.label is None
+    assert found.probability == pytest.approx(by_hand(model, picture()).max().item(), abs=1e-6)
+    assert Predictor(model, preprocessing=PREPROCESSING, labels=LABELS).predict(picture(), 1).top[0].label is not None
+
+
+def test_what_is_given_goes_before_what_is_saved(saved: Path) -> None:
+    other = Preprocessing(image_size=(64, 32), fit="squash")
+    predictor = Predictor(saved, preprocessing=other, labels=[*"abcdefg"])
+    found = predictor.predict(picture(), 1).top[0]
+    assert found.label == "abcdefg"[found.index]
+    expected = by_hand(vitrail.load(saved).eval(), picture(), other)
+    assert found.probability == pytest.approx(expected.max().item(), abs=1e-6)
+
+
+def test_the_size_is_the_models_unless_it_takes_any() -> None:
+    large = Preprocessing(image_size=(96, 96))
+    assert Predictor(toy(), preprocessing=large).preprocessing.image_size == (64, 32)
+    assert Predictor(toy(dynamic=True), preprocessing=large).preprocessing.image_size == (96, 96)
+    Predictor(toy(dynamic=True), preprocessing=large).predict(picture())
+
+
+def test_one_channel() -> None:
+    grey = Preprocessing(mean=(0.5,), std=(0.5,))
+    assert len(Predictor(toy(channels=1), preprocessing=grey).predict(picture()).top) == 5
+
+
+def test_half_precision() -> None:
+    model = toy()
+    expected = by_hand(model, picture()).max().item()
+    found = Predictor(model.bfloat16(), preprocessing=PREPROCESSING).predict(picture()).top[0]
+    assert found.probability == pytest.approx(expected, abs=0.02)
+
+
+def test_a_compiled_model() -> None:
+    model = toy()
+    compiled: Any = torch.compile(model, backend="eager")
+    found = Predictor(compiled, preprocessing=PREPROCESSING).predict(picture())
+    assert found == Predictor(model, preprocessing=PREPROCESSING).predict(picture())
+
+
+def test_equal_classes_come_in_order() -> None:
+    untrained = vitrail.create("vit_tiny_patch16_224", image_size=32, depth=1, width=16, heads=2, classes=9)
+    found = Predictor(untrained, preprocessing=Preprocessing()).predict(picture())
+    assert [(each.index, each.probability) for each in found.top] == [(n, pytest.approx(1 / 9)) for n in range(5)]
+
+
+def test_a_stream_of_pictures_is_taken_a_batch_at_a_time(saved: Path) -> None:
+    taken = 0
+
+    def endless() -> Iterator[np.ndarray[Any, Any]]:
+        nonlocal taken
+        for taken in itertools.count(1):
+            yield picture(taken)
+
+    predictor = Predictor(saved)
+    answers = predictor.predict_all(endless(), batch=3, top=2)
+    assert taken == 0
+    first = list(itertools.islice(answers, 4))
+    assert taken == 6
+    for number, each in enumerate(first, 1):
+        alone = predictor.predict(picture(number), top=2)
+        assert [a.index for a in each.top] == [a.index for a in alone.top]
+        assert each.top[0].probability == pytest.approx(alone.top[0].probability, abs=1e-5)
+    assert list(predictor.predict_all([])) == []
+    assert len(list(predictor.predict_all(np.stack([picture()] * 5), batch=2))) == 5
+
+
+def test_a_prediction_prints_as_a_table(saved: Path) -> None:
+    lines = str(Predictor(saved).predict(picture(), top=2)).splitlines()
+    assert lines[0].split() == ["class", "label", "probability"]
+    assert len(lines) == 4
+
+
+def test_no_preprocessing_is_guessed(tmp_path: Path) -> None:
+    vitrail.save(toy(), tmp_path)
+    for model in (tmp_path, toy()):
+        with pytest.raises(ConfigError, match=r"preprocessing is None; expected .* vitrail.Preprocessing\("):
+            Predictor(model)
+    assert Predictor(tmp_path, preprocessing=PREPROCESSING).predict(picture()).top
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Predictor(toy(classes=0), preprocessing=PREPROCESSING), "no head"),
+        (lambda: Predictor(torch.nn.Linear(2, 2), preprocessing=PREPROCESSING), "Linear has no config"),
+        (lambda: Predictor(toy(), preprocessing={"crop": 1}), "preprocessing is {'crop': 1}"),  # pyright: ignore[reportArgumentType]
+        (lambda: Predictor(toy(channels=1), preprocessing=PREPROCESSING), "of 3 channels; expected 1"),
+        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels=["a"]), "1 labels for 7 classes"),
+        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels="abcdefg"), "expected a list of texts"),
+        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, device="toaster"), "device is 'toaster'"),
+        (lambda: Predictor("no/such/folder"), "does not exist"),
+        (lambda: Predictor(7), "expected a path"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_what_cannot_predict_is_refused(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises((ConfigError, CheckpointError)) as caught:
+        make()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "3", True, None])
+def test_counts_are_whole_numbers(saved: Path, count: Any) -> None:
+    predictor = Predictor(saved)
+    with pytest.raises(ConfigError, match="top is"):
+        predictor.predict(picture(), top=count)
+    with pytest.raises(ConfigError, match="top is"):
+        predictor.predict_all([], top=count)
+    with pytest.raises(ConfigError, match="batch is"):
+        predictor.predict_all([], batch=count)
+
+
+def test_one_picture_is_not_several(saved: Path) -> None:
+    one: list[Any] = ["a.jpg", Path("a.jpg"), b"bytes", picture(), Image.fromarray(picture()), 7]
+    for source in one:
+        with pytest.raises(ConfigError, match="expected several"):
+            Predictor(saved).predict_all(source)
+
+
+def test_broken_pictures_and_broken_weights(saved: Path) -> None:
+    predictor = Predictor(saved)
+    with pytest.raises(DataError, match=r"'none\.jpg' does not exist"):
+        predictor.predict("none.jpg")
+    with torch.no_grad():
+        next(predictor.model.parameters()).fill_(float("nan"))
+    with pytest.raises(VitrailError, match="the model answers NaN"):
+        predictor.predict(picture())
+
+
+REAL: dict[str, tuple[str, str, Preprocessing]] = {
+    "vit_tiny_augreg": (
+        "vit_tiny_patch16_224",
+        "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+        Preprocessing(crop=0.875),
+    ),
+    "deit_tiny": (
+        "deit_tiny_patch16_224",
+        "weights/deit_tiny_patch16_224.pth",
+        Preprocessing(crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    ),
+}
+
+
+@pytest.mark.parametrize("key", REAL)
+def test_public_weights_name_what_is_on_real_photos(key: str, shared: Callable[[str], Path], tmp_path: Path) -> None:
+    name, weights, preprocessing = REAL[key]
+    path, folder = shared(weights), shared("imagenet-val-1000")
+    names = [line.split(" ", 1)[1] for line in shared("imagenet-classes.txt").read_text("utf-8").splitlines()]
+    with shared("imagenet-val-1000-reference.csv").open() as file:
+        rows = list(csv.DictReader(file))[::100]
+    model = vitrail.create(name)
+    tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)["model"]
+    model.load_state_dict(tensors)
+    vitrail.save(model, tmp_path, preprocessing=preprocessing, labels=names)
+    answers = Predictor(tmp_path).predict_all(folder / row["file"] for row in rows)
+    for row, found in zip(rows, answers, strict=True):
+        assert [each.index for each in found.top] == [int(index) for index in row[f"{key}_top5"].split()]
+        assert found.top[0].label == names[found.top[0].index]
+        assert found.top[0].probability == pytest.approx(float(row[f"{key}_p1"]), abs=1e-3)
