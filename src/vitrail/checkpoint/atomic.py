@@ -9,6 +9,8 @@ from safetensors import SafetensorError
 
 from vitrail.errors import CheckpointError
 
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # endings that a folder of weights is surely not meant to have
+
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary file beside `path`, makes it durable, and only then gives it its name."""
@@ -30,6 +32,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def make_folder(folder: Path) -> None:
+    if folder.suffix in FILES:
+        raise CheckpointError(f"{folder} has the name of a file; expected a folder, without {folder.suffix}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:

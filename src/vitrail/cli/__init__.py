@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -12,7 +13,11 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-COMMANDS = ("models", "summary")  # each the function of that name in the file of that name; its docstring is the help
+COMMANDS = (
+    "models",
+    "summary",
+    "convert",
+)  # each the function of that name in the file of that name; its docstring is the help
 
 
 def app() -> App:
@@ -28,12 +33,17 @@ def app() -> App:
     return table
 
 
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"vitrail: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
     sys.path.append(str(Path.cwd()))  # where a family of the user's own may lie
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
+    warnings.showwarning = show_warning
     try:
         app()(print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()

@@ -66,14 +66,14 @@ def summary(
     print(json.dumps(asdict(found), indent=2) if as_json else found)
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
     parts = text.replace("×", "x").split("x")
     if len(parts) > 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise ConfigError(f"--image-size {text!r}; expected pixels such as 384, or rows x columns such as 384x256")
+        raise ConfigError(f"{option} {text!r}; expected pixels such as 384, or rows x columns such as 384x256")
     return (int(parts[0]), int(parts[-1]))
 
 
-def parse_field(text: str) -> tuple[str, Any]:
+def parse_field(text: str, option: str = "--set") -> tuple[str, Any]:
     """FIELD=VALUE; a value is read as YAML, but 1e-5 as the number that everyone means by it."""
     import yaml
 
@@ -83,4 +83,4 @@ def parse_field(text: str) -> tuple[str, Any]:
             return name.replace("-", "_"), float(value) if set(value) & set(".eE") else int(value)
         with suppress(yaml.YAMLError, ValueError, RecursionError):
             return name.replace("-", "_"), yaml.safe_load(value)
-    raise ConfigError(f"--set {text[:60]!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")
+    raise ConfigError(f"{option} {text[:60]!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")

@@ -21,6 +21,7 @@ class Preprocessing:
     image_size: Size = 224  # rows, columns
     crop: float = 0.9  # share of the resized picture that is kept, around its centre; above 1 a black border is added
     fit: Literal["short_side", "squash"] = "short_side"  # the aspect kept, or both sides resized at once
+    middle: Literal["rounded", "floored"] = "rounded"  # of an odd margin: timm and torchvision round, transformers cuts
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO)  # by channel, of pixels from 0 to 1
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -44,7 +45,7 @@ def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any,
         raise DataError(f"{given}; expected at most {MOST_PIXELS} pixels: crop it first")
     if image.size != (columns, rows):
         image = image.resize((columns, rows), FILTERS[preprocessing.interpolation])
-    image = centre_crop(image, pair(preprocessing.image_size))
+    image = centre_crop(image, pair(preprocessing.image_size), preprocessing.middle == "floored")
     pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1) / np.float32(255)
     mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
     return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
@@ -66,10 +67,13 @@ def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[in
     return round(given[0] / shrink), round(given[1] / shrink)
 
 
-def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def centre_crop(image: Image.Image, size: tuple[int, int], floored: bool) -> Image.Image:
     """The middle of the picture; where it is too small, black is added around it."""
-    top, left = (
-        round((have - want) / 2) if have >= want else -((want - have) // 2)
-        for have, want in zip((image.height, image.width), size, strict=True)
-    )
+    top, left = (offset(have, want, floored) for have, want in zip((image.height, image.width), size, strict=True))
     return image.crop((left, top, left + size[1], top + size[0]))
+
+
+def offset(have: int, want: int, floored: bool) -> int:
+    if have < want:
+        return -((want - have) // 2)
+    return (have - want) // 2 if floored else round((have - want) / 2)

@@ -138,14 +138,14 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         warnings=[*warnings, *more],
     )
     size = result.description.preprocessing.image_size if result.description.preprocessing else None
-    wanted = crop_size(contents.preprocessor or {})
+    wanted, late = crop_size(contents.preprocessor or {}), list[str]()
     if wanted is not None and wanted != size:
-        warnings.append(f"{PREPROCESSOR} makes pictures of {wanted[0]}×{wanted[1]}, not {size}: taken as the model's")
+        late.append(f"{PREPROCESSOR} makes pictures of {wanted[0]}×{wanted[1]}, not {size}: taken as the model's")
     return Found(
         description=result.description,
         tensors=result.tensors,
         ignored=(*result.ignored, *left),
-        warnings=(*warnings, *more),
+        warnings=(*result.warnings, *late),
     )
 
 
@@ -210,9 +210,11 @@ def preprocessing(
 ) -> tuple[Callable[[tuple[int, int]], Preprocessing], list[str]]:
     """What its processor does to pictures of any size, and what there is to say of it."""
     if processor is None:
-        known: dict[str, Any] = {"crop": 1.0, "fit": "squash", "interpolation": "bilinear", **HALF}
+        known: dict[str, Any] = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear", **HALF}
         if kind != "vit":
-            known = {"crop": 0.875, "fit": "squash" if kind == "deit" else "short_side", **IMAGENET}
+            known |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET}
+        if kind.startswith("dinov2"):
+            known["fit"] = "short_side"
         warning = f"{PREPROCESSOR} is missing: taken as {kind}'s, mean {known['mean'][0]} and so on"
         return lambda size: Preprocessing(image_size=size, **known), [warning]
     warnings, resized, cropped = list[str](), sides(processor.get("size")), crop_size(processor)
@@ -220,6 +222,7 @@ def preprocessing(
     fields: dict[str, Any] = {
         "crop": share(cropped[0], resized[0]) if cropped and resized else 1.0,
         "fit": "short_side" if isinstance(size, dict) and "shortest_edge" in size else "squash",
+        "middle": "floored",
         "interpolation": RESAMPLING.get(value(processor, "resample", int, 3 if kind != "vit" else 2), "bicubic"),
     }
     for name, default in HALF.items():
@@ -249,8 +252,6 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     """A folder for AutoModelForImageClassification (without a head AutoModel) and pipeline("image-classification")."""
     config, kind = description.config, kind_for(description)
     holds(f"transformers' {kind}", config, ONLY)
-    if path.suffix in (".safetensors", ".bin", ".pth"):
-        raise CheckpointError(f"{path} would be a file; expected a folder for --to hf")
     registers = config.get("registers", 0)
     table, renamed = TABLES[kind], with_prefix_rows(tensors, config, 1 + (registers or config.get("distilled", False)))
     if kind.startswith("dinov2"):

@@ -1,0 +1,125 @@
+"""vitrail convert: a checkpoint of any layout into any other."""
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from vitrail.cli.summary import parse_field, parse_size
+from vitrail.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from vitrail.data.preprocessing import Preprocessing
+
+OPENS = {  # how the result is opened where it belongs
+    "vitrail": "vitrail.load({path!r})",
+    "timm": 'timm.create_model("local-dir:{path}", pretrained=True)',
+    "hf": "transformers.AutoModelForImageClassification.from_pretrained({path!r})",
+}
+
+
+def convert(
+    checkpoint: str,
+    out: Path,
+    /,
+    *,
+    to: Literal["vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae"],
+    source: Annotated[str | None, Parameter(name="--from")] = None,
+    image_size: str | None = None,
+    patch_size: str | None = None,
+    classes: int | None = None,
+    policy: Literal["timm", "deit", "google", "torchvision", "dino"] | None = None,
+    labels: Path | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Read a checkpoint of any layout and write it in another; says what became of every tensor.
+
+    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE and torchvision, folders of
+    transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file is ever run.
+
+    Examples::
+
+        vitrail convert weights.pth my_vitrail --to vitrail
+        vitrail convert weights.pth for_transformers --to hf --labels labels.txt
+        vitrail convert my_model larger --to vitrail --image-size 64 --policy deit
+        vitrail convert my_model weights.npz --to google
+
+    Parameters
+    ----------
+    checkpoint
+        What to read: a file, a folder, or hf-hub:owner/model[@revision].
+    out
+        What to write: a folder for vitrail, hf and timm, a .npz file for google, else .pth or .safetensors.
+    to
+        The layout to write.
+    source
+        The layout to read, where it should not be found out: vitrail, timm, hf, torchvision, google, deit, dino, mae.
+    image_size
+        Resample the positions for pictures of this size: 384, or rows x columns: 384x256.
+    patch_size
+        Resample the patch kernel, as FlexiViT does it: 16, or 16x8.
+    classes
+        Replace the head by one of so many classes, which starts at zero; 0 leaves it out.
+    policy
+        How positions are resampled: timm, deit, google, torchvision, dino. Each checkpoint has its makers' own.
+    labels
+        A file with the names of the classes, one a line.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE: heads=3; may be repeated.
+    preprocessing
+        A field of the preprocessing to put right, as FIELD=VALUE: mean=[0.485,0.456,0.406]; may be repeated.
+    overwrite
+        Replace what already stands at OUT.
+    """
+    given: dict[str, Any] = dict(parse_field(item) for item in fields or ())
+    how = dict(parse_field(item, "--preprocessing") for item in preprocessing or ())
+    for name, text in (("image_size", image_size), ("patch_size", patch_size)):
+        if text is not None:
+            given[name] = parse_size(text, f"--{name.replace('_', '-')}")
+    if classes is not None:
+        given["classes"] = classes
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
+
+    from vitrail.checkpoint import read, write
+    from vitrail.data.preprocessing import Preprocessing
+
+    found = read(checkpoint, source=source, policy=policy, **given)
+    about, size = found.description, found.model.config.image_size
+    if how:
+        about = replace(about, preprocessing=changed(about.preprocessing or Preprocessing(image_size=size), how))
+    if labels is not None:
+        about = replace(about, labels=lines_of(labels))
+    origin = about.provenance.get("source", {}).get("layout", "vitrail")
+    print(f"{checkpoint}: {origin} layout, family {about.family}")
+    print(found.report)
+    write(
+        found.model,
+        out,
+        to,
+        preprocessing=about.preprocessing,
+        labels=about.labels,
+        provenance=about.provenance,
+        resampling=about.resampling,
+    )
+    opens = OPENS.get(to if out.is_dir() else "", "").format(path=str(out))
+    print(f"{out}: {to} layout, whole{f'; open it with {opens}' if opens else ''}")
+
+
+def changed(how: "Preprocessing", changes: dict[str, Any]) -> "Preprocessing":
+    names = [field.name for field in dataclasses.fields(how)]
+    for name in changes:
+        if name not in names:
+            raise unknown("preprocessing field", name, names)
+    return replace(how, **changes)
+
+
+def lines_of(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text("utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--labels {path} cannot be read: {error}; expected a text, one label a line") from None

@@ -1,0 +1,78 @@
+"""facebook's DeiT and DeiT-III files; their models are timm's, so timm's at toy size under their names."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from drawing import shake
+from round_trip import apart, round_trip, tensors_in
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.errors import CheckpointError
+
+KINDS = {
+    "deit": "deit_tiny_patch16_224",
+    "distilled": "deit_tiny_distilled_patch16_224",
+    "deit3": "deit3_small_patch16_224",
+}
+
+
+def toy(kind: str) -> Any:
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    return shake(timm.create_model(KINDS[kind], **sizes, num_classes=5))
+
+
+def their_names(model: Any) -> dict[str, Any]:
+    return {
+        name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
+        for name, tensor in model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_their_files_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
+    theirs = toy(kind)
+    torch.save({"model": their_names(theirs)}, tmp_path / "weights.pth")
+    found = round_trip(tmp_path / "weights.pth", tmp_path / "back.pth", to="deit", heads=4)
+    assert found.description.family == "deit"
+    assert apart(found.model, theirs) <= 1e-6
+    assert torch.load(tmp_path / "back.pth", weights_only=True).keys() == {"model"}
+
+
+def test_a_whole_training_run_gives_its_average(tmp_path: Path) -> None:
+    now, average = toy("deit"), toy("deit")
+    run = {"model": their_names(now), "model_ema": their_names(average), "epoch": 3, "args": Namespace(lr=1e-3)}
+    torch.save(run, tmp_path / "run.pth")
+    found = read(tmp_path / "run.pth", heads=4)
+    assert apart(found.model, average) <= 1e-6
+    assert found.description.provenance["source"]["layout"] == "deit"
+
+
+def test_what_comes_with_the_family(tmp_path: Path) -> None:
+    torch.save({"model": their_names(toy("distilled"))}, tmp_path / "weights.pth")
+    found = read(tmp_path / "weights.pth", heads=4, image_size=64, classes=3)
+    how = found.description.preprocessing
+    assert how is not None
+    assert (how.fit, how.crop, how.interpolation, how.mean[0]) == ("short_side", 0.875, "bicubic", 0.485)
+    assert "deit positions" in found.report.resized["pos_embed"]
+    assert sorted(found.report.initialised) == ["head.bias", "head.weight", "head_dist.bias", "head_dist.weight"]
+
+
+def test_a_plain_vit_fits_in_too(tmp_path: Path) -> None:
+    model = shake(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=3))
+    write(model, tmp_path / "weights.pth", "deit")
+    found = read(tmp_path / "weights.pth", heads=2)
+    assert apart(found.model, model) <= 1e-6
+    with pytest.raises(CheckpointError, match=r"pool is 'mean', which deit cannot hold; expected 'class'"):
+        write(vitrail.create("ViT-Ti/16", image_size=32, pool="mean"), tmp_path / "weights.pth", "deit")
+
+
+def test_the_real_file_comes_back(shared: Callable[[str], Path], tmp_path: Path) -> None:
+    found = round_trip(shared("weights/deit_tiny_patch16_224.pth"), tmp_path / "back.pth", to="deit")
+    assert vitrail.create("DeiT-Ti").config == found.model.config
+    assert len(tensors_in(tmp_path / "back.pth")) == 152

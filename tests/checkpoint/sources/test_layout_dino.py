@@ -1,0 +1,105 @@
+"""DINO's and DINOv2's files: timm's models at toy size under their names, both ways."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from drawing import shake
+from round_trip import apart, round_trip
+from torch import Tensor
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.errors import CheckpointError
+
+TOY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4}
+
+
+def toy(name: str, **fields: Any) -> Any:
+    fields = {**TOY, **fields}
+    return shake(timm.create_model(name, **fields))
+
+
+def second(registers: bool, swiglu: bool) -> tuple[Any, dict[str, Tensor]]:
+    """A model of timm's, and its tensors as DINOv2 names and keeps them."""
+    name = "vit_giant_patch14_dinov2" if swiglu else "vit_small_patch14_dinov2"
+    theirs = toy(name, reg_tokens=4 if registers else 0, no_embed_class=registers)
+    tensors = theirs.state_dict()
+    names = {"reg_token": "register_tokens", "mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"}
+    if not swiglu:
+        names = {"reg_token": "register_tokens"}
+    for ours, their in names.items():
+        tensors = {name.replace(ours, their): tensor for name, tensor in tensors.items()}
+    if registers:  # timm adds the class token's position to the token; DINOv2 keeps it in the table
+        row = torch.randn(1, 1, 32)
+        tensors["cls_token"] = tensors["cls_token"] - row
+        tensors["pos_embed"] = torch.cat((row, tensors["pos_embed"]), dim=1)
+    return theirs, {**tensors, "mask_token": torch.randn(1, 32)}
+
+
+def test_a_backbone_of_the_first(tmp_path: Path) -> None:
+    theirs = toy("vit_small_patch16_224", num_classes=0)
+    torch.save(theirs.state_dict(), tmp_path / "backbone.pth")
+    found = round_trip(tmp_path / "backbone.pth", tmp_path / "back.pth", to="dino", heads=4)
+    assert apart(found.model, theirs) <= 1e-6
+    how = found.description.preprocessing
+    assert how is not None
+    assert (how.mean[0], found.description.resampling) == (0.485, "dino")
+    assert any("may also be timm's" in warning for warning in found.report.warnings)
+    as_timm = read(tmp_path / "backbone.pth", source="timm", heads=4)
+    assert as_timm.description.preprocessing is not None
+    assert as_timm.description.preprocessing.mean[0] == 0.5
+
+
+def test_a_whole_run_gives_its_teacher(tmp_path: Path) -> None:
+    student, teacher = toy("vit_small_patch16_224", num_classes=0), toy("vit_small_patch16_224", num_classes=0)
+    head = {"mlp.0.weight": torch.randn(8, 32), "last_layer.weight_v": torch.randn(8, 8)}
+
+    def named(model: Any, before: str) -> dict[str, Tensor]:
+        backbone = {f"{before}backbone.{name}": tensor for name, tensor in model.state_dict().items()}
+        return {**backbone, **{f"{before}head.{name}": tensor for name, tensor in head.items()}}
+
+    run = {"student": named(student, "module."), "teacher": named(teacher, ""), "epoch": 3, "args": Namespace(lr=1)}
+    torch.save({**run, "optimizer": {"state": {}}, "dino_loss": {"center": torch.zeros(1, 8)}}, tmp_path / "run.pth")
+    found = read(tmp_path / "run.pth", heads=4)
+    assert apart(found.model, teacher) <= 1e-6
+    assert sorted(found.report.ignored) == ["head.last_layer.weight_v", "head.mlp.0.weight"]
+    assert not found.report.warnings
+
+
+@pytest.mark.parametrize("registers", [False, True])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_the_second(registers: bool, swiglu: bool, tmp_path: Path) -> None:
+    theirs, tensors = second(registers, swiglu)
+    torch.save(tensors, tmp_path / "dinov2.pth")
+    found = round_trip(tmp_path / "dinov2.pth", tmp_path / "back.pth", to="dino", without=("mask_token",), heads=4)
+    assert apart(found.model, theirs) <= 1e-5
+    assert found.report.ignored == ("mask_token",)
+    assert found.model.config.registers == (4 if registers else 0)
+    assert found.description.resampling == ("timm" if registers else "dino")
+
+
+def test_blocks_that_training_kept_in_chunks(tmp_path: Path) -> None:
+    theirs, tensors = second(registers=False, swiglu=False)
+    chunks = {"blocks.0.": "blocks.0.0.", "blocks.1.": "blocks.0.1.", "blocks.2.": "blocks.1.2."}
+    for name in list(tensors):
+        for flat, chunk in chunks.items():
+            if name.startswith(flat):
+                tensors[name.replace(flat, chunk)] = tensors.pop(name)
+    torch.save(tensors, tmp_path / "chunked.pth")
+    assert apart(read(tmp_path / "chunked.pth", heads=4).model, theirs) <= 1e-5
+
+
+def test_what_it_cannot_hold(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 1}
+    with pytest.raises(CheckpointError, match=r"classes is 1000, which dino cannot hold; expected 0"):
+        write(vitrail.create("ViT-Ti/16", **fields), tmp_path / "weights.pth", "dino")
+    model = shake(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2))
+    with pytest.raises(CheckpointError, match=r"positions of registers is True, which dino cannot hold"):
+        write(model, tmp_path / "weights.pth", "dino")
+    model = shake(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2, prefix_positions=False))
+    write(model, tmp_path / "weights.pth", "dino")
+    assert apart(read(tmp_path / "weights.pth", heads=2).model, model) <= 1e-6

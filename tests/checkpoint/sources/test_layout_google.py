@@ -1,0 +1,158 @@
+"""Google's .npz files of every form, against a forward pass in NumPy that knows nothing of this package."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from npz_reference import forward, random_weights
+from npz_reference import tokens as reference_tokens
+from round_trip import round_trip, same_tensors, tensors_in
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.errors import CheckpointError
+
+FORMS: dict[str, dict[str, Any]] = {
+    "original": {"layout": "original"},
+    "original, pre_logits": {"layout": "original", "pre_logits": True},
+    "original, mean": {"layout": "original", "pool": "gap"},
+    "original, no head": {"layout": "original", "head": False},
+    "original, pre_logits, no head": {"layout": "original", "head": False, "pre_logits": True},
+    "optimizer": {"layout": "optimizer"},
+    "big_vision": {"layout": "big_vision"},
+    "big_vision, scan": {"layout": "big_vision", "scan": True, "depth": 3},
+    "big_vision, map": {"layout": "big_vision", "pool": "map"},
+    "big_vision, mean, scan": {"layout": "big_vision", "pool": "gap", "scan": True},
+    "big_vision, pre_logits": {"layout": "big_vision", "pre_logits": True},
+    "two towers": {"layout": "two_tower", "pool": "map", "head": False},
+    "two towers, scan": {"layout": "two_tower", "pool": "token", "scan": True},
+    "hybrid, root": {"layout": "original", "stages": (), "patch": 2, "mlp": 128},
+    "hybrid, stages": {"layout": "original", "stages": (2, 1), "patch": 1, "mlp": 128},
+    "hybrid, four stages": {"layout": "optimizer", "stages": (1, 1, 1, 1), "patch": 1, "mlp": 128, "image": (64, 64)},
+}
+
+
+def saved(path: Path, **form: Any) -> dict[str, Any]:
+    weights = random_weights(**form)
+    save_arrays(path, weights)
+    return weights
+
+
+def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_ours_and_comes_back(form: str, tmp_path: Path) -> None:
+    weights = saved(tmp_path / "weights.npz", **FORMS[form])
+    text = ("params/txt/", "params/t", "params/b")  # the other tower
+    found = round_trip(tmp_path / "weights.npz", tmp_path / "back.npz", to="google", without=text)
+    images = torch.randn(2, 3, *FORMS[form].get("image", (32, 32)))
+    with torch.no_grad():
+        mine = found.model.double()(images.double())
+    theirs = torch.from_numpy(forward(weights, images.movedim(1, -1).numpy()))
+    assert mine.shape == theirs.shape
+    assert theirs.std() > 0.01
+    exact = 1e-5 if "hybrid" in form else 1e-6  # filters are standardised in single precision
+    torch.testing.assert_close(mine, theirs.double(), rtol=0, atol=exact)
+    with torch.no_grad():
+        mine = found.model.tokens(images.double())
+    theirs = torch.from_numpy(reference_tokens(weights, images.movedim(1, -1).numpy()))
+    torch.testing.assert_close(mine, theirs.double(), rtol=0, atol=1e-5)
+
+
+def test_what_comes_with_the_family(tmp_path: Path) -> None:
+    saved(tmp_path / "weights.npz", layout="original")
+    found = read(tmp_path / "weights.npz")
+    config = found.model.config
+    assert (config.activation, config.norm_eps, config.heads) == ("gelu_tanh", 1e-6, 4)
+    how = found.description.preprocessing
+    assert how is not None
+    assert (how.fit, how.crop, how.interpolation, how.mean) == ("squash", 1.0, "bilinear", (0.5, 0.5, 0.5))
+    assert found.description.resampling == "google"
+    assert "google positions" in read(tmp_path / "weights.npz", image_size=48).report.resized["pos_embed"]
+
+
+def test_a_head_of_zeros_is_said(tmp_path: Path) -> None:
+    weights = random_weights(layout="original", pre_logits=True)
+    weights["head/kernel"] *= 0
+    weights["head/bias"] *= 0
+    save_arrays(tmp_path / "imagenet21k.npz", weights)
+    assert any("the head is all zeros" in each for each in read(tmp_path / "imagenet21k.npz").report.warnings)
+    with pytest.warns(UserWarning, match="the head is all zeros"):
+        vitrail.load(tmp_path / "imagenet21k.npz")
+    assert not read(tmp_path / "imagenet21k.npz", classes=0).report.warnings
+
+
+def test_half_precision_that_numpy_has_no_name_for(tmp_path: Path) -> None:
+    weights = random_weights(layout="big_vision")
+    halves = {name: torch.from_numpy(array).bfloat16() for name, array in weights.items()}
+    arrays = {name: tensor.view(torch.int16).numpy().view("V2") for name, tensor in halves.items()}
+    save_arrays(tmp_path / "half.npz", arrays)
+    found = read(tmp_path / "half.npz")
+    assert found.model.head.weight.dtype == torch.bfloat16
+    assert torch.equal(found.model.head.bias, halves["params/head/bias"])
+    write(found.model, tmp_path / "back.npz", "google", provenance=found.description.provenance)
+    with np.load(tmp_path / "half.npz") as one, np.load(tmp_path / "back.npz") as other:
+        assert sorted(one.files) == sorted(other.files)
+        assert all(one[name].tobytes() == other[name].tobytes() for name in one.files)
+
+
+def test_an_optimisers_state_is_left(tmp_path: Path) -> None:
+    weights = random_weights(layout="optimizer")
+    more = {"opt/state/step": np.array(3), "opt/state/param_states/cls/grad_ema": np.zeros(3), "epoch": np.array(1)}
+    save_arrays(tmp_path / "run.npz", {**weights, **more})
+    found = read(tmp_path / "run.npz")
+    assert sorted(found.report.ignored) == sorted(more)
+
+
+def test_ours_is_written_in_the_form_that_holds_it(tmp_path: Path) -> None:
+    toy: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "activation": "gelu_tanh"}
+    for fields, key in (
+        ({}, "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"),
+        ({"prefix_positions": False}, "params/Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"),
+        ({"pool": "map", "class_token": False}, "params/MAPHead_0/probe"),
+    ):
+        model = vitrail.create("ViT-Ti/16", **toy, **fields)
+        write(model, tmp_path / "ours.npz", "google")
+        assert key in tensors_in(tmp_path / "ours.npz")
+        again = read(tmp_path / "ours.npz")
+        assert again.model.config == model.config
+        same_tensors(again.model.state_dict(), model.state_dict())
+
+
+def test_what_it_cannot_hold_is_refused_and_not_written(tmp_path: Path) -> None:
+    toy: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 1}
+    for name, fields, message in (
+        ("DeiT-Ti-distilled", {}, "distilled is True, which google cannot hold; expected False"),
+        ("ViT-Ti/16", {"registers": 2}, "registers is 2"),
+        ("ViT-Ti/16", {"positions": "rotary"}, "positions is 'rotary'"),
+        ("ViT-Ti/16", {"activation": "swiglu"}, "activation is 'swiglu'"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            write(vitrail.create(name, **toy, **fields), tmp_path / "ours.npz", "google")
+    with pytest.raises(CheckpointError, match=r"ends in '\.pth'; expected a file \.npz"):
+        write(vitrail.create("ViT-Ti/16", **toy), tmp_path / "ours.pth", "google")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_that_only_names_and_shapes_show(tmp_path: Path) -> None:
+    weights = random_weights(layout="original")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"Transformer/encoderblock_1/MultiHeadDotProductAttention_1/key/kernel": None}, "is made of 3 tensors"),
+        ({"Transformer/encoderblock_1/LayerNorm_2/scale": None}, r"1 missing \(blocks\.1\.norm2\.weight\)"),
+        ({"Transformer/posembed_input/pos_embedding": None}, "has no Transformer/posembed_input/pos_embedding"),
+        (
+            {"embedding/kernel": np.zeros((3, 4), np.float32)},
+            "cannot be made of embedding/kernel",
+        ),
+        ({"head/bias": np.zeros(7, np.float32)}, r"1 of another shape \(head\.bias\)"),
+        ({"new/kernel": np.zeros(7, np.float32)}, r"1 tensors that a google vit has no place for \(new/kernel\)"),
+    ]
+    for change, message in changes:
+        arrays = {name: array for name, array in {**weights, **change}.items() if array is not None}
+        save_arrays(tmp_path / "weights.npz", arrays)
+        with pytest.raises(CheckpointError, match=message):
+            read(tmp_path / "weights.npz")

@@ -1,0 +1,304 @@
+"""transformers' own models at toy size: its folders are ours, ours are its, class names and preprocessing included."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import shake
+from PIL import Image
+from round_trip import apart, rewrite, round_trip
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    DeiTModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    ViTModel,
+    pipeline,
+)
+from transformers.utils import logging
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.data.preprocessing import prepare
+from vitrail.errors import CheckpointError
+
+logging.disable_progress_bar()
+TOY: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+WIDE: dict[str, Any] = {**TOY, "intermediate_size": 48}
+NUMBERS: dict[str, Any] = {"num_labels": 5}
+LABELS: dict[str, Any] = {"id2label": {0: "ant", 1: "bee", 2: "crane", 3: "crane", 4: "æ"}}
+KINDS: dict[str, Callable[[], Any]] = {
+    "vit": lambda: ViTForImageClassification(ViTConfig(**WIDE, **LABELS)),
+    "vit, no labels": lambda: ViTForImageClassification(ViTConfig(**WIDE, **NUMBERS)),
+    "vit, no qkv bias, tanh": lambda: ViTForImageClassification(
+        ViTConfig(**WIDE, **LABELS, qkv_bias=False, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-5)
+    ),
+    "vit, no head": lambda: ViTModel(ViTConfig(**WIDE), add_pooling_layer=False),
+    "vit, pooler": lambda: ViTModel(ViTConfig(**WIDE)),
+    "deit": lambda: DeiTForImageClassification(DeiTConfig(**WIDE, **LABELS)),
+    "deit, pooler": lambda: DeiTModel(DeiTConfig(**WIDE)),
+    "deit, teacher": lambda: DeiTForImageClassificationWithTeacher(
+        DeiTConfig(**{**WIDE, "intermediate_size": 128}, **LABELS)
+    ),
+    "dinov2": lambda: Dinov2Model(Dinov2Config(**TOY)),
+    "dinov2, swiglu": lambda: Dinov2Model(Dinov2Config(**TOY, use_swiglu_ffn=True)),
+    "dinov2, registers": lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**TOY, num_register_tokens=3)),
+}
+
+
+def answer(theirs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Logits, the pooler's vector, or the class token, whatever the model is for."""
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        out = theirs(images)
+        if hasattr(out, "logits"):
+            return out.logits
+        pooled = getattr(out, "pooler_output", None)
+        return out.last_hidden_state[:, 0] if pooled is None else pooled
+
+    return forward
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_folders_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
+    theirs = shake(KINDS[kind]())
+    theirs.save_pretrained(tmp_path / "theirs")
+    lost = ("embeddings.mask_token",) if "dinov2" in kind else ()
+    found = round_trip(tmp_path / "theirs", tmp_path / "back", to="hf", without=lost)
+    assert apart(found.model, answer(theirs)) <= 1e-5
+    auto = AutoModelForImageClassification if "classifier" in str(list(theirs.state_dict())) else AutoModel
+    opened, loading = auto.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(opened) is type(theirs)
+    assert not loading["unexpected_keys"]
+    made = ("embeddings.mask_token", "pooler.")  # AutoModel asks for a pooler even where none was
+    assert all(name.startswith(made) for name in loading["missing_keys"])
+    if kind != "vit, no head":
+        assert apart(found.model, answer(opened.eval())) <= 1e-5
+    if "no labels" in kind or not getattr(theirs.config, "id2label", None):
+        assert found.description.labels is None
+    elif found.model.config.classes:
+        assert found.description.labels == ("ant", "bee", "crane", "crane", "æ")
+        assert opened.config.id2label == theirs.config.id2label
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_in_memory_and_a_pickle(kind: str, tmp_path: Path) -> None:
+    theirs = shake(KINDS[kind]())
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    assert apart(read(tmp_path).model, answer(theirs)) <= 1e-5
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    theirs = shake(KINDS["vit"]())
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert apart(read(tmp_path).model, answer(theirs)) <= 1e-5
+    next(tmp_path.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match=r"No such file or directory"):
+        read(tmp_path)
+
+
+def test_the_weights_alone_say_what_was_assumed(tmp_path: Path) -> None:
+    theirs = shake(KINDS["vit"]())
+    theirs.save_pretrained(tmp_path / "folder")
+    (tmp_path / "alone.safetensors").write_bytes((tmp_path / "folder" / "model.safetensors").read_bytes())
+    found = read(tmp_path / "alone.safetensors", heads=4)
+    assert apart(found.model, answer(theirs)) <= 1e-5
+    assert found.model.config.norm_eps == 1e-12
+    assert any("config.json is missing" in warning for warning in found.report.warnings)
+    assert any("preprocessor_config.json is missing" in warning for warning in found.report.warnings)
+
+
+def test_the_head_of_a_dinov2_is_left_and_that_is_said(tmp_path: Path) -> None:
+    theirs = shake(Dinov2ForImageClassification(Dinov2Config(**TOY, **LABELS)))
+    theirs.save_pretrained(tmp_path)
+    found = read(tmp_path)
+    assert any("head of a DINOv2" in warning for warning in found.report.warnings)
+    assert "classifier.weight" in found.report.ignored
+    assert found.model.config.classes == 0
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (
+            {"size": {"height": 32, "width": 32}, "resample": 2},
+            {"fit": "squash", "crop": 1.0, "interpolation": "bilinear"},
+        ),
+        ({"size": 32, "feature_extractor_type": "ViTFeatureExtractor"}, {"fit": "squash", "crop": 1.0}),
+        (
+            {
+                "size": {"shortest_edge": 37},
+                "do_center_crop": True,
+                "crop_size": {"height": 32, "width": 32},
+                "resample": 3,
+            },
+            {"fit": "short_side", "interpolation": "bicubic"},
+        ),
+        (
+            {
+                "size": {"height": 37, "width": 37},
+                "do_center_crop": True,
+                "crop_size": 32,
+                "image_mean": [0.1, 0.2, 0.3],
+            },
+            {"fit": "squash", "mean": (0.1, 0.2, 0.3)},
+        ),
+        ({"size": 32, "do_normalize": False}, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}),
+    ],
+)
+def test_its_preprocessing_is_ours(processor: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    KINDS["vit"]().save_pretrained(tmp_path / "theirs")
+    text = json.dumps({"image_processor_type": "ViTImageProcessor", **processor})
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text(text)
+    found = read(tmp_path / "theirs")
+    how = found.description.preprocessing
+    assert how is not None
+    assert {name: getattr(how, name) for name in expected} == expected
+    assert not found.report.warnings
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), np.uint8))
+    rewrite(found, tmp_path / "back", "hf")
+    for folder in ("theirs", "back"):
+        theirs = AutoImageProcessor.from_pretrained(tmp_path / folder, use_fast=False)
+        pixels = theirs(picture, return_tensors="np")["pixel_values"][0]
+        grey = 1 / 255 / min(how.std)
+        assert np.abs(pixels - prepare(picture, how)).max() <= 1.01 * grey
+
+
+@pytest.mark.parametrize(
+    ("processor", "warning"),
+    [
+        (None, "preprocessor_config.json is missing"),
+        ({"size": 64}, "makes pictures of 64×64, not"),
+        ({"size": 32, "resample": 1}, "says resample 1, which ours cannot"),
+        ({"size": 32, "do_rescale": False}, "says do_rescale False"),
+    ],
+)
+def test_preprocessing_that_is_missing_or_odd_is_said(
+    processor: dict[str, Any] | None, warning: str, tmp_path: Path
+) -> None:
+    KINDS["vit"]().save_pretrained(tmp_path)
+    if processor is not None:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    assert any(warning in each for each in read(tmp_path).report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "swin"}, r"is a 'swin' of transformers; expected one of vit, deit"),
+        ({"hidden_act": "relu"}, r"hidden_act is 'relu'; expected one of gelu"),
+        ({"num_attention_heads": "four"}, r"num_attention_heads is 'four'; expected a whole number"),
+        ({"num_attention_heads": 5}, r"width 32 cannot be shared by 5 heads"),
+        ({"id2label": {"x": "ant"}}, r"id2label of config\.json has keys that are no numbers"),
+        ({"layer_norm_eps": True}, r"layer_norm_eps is True; expected a number"),
+    ],
+)
+def test_a_config_that_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    KINDS["vit"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path)
+
+
+def test_what_contradicts_is_said(tmp_path: Path) -> None:
+    KINDS["vit"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_size": 64, "id2label": {"0": "a", "1": "b"}}))
+    found = read(tmp_path)
+    assert any("said to be for images of" in warning for warning in found.report.warnings)
+    assert "2 labels for 5 classes: left out" in found.report.warnings
+    assert found.model.config.image_size == (32, 32)
+
+
+def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
+    theirs = shake(ViTForImageClassification(ViTConfig(**{**WIDE, "image_size": (32, 48)}, **LABELS)))
+    theirs.save_pretrained(tmp_path / "theirs")
+    found = round_trip(tmp_path / "theirs", tmp_path / "back", to="hf")
+    assert found.model.config.image_size == (32, 48)
+    assert apart(found.model, answer(theirs), (32, 48)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("vit_tiny_r_s16_p8_224", {}, "a hybrid has no place in transformers' ViT"),
+        ("ViT-Ti/16", {"pool": "mean"}, "pool is 'mean', which transformers' vit cannot hold"),
+        ("ViT-Ti/16", {"registers": 2}, "registers is 2, which transformers' deit cannot hold; expected 0 or 1"),
+        ("ViT-Ti/16", {"layer_scale": 0.1}, "classes is 5, which transformers' dinov2 cannot hold; expected 0"),
+        ("ViT-Ti/16", {"head": "mlp"}, "classes is 5, which transformers' vit cannot hold; expected 0"),
+        ("ViT-Ti/16", {"positions": "relative"}, "positions is 'relative'"),
+    ],
+)
+def test_what_it_cannot_hold_is_refused(name: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = vitrail.create(name, image_size=32, width=32, heads=2, depth=1, classes=5, **fields)
+    with pytest.raises(CheckpointError, match=message):
+        write(model, tmp_path / "folder", "hf")
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize(
+    ("weights", "crop"),
+    [
+        ("weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", 0.9),
+        ("weights/deit_tiny_patch16_224.pth", 0.875),
+    ],
+)
+def test_real_weights_in_its_pipeline(weights: str, crop: float, shared: Callable[[str], Path], tmp_path: Path) -> None:
+    lines = shared("imagenet-classes.txt").read_text("utf-8").splitlines()
+    labels = [f"{n} {line}" for n, line in enumerate(lines)]
+    found = read(shared(weights))
+    assert found.description.preprocessing is not None
+    assert found.description.preprocessing.crop == crop
+    write(found.model, tmp_path, "hf", labels=labels, preprocessing=found.description.preprocessing)
+    photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::100]
+    theirs = pipeline("image-classification", model=str(tmp_path), device="cpu")
+    ours = vitrail.Predictor(tmp_path)
+    for photo in photos:
+        answers, top = theirs(Image.open(photo).convert("RGB"), top_k=5), ours.predict(photo).top
+        assert [each["label"] for each in answers] == [each.label for each in top], photo
+        for mine, their in zip(top, answers, strict=True):
+            assert abs(mine.probability - their["score"]) < 0.02
+
+
+def test_the_folder_that_it_wrote_is_replaced_whole(tmp_path: Path) -> None:
+    theirs = shake(KINDS["vit"]())
+    theirs.save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    found = read(tmp_path)
+    assert not found.report.warnings
+    rewrite(found, tmp_path, "hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
+    assert load_file(tmp_path / "model.safetensors").keys()
+    save_file({"vit.embeddings.cls_token": torch.zeros(1, 1, 32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError):
+        read(tmp_path)

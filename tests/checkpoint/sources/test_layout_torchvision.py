@@ -1,0 +1,84 @@
+"""torchvision's own VisionTransformer at toy size, both ways; also by the names of its first files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drawing import shake
+from round_trip import apart, round_trip, tensors_in
+from torchvision.models import VisionTransformer
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.errors import CheckpointError
+
+
+def toy(**fields: Any) -> Any:
+    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 48}
+    fields = {**sizes, "num_classes": 5, **fields}
+    return shake(VisionTransformer(**fields))
+
+
+@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+@pytest.mark.parametrize("fields", [{}, {"representation_size": 32}], ids=["", "pre_logits"])
+def test_its_model_is_ours_and_comes_back(fields: dict[str, Any], ending: str, tmp_path: Path) -> None:
+    theirs = toy(**fields)
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    found = round_trip(tmp_path / "weights.pth", tmp_path / f"back{ending}", to="torchvision", heads=4)
+    assert apart(found.model, theirs) <= 1e-5
+    theirs.load_state_dict(tensors_in(tmp_path / f"back{ending}"))
+
+
+def test_the_first_names_of_its_mlp(tmp_path: Path) -> None:
+    theirs = toy()
+    old = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}
+    tensors = theirs.state_dict()
+    for new, name in old.items():
+        tensors = {key.replace(new, name): tensor for key, tensor in tensors.items()}
+    torch.save(tensors, tmp_path / "weights.pth")
+    assert apart(read(tmp_path / "weights.pth", heads=4).model, theirs) <= 1e-5
+
+
+def test_what_comes_with_the_family(tmp_path: Path) -> None:
+    torch.save(toy().state_dict(), tmp_path / "weights.pth")
+    found = read(tmp_path / "weights.pth", heads=4, image_size=64)
+    how = found.description.preprocessing
+    assert how is not None
+    assert (how.fit, how.crop, how.interpolation, how.mean[0], how.image_size) == (
+        "short_side",
+        0.875,
+        "bilinear",
+        0.485,
+        (64, 64),
+    )
+    assert "torchvision positions" in found.report.resized["pos_embed"]
+    assert found.model.config.activation == "gelu"
+
+
+def test_a_representation_of_another_width_is_refused(tmp_path: Path) -> None:
+    torch.save(toy(representation_size=24).state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=r"pre_logits\.weight"):
+        read(tmp_path / "weights.pth", heads=4)
+
+
+def test_a_model_trained_with_tanh_is_written_with_a_warning_that_says_how_much(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "classes": 5}
+    tanh = shake(vitrail.create("ViT-Ti/16", **fields, activation="gelu_tanh"), 0.3)
+    with pytest.warns(UserWarning, match=r"cannot say activation 'gelu_tanh', .* differ by up to .*e-0[2-7]"):
+        write(tanh, tmp_path / "weights.pth", "torchvision")
+    exact = read(tmp_path / "weights.pth", heads=2).model
+    assert exact.config.activation == "gelu"
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = (exact(images) - tanh(images)).abs().max().item()
+    with pytest.warns(UserWarning, match=f"up to {difference:.1e}"):
+        write(tanh, tmp_path / "weights.pth", "torchvision")
+    with pytest.warns(UserWarning, match=r"google cannot say activation 'gelu'"):
+        write(exact, tmp_path / "weights.npz", "google")
+
+
+def test_an_eps_that_it_cannot_say(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "classes": 5}
+    with pytest.warns(UserWarning, match=r"torchvision cannot say norm_eps 0\.01, and its readers run with 1e-06"):
+        write(shake(vitrail.create("ViT-Ti/16", **fields, norm_eps=0.01)), tmp_path / "weights.pth", "torchvision")
