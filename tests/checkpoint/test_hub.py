@@ -20,6 +20,8 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType]
 
+import vitrail
+from vitrail.checkpoint import read
 from vitrail.checkpoint.hub import fetch, is_hub_name
 from vitrail.errors import CheckpointError
 
@@ -36,13 +38,16 @@ def no_wait(seconds: float) -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
     """huggingface_hub, which reads its environment when it is imported, online and pointed to this machine."""
+    home = constants.HF_HOME
+    for name, value in list(vars(constants).items()):  # whatever it keeps in its home, it keeps here
+        if isinstance(value, str) and value.startswith(home):
+            monkeypatch.setattr(constants, name, value.replace(home, str(tmp_path / "cache")))
     with running() as hub:
         for name, value in {
             "HF_HUB_OFFLINE": False,
             "ENDPOINT": hub.url,
             "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
             "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "AGENT_HARNESSES_PATH": str(tmp_path / "cache" / "harnesses.json"),
             "HF_HUB_DISABLE_IMPLICIT_TOKEN": True,
             "HF_HUB_ETAG_TIMEOUT": 1,
             "HF_HUB_DOWNLOAD_TIMEOUT": 1,
@@ -105,6 +110,20 @@ def test_a_model_of_timm_is_downloaded_once_and_then_cached(hub: Hub, tmp_path: 
     assert fetch(NAME) == folder
     assert not hub.seen("GET /large/")
     assert not hub.seen("GET /someone")
+
+
+def test_a_model_is_loaded_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    theirs, files = timm_files(tmp_path / "timm")
+    hub.add(TOY, files)
+    found = read(NAME, heads=2)
+    assert found.description.provenance["source"]["layout"] == "timm"
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(images), theirs.eval()(images), rtol=0, atol=1e-6)
+    said = "said to be for images of (224, 224), but its positions are for 32×32: taken as these"
+    assert found.report.warnings == (said,)
+    with pytest.warns(UserWarning, match="hf-hub:someone/toy: said to be for images of"):
+        assert vitrail.load(NAME, heads=2, classes=7, image_size=64).config.classes == 7
 
 
 def test_offline_the_cache_is_used(hub: Hub, offline: Callable[[], None]) -> None:
@@ -320,7 +339,13 @@ def test_real_weights_the_whole_way_by_the_environment(shared: Callable[[str], P
     home = tmp_path / "home"
     here = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "NO_PROXY": LOCAL}
     here |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TQDM_POSITION": "-1"}  # bars without a terminal too
-    program = f"from vitrail.checkpoint.hub import fetch; print(fetch('hf-hub:{TINY}'))"
+    program = f"""
+import warnings, vitrail
+from vitrail.checkpoint.hub import fetch
+warnings.simplefilter("ignore")
+assert len(vitrail.load("hf-hub:{TINY}").blocks) == 12
+print(fetch("hf-hub:{TINY}"))
+"""
     told: list[str] = []
     for offline in ("0", "1"):
         environment = os.environ | here | {"HF_HUB_OFFLINE": offline}
