@@ -32,9 +32,10 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## throughput against timm, transformers and vit-pytorch, interleaved
+bench: setup  ## throughput and loading against timm, transformers and vit-pytorch, interleaved
 	MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184 PYTHONPATH=tests \
 		$(BIN)/python benchmarks/throughput.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/loading.py
 
 costs: setup  ## after adding a preset: counts parameters and MACs of every model again, for `vitrail models`
 	$(BIN)/python -m vitrail.inspection.costs

@@ -1,6 +1,8 @@
 """Starting values: those of the ViT authors' code, on every weight, also after a build on the meta device."""
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -51,6 +53,14 @@ def test_a_model_from_the_meta_device_is_filled_by_init_weights_alone(toy: str) 
     assert empty.state_dict().keys() == whole.state_dict().keys()
     images = torch.randn(1, 3, 32, 32)
     assert (empty(images) == 0).all(), "a zero head answers nothing"
+
+
+def test_a_build_on_the_meta_device_does_not_import_the_compiler() -> None:
+    builds = "[vitrail.create(toy.pop('name'), depth=2, **toy) for toy in toys]"
+    program = f"import sys, torch, vitrail; torch.set_default_device('meta'); toys = {[*TOYS.values()]}; {builds}"
+    check = "print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"{program}; {check}"], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n", "importing it takes more than a second, and every load would pay for it"
 
 
 def bound(tensor: torch.Tensor) -> float:

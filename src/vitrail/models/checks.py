@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,8 @@ IN_WORDS = {
     tuple[float, ...]: "a list of numbers",
 }
 
+hints_of = cache(get_type_hints)  # every preset is checked, a hundred of one class
+
 
 def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
@@ -34,7 +37,7 @@ def pair(size: Size) -> tuple[int, int]:
 
 def check_fields(config: "DataclassInstance") -> None:
     """Types, choices and ranges of every field, called first in `__post_init__`; sizes become pairs, lists tuples."""
-    hints = get_type_hints(type(config))
+    hints = hints_of(type(config))
     for field in fields(config):
         hint = hints[field.name]
         value: Any = getattr(config, field.name)

@@ -15,7 +15,7 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import resample
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves
+from vitrail.models.init import init_leaves, is_empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,8 @@ class DeiT(nn.Module):
 
     def init_weights(self) -> None:
         """Every weight as the ViT authors' code draws it; the heads are zero."""
+        if is_empty(self):
+            return
         init_leaves(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)

@@ -17,7 +17,7 @@ from vitrail.layers.block import Block
 from vitrail.layers.positions import resample
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, lecun_normal_
+from vitrail.models.init import init_leaves, is_empty, lecun_normal_
 
 Constants = Literal["timm", "google"]  # of GELU (exact, by tanh), group norms, and the deviation of a filter
 
@@ -84,6 +84,8 @@ class Hybrid(nn.Module):
 
     def init_weights(self) -> None:
         """Every weight as the ViT authors' code draws it; head and last norm of each bottleneck are zero."""
+        if is_empty(self):
+            return
         init_leaves(self)
         for module in self.modules():
             if isinstance(module, StdConv2d):

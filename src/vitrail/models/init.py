@@ -37,6 +37,11 @@ def init_leaves(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.latent.data[0])
 
 
+def is_empty(model: nn.Module) -> bool:
+    """Whether it is on the meta device: nothing to fill there, but torch would import its compiler to draw nothing."""
+    return next(model.parameters()).is_meta
+
+
 def draw_apart(layer: nn.Linear, parts: list[int]) -> None:
     """Several maps in one matrix, each drawn for itself: together they would come out too small."""
     for matrix in layer.weight.data.split(parts):
