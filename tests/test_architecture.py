@@ -110,6 +110,7 @@ RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_a
         (RUN.format(words=["models", "--help"]), set[str]()),
         (RUN.format(words=["models"]), set[str]()),
         (RUN.format(words=["summary", "--help"]), set[str]()),
+        (RUN.format(words=["inspect-checkpoint", "--help"]), set[str]()),
         (RUN.format(words=["summary", "ViT-Ti/16"]), {"torch"}),  # the check can fail
     ],
 )

@@ -2,14 +2,18 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drawing import shake
+from PIL import Image
 
-from vitrail.cli import COMMANDS, app
+import vitrail
+from vitrail.checkpoint import write
+from vitrail.cli import COMMANDS, app, command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,8 +31,7 @@ def commands() -> Iterator[Any]:
         for words in re.findall(r"^\$ vitrail (.+)$", page.read_text("utf-8"), re.MULTILINE):
             yield pytest.param(words, id=words)
     for name in COMMANDS:
-        help_text = getattr(import_module(f"vitrail.cli.{name}"), name).__doc__
-        for words in re.findall(r"^ +vitrail (.+)$", help_text, re.MULTILINE):
+        for words in re.findall(r"^ +vitrail (.+)$", command(name).__doc__ or "", re.MULTILINE):
             yield pytest.param(words, id=f"--help: {words}")
 
 
@@ -38,9 +41,29 @@ def test_python_snippets_run(block: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     exec(compile(block, "snippet", "exec"), {})
 
 
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a command in the docs may name: examples/, a model of ours, a file of facebook's, a photo."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    model = shake(vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10))
+    labels = [f"class {n}" for n in range(10)]
+    vitrail.save(model, folder / "my_model", labels=labels, preprocessing=vitrail.Preprocessing(image_size=64))
+    write(model, folder / "weights.pth", to="deit")
+    Image.radial_gradient("L").convert("RGB").save(folder / "photo.jpg")
+    return folder
+
+
 @pytest.mark.parametrize("words", list(commands()))
-def test_commands_run(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ROOT)
+def test_commands_run(
+    words: str,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(workplace, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     assert capsys.readouterr().out
 

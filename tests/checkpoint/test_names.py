@@ -38,16 +38,12 @@ def test_another_name_for_the_same_is_read_and_the_first_is_written() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     one = torch.randn(2, 3)
-    with pytest.raises(
-        CheckpointError, match=r"is made of 3 tensors, and only layer1\.q\.weight is there"
-    ):
+    with pytest.raises(CheckpointError, match=r"is made of 3 tensors, and only layer1\.q\.weight is there"):
         to_ours({"layer1.q.weight": one}, TABLE)
     with pytest.raises(CheckpointError, match=r"is there twice, as old1\.qkv\.weight and as layer1\.q\.weight"):
         to_ours({"layer1.q.weight": one, "old1.qkv.weight": one}, TABLE)
     parts = {"layer1.q.weight": one, "layer1.k.weight": torch.randn(2, 4), "layer1.v.weight": one}
-    with pytest.raises(
-        CheckpointError, match=r"cannot be made of layer1\.q\.weight \(2, 3\), layer1"
-    ):
+    with pytest.raises(CheckpointError, match=r"cannot be made of layer1\.q\.weight \(2, 3\), layer1"):
         to_ours(parts, TABLE)
     with pytest.raises(CheckpointError, match=r"head\.weight has no name in this layout"):
         to_theirs({"head.weight": one}, TABLE, heads=1)

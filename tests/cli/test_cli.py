@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitrail
+from vitrail.checkpoint import write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 
@@ -31,6 +34,7 @@ def test_version() -> None:
         (("--help",), "vitrail summary ViT-B/16"),
         (("models", "--help"), "vitrail models 'deit*'"),
         (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
+        (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json"),
     ],
 )
 def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
@@ -68,6 +72,50 @@ def test_summary() -> None:
 
 def test_summary_of_a_family_from_outside() -> None:
     assert run("summary", f"{EXAMPLE}:mixer_tiny").stdout.startswith("Mixer, input 1×3×224×224\n")
+
+
+def test_inspect_checkpoint(tmp_path: Path) -> None:
+    write(vitrail.create("DeiT-Ti", image_size=32, depth=1), tmp_path / "weights.pth", to="deit")
+    words = ("inspect-checkpoint", str(tmp_path / "weights.pth"))
+    page = run(*words).stdout
+    assert "layout         deit\n" in page
+    assert "blocks.#.attn.qkv.weight   1 ×  (576, 192)" in page
+    assert "\nsuspicious\n- a head of zeros" in page
+    assert re.search(r"^blocks.0.norm1.weight +\(192,\) +float32 +1 +0 +1 +1$", run(*words, "--tensors").stdout, re.M)
+    found = json.loads(run(*words, "--json", "--from", "timm", "--set", "heads=6").stdout)
+    assert (found["layout"], found["config"]["heads"], "tensors" in found) == ("timm", 6, False)
+    assert json.loads(run(*words, "--json", "--tensors").stdout)["tensors"][0]["name"] == "cls_token"
+
+
+def test_inspect_checkpoint_shows_what_it_does_not_know(tmp_path: Path) -> None:
+    torch.save({"features.0.weight": torch.randn(3, 4)}, tmp_path / "other.pth")
+    done = run("inspect-checkpoint", str(tmp_path / "other.pth"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "layout         none known here\n" in done.stdout
+    assert "features.#.weight  1 ×  (3, 4)  float32" in done.stdout
+
+
+def test_inspect_checkpoint_refuses_damage_and_wrong_words(tmp_path: Path) -> None:
+    whole, cut, code = (str(tmp_path / name) for name in ("whole.pth", "cut.pth", "code.pth"))
+    torch.save({"a": torch.randn(300)}, whole)
+    Path(cut).write_bytes(Path(whole).read_bytes()[:-200])
+    torch.save({"a": re.compile("a")}, code)
+    for words, message in (
+        ((cut,), f"vitrail: {cut} "),
+        ((code,), f"vitrail: {code} is a pickle that wants to run "),
+        ((str(tmp_path / "nowhere"),), f"vitrail: {tmp_path}/nowhere does not exist; expected a checkpoint"),
+        ((whole, "--from", "tim"), "vitrail: unknown layout 'tim'; did you mean 'timm'?"),
+        (
+            (whole, "--set", "hedas=3"),
+            "vitrail: unknown field that a file may leave out 'hedas'; did you mean 'heads'?",
+        ),
+        ((whole, "--set", "path=3"), "vitrail: unknown field that a file may leave out 'path'; "),
+        ((whole, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
+        ((), 'vitrail: Command "inspect-checkpoint" parameter FILE requires an argument'),
+    ):
+        done = run("inspect-checkpoint", *words)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+        assert done.stderr.startswith(message), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -73,18 +73,11 @@ def read(
     family = family or known_family(description.family, where)
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
-    with checked(where):
-        config = family.configure(**description.config)
-        blocks = getattr(config, "depth", 0) + sum(getattr(config, "stages", ()))
-        if blocks > len(found.tensors):  # before a model of a million blocks is built for nothing
-            raise CheckpointError(f"{where}: {blocks} blocks and {len(found.tensors)} tensors; expected more tensors")
-        with torch.device("meta"):
-            source_model = family.build(config)
-    check_tensors(source_model, found.tensors, where)
+    source_model = built(found, family, where)
     model = source_model
     if fields:
         with torch.device("meta"):
-            model = family.build(adapted(config, family.configure(config, **fields)))
+            model = family.build(adapted(source_model.config, family.configure(source_model.config, **fields)))
     used = policy or description.resampling
     fitted, report = fit(found.tensors, source_model, model, used)
     model.load_state_dict(fitted, assign=True)
@@ -92,6 +85,19 @@ def read(
     said = (*found.warnings, *(zero_head(model, report) if foreign else ()))
     report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
     return Checkpoint(model.eval(), as_loaded(description, model.config, used), report)
+
+
+def built(found: Found, family: Family, where: str) -> Any:
+    """The model that a checkpoint describes, without its numbers; refused unless the tensors are that model's."""
+    with checked(where):
+        config = family.configure(**found.description.config)
+        blocks = getattr(config, "depth", 0) + sum(getattr(config, "stages", ()))
+        if blocks > len(found.tensors):  # before a model of a million blocks is built for nothing
+            raise CheckpointError(f"{where}: {blocks} blocks and {len(found.tensors)} tensors; expected more tensors")
+        with torch.device("meta"):
+            model = family.build(config)
+    check_tensors(model, found.tensors, where)
+    return model
 
 
 def warn_of(found: Checkpoint, path: str | Path) -> None:

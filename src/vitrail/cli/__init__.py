@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -13,11 +14,7 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-COMMANDS = (
-    "models",
-    "summary",
-    "convert",
-)  # each the function of that name in the file of that name; its docstring is the help
+COMMANDS = ("models", "summary", "inspect-checkpoint", "convert")
 
 
 def app() -> App:
@@ -29,8 +26,14 @@ def app() -> App:
         help_format="plaintext",
     )
     for name in COMMANDS:
-        table.command(getattr(import_module(f"vitrail.cli.{name}"), name), name=name)
+        table.command(command(name), name=name)
     return table
+
+
+def command(name: str) -> Callable[..., None]:
+    """The function of that name in the file of that name; its docstring is the help."""
+    word = name.replace("-", "_")
+    return getattr(import_module(f"vitrail.cli.{word}"), word)
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -1,0 +1,54 @@
+"""vitrail inspect-checkpoint: what is in a file of weights."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.cli.summary import parse_field
+
+
+def inspect_checkpoint(
+    file: str,
+    /,
+    *,
+    source: Annotated[str | None, Parameter(name="--from")] = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    tensors: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Show what is in a checkpoint: layout, architecture, shapes, types, head, and what is suspicious.
+
+    Nothing in the file is run. Where no layout is recognised, or a model cannot be made of the file, it says why and
+    shows the tensors all the same.
+
+    Examples::
+
+        vitrail inspect-checkpoint my_model
+        vitrail inspect-checkpoint weights.pth --tensors
+        vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json
+
+    Parameters
+    ----------
+    file
+        A file (.safetensors, .pth, .bin, .npz), a folder, or hf-hub:owner/model.
+    source
+        The layout, where it should not be found out: vitrail, timm, deit, google, hf, torchvision, dino, mae.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+    tensors
+        List every tensor with its mean, deviation, minimum and maximum, not grouped over the blocks.
+    as_json
+        Print JSON instead of a page.
+    """
+    known = dict(parse_field(item) for item in fields or ())
+
+    from vitrail.inspection.checkpoint import inspect
+
+    found = inspect(file, **{"source": source, **known})
+    if as_json:
+        data = asdict(found)
+        print(json.dumps(data if tensors else {name: data[name] for name in data if name != "tensors"}, indent=2))
+    else:
+        print(found.page(every_tensor=tensors))

@@ -1,0 +1,112 @@
+"""What was found in a checkpoint, and how it reads as a page."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from textwrap import fill
+from typing import Any
+
+from vitrail.checkpoint.report import listed
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.summary import megabytes
+from vitrail.inspection.suspicions import Row
+from vitrail.tables import text_table
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of one name, shape and type, one in each block: # stands for the block's number."""
+
+    pattern: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What `inspect` found; `str()` of it is a page. What could not be found out is None, and `reason` says why."""
+
+    path: str
+    kind: str
+    size: int  # bytes on disk
+    wrapper: str  # the key that a pickle keeps its tensors under
+    others: tuple[str, ...]  # what else the pickle holds
+    numbers: int  # in all tensors
+    dtypes: Mapping[str, int]  # tensors of each
+    groups: tuple[Group, ...]
+    tensors: tuple[Row, ...]
+    suspicious: tuple[str, ...]
+    layout: str | None = None
+    reason: str = ""
+    family: str | None = None
+    preset: str | None = None  # the nearest of the family
+    differs: Mapping[str, Any] | None = None  # fields of the config that are not the preset's
+    config: Mapping[str, Any] | None = None
+    head: str | None = None
+    labels: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    resampling: str | None = None
+    provenance: Mapping[str, Any] | None = None
+    ignored: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.page()
+
+    def page(self, *, every_tensor: bool = False) -> str:
+        """The page, its tensors one by one with their statistics or grouped over the blocks."""
+        lines = [fill(clean(f"{name:14} {text}"), width=120, subsequent_indent=15 * " ") for name, text in facts(self)]
+        found = [f"- {clean(text)}" for text in self.suspicious]
+        table = tensor_table(self.tensors) if every_tensor else group_table(self.groups)
+        return "\n".join([*lines, "", *table, "", "suspicious" if found else "nothing suspicious", *found])
+
+
+def facts(seen: Inspection) -> list[tuple[str, str]]:
+    """The lines before the tensors."""
+    beside = f", beside {listed(seen.others)}" if seen.others else ""
+    under = f", tensors under {seen.wrapper!r}{beside}" if seen.wrapper else ""
+    types = ", ".join(f"{count} {kind}" for kind, count in seen.dtypes.items())
+    lines = [("file", seen.path), ("kind", f"{seen.kind}, {megabytes(seen.size)}{under}")]
+    lines.append(("layout", seen.layout or "none known here"))
+    if seen.reason:
+        lines.append(("problem", seen.reason))
+    if seen.family is not None and seen.config is not None:
+        but = ", ".join(f"{name} {value}" for name, value in (seen.differs or {}).items())
+        near = f" {seen.preset}{', but ' * bool(but)}{but}" if seen.preset else " of no preset's width and depth"
+        labels = f"{len(seen.labels)}: {listed(seen.labels)}" if seen.labels else "none"
+        lines += [
+            ("architecture", f"{seen.family},{near}" if seen.head else seen.family),
+            ("config", joined(seen.config)),
+            ("head", seen.head or "not known"),
+            ("labels", labels),
+            ("preprocessing", joined(asdict(seen.preprocessing)) if seen.preprocessing else "none"),
+            ("resampling", str(seen.resampling)),
+            ("provenance", joined(seen.provenance or {})),
+            ("ignored", listed(seen.ignored) or "nothing"),
+        ]
+    return [*lines, ("tensors", f"{len(seen.tensors)}, together {seen.numbers:,} numbers: {types or 'none'}")]
+
+
+def joined(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def group_table(groups: tuple[Group, ...]) -> list[str]:
+    lines = [(clean(each.pattern), f"{each.count} ×", str(each.shape), each.dtype) for each in groups]
+    return text_table(("tensor", "", "shape", "type"), lines, "lrll")
+
+
+def tensor_table(rows: tuple[Row, ...]) -> list[str]:
+    heading = ("tensor", "shape", "type", "mean", "deviation", "min", "max")
+    lines = [
+        (
+            *(clean(row.name), str(row.shape), row.dtype),
+            *("" if n is None else f"{n:.4g}" for n in (row.mean, row.deviation, row.lowest, row.highest)),
+        )
+        for row in rows
+    ]
+    return text_table(heading, lines, "lllrrrr")
+
+
+def clean(text: str) -> str:
+    """Names in a file are anybody's: what would move the cursor or colour the terminal is shown as ?."""
+    return "".join(each if each.isprintable() else "?" for each in text)
