@@ -50,6 +50,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = [f"class {n}" for n in range(10)]
     vitrail.save(model, folder / "my_model", labels=labels, preprocessing=vitrail.Preprocessing(image_size=64))
     write(model, folder / "weights.pth", to="deit")
+    (folder / "labels.txt").write_text("\n".join(labels))
     Image.radial_gradient("L").convert("RGB").save(folder / "photo.jpg")
     return folder
 

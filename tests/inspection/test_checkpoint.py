@@ -18,7 +18,8 @@ from torch import Tensor
 import vitrail
 from vitrail.checkpoint import write
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.checkpoint import Inspection, inspect
+from vitrail.inspection.checkpoint import inspect
+from vitrail.inspection.page import Inspection
 from vitrail.models.catalog import outside_family
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_family.py")
