@@ -3,9 +3,16 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+LONGEST = 2000  # characters of a message
+
 
 class VitrailError(Exception):
     """Base of every error a user can fix; the command line prints its one line and exits with 2."""
+
+    def __init__(self, message: str) -> None:
+        """Names out of a file may hold anything: what is no text is shown as Python writes it, and a novel is cut."""
+        shown = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in shown))
 
 
 class ConfigError(VitrailError):
