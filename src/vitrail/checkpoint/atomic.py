@@ -26,8 +26,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             synchronise(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+    except (OSError, SafetensorError, RuntimeError, ValueError, MemoryError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or str(error) or type(error).__name__).split())[:200]
         raise CheckpointError(f"cannot write {path}: {reason}; what stood there before is whole") from error
 
 

@@ -1,8 +1,10 @@
 """The tensors in a file that somebody else wrote, whatever its kind; nothing in it is run, and little of it copied."""
 
 import json
-import pickletools
+import struct
+import warnings
 import zipfile
+import zlib
 from argparse import Namespace
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -10,22 +12,24 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
+from tokenize import TokenError
 from typing import IO, Any, Literal
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays
+from vitrail.checkpoint.pickles import check_pickle, runs_code
 from vitrail.errors import CheckpointError
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".npz")
 WRAPPERS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
-LARGEST_JSON = 2**24  # bytes; also of a pickle without its tensors
-MOST_STEPS = 2**21  # of a pickle
-UNPACKED = 2  # no file unpacks to more than so many times its size
+LARGEST_JSON = 2**22  # bytes; also of the header of a safetensors file
+MOST_VALUES = 2**17  # in JSON: each becomes an object of a hundred bytes, of maybe three in the file
+MOST_TENSORS = 2**14  # in one file
 ELSEWHERE = {  # first bytes of what people also try
     b"\x89HDF": "an HDF5 file, as Keras writes",
     b"version https://git-lfs": "the pointer of a Git LFS file (get the file itself: git lfs pull)",
@@ -34,9 +38,9 @@ ELSEWHERE = {  # first bytes of what people also try
     b"<": "a web page (was it a failed download?)",
 }
 DAMAGE = (
-    SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError,
-    UnpicklingError, OverflowError, RecursionError, MemoryError, AssertionError, NotImplementedError,
-    zipfile.BadZipFile,
+    SafetensorError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOFError, SyntaxError,
+    UnpicklingError, ArithmeticError, MemoryError, AssertionError, TokenError, struct.error, zipfile.BadZipFile,
+    zlib.error,
 )  # fmt: skip
 
 
@@ -86,7 +90,7 @@ def weights_in(folder: Path) -> list[Path]:
         index = read_json(folder / f"{name}.index.json")
         if index is not None:
             shards = index.get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(each, str) for each in shards.values()):
+            if not isinstance(shards, dict) or not shards or not all(isinstance(each, str) for each in shards.values()):
                 raise CheckpointError(f"{folder / name}.index.json has no weight_map; expected names and their files")
             if any(Path(each).name != each for each in shards.values()):
                 raise CheckpointError(f"{folder / name}.index.json names files outside its folder")
@@ -104,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         if not path.is_file() or path.stat().st_size > LARGEST_JSON:
             raise CheckpointError(f"{path} is no file, or too large; expected a JSON object")
-        data = json.loads(path.read_text("utf-8"))
+        data = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}; expected a JSON object") from None
     if not isinstance(data, dict):
@@ -112,99 +116,69 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data
 
 
+def parse_json(text: str) -> Any:
+    """json.loads, but not for a text that would become far more than it is."""
+    values = sum(text.count(mark) for mark in ",[{")
+    if values > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES} values")
+    return json.loads(text)
+
+
 def read_file(path: Path) -> Contents:
     """One file, known by its first bytes and not by its name."""
     with damage_named(path):
+        if not path.is_file():  # opening a pipe would wait for somebody to write to it
+            raise CheckpointError(f"{path} is missing, or no file; expected weights")
         with path.open("rb") as file:
-            start = file.read(32)
-        size = path.stat().st_size
-        if start[:2] == b"PK":
-            with zipfile.ZipFile(path) as archive:
-                check_archive(path, archive)
-                names = archive.namelist()
-                if any(name.endswith(".npy") for name in names):
-                    return Contents(path=path, kind="npz", tensors=read_arrays(path, archive))
-                pickled = next((name for name in names if name.endswith("/data.pkl")), None)
-                if pickled is None:
-                    raise CheckpointError(
-                        f"{path} is a zip file without tensors; expected what torch.save or np.savez wrote"
-                    )
-                with archive.open(pickled) as stream:
-                    check_pickle(path, stream)
-            return read_pickle(path, mmap=True)
-        if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
-            with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return Contents(path=path, kind="safetensors", tensors=tensors, header=file.metadata() or {})
-        if start[:1] == b"\x80":
-            with path.open("rb") as file:
-                wanted = check_pickle(path, file)
-                if file.tell() == size:  # torch's own begins with a magic number, and more follows
-                    wants = f" that wants to run {wanted[0]}" if wanted else ""
-                    raise CheckpointError(f"{path} is a plain pickle{wants}; refused: expected what torch.save wrote")
-                for _ in range(3):  # the version, the machine, and then what was saved
-                    check_pickle(path, file)
-            return read_pickle(path, mmap=False)
+            start, size = file.read(32), path.stat().st_size
+            if start[:2] == b"PK":
+                return read_archive(path, file, size)
+            if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
+                return read_safetensors(path, file)
+            if start[:1] == b"\x80":
+                return read_legacy(path, file, size)
     found = next((what for first, what in ELSEWHERE.items() if start.startswith(first)), "no such file")
     if size == 0:
         found = "empty"
     raise CheckpointError(f"{path} is {found}; expected .safetensors, a .pth or .bin by torch.save, or .npz")
 
 
-def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
-    unpacked = sum(info.file_size for info in archive.infolist())
-    if unpacked > UNPACKED * path.stat().st_size + 4096:
-        raise CheckpointError(
-            f"{path} of {path.stat().st_size} bytes would unpack to {unpacked}; expected weights, which hardly shrink"
-        )
+def read_safetensors(path: Path, file: IO[bytes]) -> Contents:
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if length > LARGEST_JSON or file.read(length).count(b"{") > MOST_TENSORS:
+        raise CheckpointError(f"{path} has a header of {length} bytes, with too many tensors; expected weights")
+    with safe_open(path, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return Contents(path=path, kind="safetensors", tensors=tensors, header=opened.metadata() or {})
 
 
-def read_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
-    """The arrays of numbers; each header is checked against the bytes that are there before anything is made for it."""
-    kinds: dict[str, np.dtype[Any]] = {}
-    for info in archive.infolist():
-        with archive.open(info) as stream:
-            version = np.lib.format.read_magic(stream)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[version](stream)
-            if dtype.hasobject:
-                raise CheckpointError(f"{path} holds pickled objects ({info.filename}), which could run code; refused")
-            count = 1
-            for length in shape:
-                count *= length
-            if count * dtype.itemsize != info.file_size - stream.tell():
-                raise CheckpointError(
-                    f"{path}: {info.filename} says {shape}, which is not its size; it may be truncated"
-                )
-        kinds[info.filename.removesuffix(".npy")] = dtype
-    numbers = [name for name, kind in kinds.items() if kind.kind in "fiub" or is_bfloat16(kind)]
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: from_array(arrays[name]) for name in numbers}
+def read_archive(path: Path, file: IO[bytes], size: int) -> Contents:
+    check_directory(path, file, size)
+    with zipfile.ZipFile(path) as archive:
+        check_archive(path, file, size, archive)
+        names = archive.namelist()
+        if any(name.endswith(".npy") for name in names):
+            return Contents(path=path, kind="npz", tensors=read_arrays(path, archive))
+        folder = names[0].split("/")[0] if names else ""  # as torch finds it
+        if f"{folder}/data.pkl" not in names:
+            raise CheckpointError(f"{path} is a zip file without tensors; expected what torch.save or np.savez wrote")
+        with archive.open(f"{folder}/data.pkl") as stream:
+            check_pickle(path, stream, size)
+        plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    return read_pickle(path, mmap=plain)  # mapped, numbers that are packed would be taken as they lie there
 
 
-def is_bfloat16(kind: np.dtype[Any]) -> bool:
-    return kind.kind == "V" and kind.itemsize == 2 and kind.names is None  # NumPy has no name for it
-
-
-def from_array(array: Any) -> Tensor:
-    if is_bfloat16(array.dtype):
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
-
-
-def check_pickle(path: Path, stream: IO[bytes]) -> list[str]:
-    """What a pickle would call, from its steps without taking them; torch takes harmless ones, but one takes memory."""
-    wanted, texts = list[str](), ["", ""]
-    for step, (operation, argument, _) in enumerate(pickletools.genops(stream)):
-        if isinstance(argument, str):
-            texts = [texts[-1], argument]
-        if operation.name in ("GLOBAL", "STACK_GLOBAL"):
-            wanted.append(str(argument or " ".join(texts)).replace(" ", "."))
-            if wanted[-1].endswith(".bytearray"):
-                raise CheckpointError(f"{path} wants to make a bytearray; expected tensors; refused")
-        if step > MOST_STEPS:
-            raise CheckpointError(f"{path} has more than {MOST_STEPS} steps beside its tensors; expected weights")
-    return wanted
+def read_legacy(path: Path, file: IO[bytes], size: int) -> Contents:
+    """What torch.save wrote until 1.6: five pickles, the first of them a magic number, and then the numbers."""
+    file.seek(0)
+    wanted = check_pickle(path, file, size)
+    if file.tell() == size:
+        wants = f" that wants to run {wanted[0]}" if wanted else ""
+        raise CheckpointError(f"{path} is a plain pickle{wants}; refused: expected what torch.save wrote")
+    for _ in range(4):  # the version, the machine, what was saved, and in which order its numbers follow
+        check_pickle(path, file, size)
+    return read_pickle(path, mmap=False)
 
 
 def read_pickle(path: Path, *, mmap: bool) -> Contents:
@@ -235,17 +209,16 @@ def is_plain(tensor: Tensor) -> bool:
 def damage_named(path: Path) -> Generator[None]:
     """Whatever a damaged file makes the libraries raise is one line; one that wants to run code is refused by name."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd escapes, old protocols: what matters of them is raised too
+            yield
     except CheckpointError:
         raise
     except DAMAGE as error:
         text = str(error)
         if "weights_only" in text or "Unsupported" in text:
             wants = next(iter(named_in(text)), "something that is no tensor")
-            raise CheckpointError(
-                f"{path} is a pickle that wants to run {wants}; refused: expected tensors only, "
-                "such as torch.save(model.state_dict(), path) writes"
-            ) from None
+            raise runs_code(path, wants) from None
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}; it may be truncated or damaged") from None
 
 

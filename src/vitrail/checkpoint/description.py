@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
+from vitrail.checkpoint.contents import parse_json
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown
@@ -32,7 +33,7 @@ class Description:
     def from_json(cls, text: str, where: str) -> "Description":
         """Reads back `to_json`; fields that an older vitrail did not know yet take their defaults."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail.save` wrote") from None
         return cls.from_data(data, where)

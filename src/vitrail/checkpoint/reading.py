@@ -84,7 +84,7 @@ def read(
     foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
     said = (*found.warnings, *(zero_head(model, report) if foreign else ()))
     report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
-    return Checkpoint(model.eval(), as_loaded(description, model.config, used), report)
+    return Checkpoint(model.eval(), as_loaded(description, config, model.config, used), report)
 
 
 def built(found: Found, family: Family, where: str) -> Any:
@@ -159,14 +159,13 @@ def with_fitting_labels(found: Found) -> Found:
     return replace(found, description=replace(found.description, labels=None), warnings=(*found.warnings, warning))
 
 
-def as_loaded(description: Description, config: Any, policy: Policy) -> Description:
+def as_loaded(description: Description, saved: Any, config: Any, policy: Policy) -> Description:
     """The description of the model that was made: of another size or other classes, perhaps."""
-    now, how = asdict(config), description.preprocessing
-    same = now.get("classes") == description.config.get("classes")
-    if how is not None and tuple(description.config["image_size"]) != config.image_size:
+    how, same = description.preprocessing, getattr(saved, "classes", None) == getattr(config, "classes", None)
+    if how is not None and saved.image_size != config.image_size:
         how = replace(how, image_size=config.image_size)
     labels = description.labels if same else None
-    return replace(description, config=now, labels=labels, preprocessing=how, resampling=policy)
+    return replace(description, config=asdict(config), labels=labels, preprocessing=how, resampling=policy)
 
 
 def zero_head(model: Any, report: LoadReport) -> list[str]:
@@ -183,7 +182,7 @@ def checked(where: str) -> Generator[None]:
         yield
     except CheckpointError:
         raise
-    except (ConfigError, TypeError, ValueError, RuntimeError) as error:
+    except (ConfigError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(f"{where}: {' '.join(str(error).split())[:200]}") from None
 
 
