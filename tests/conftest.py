@@ -15,6 +15,15 @@ torch.set_num_threads(1)
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mutations", type=int, default=2000, help="how many damaged files test_fuzz.py makes")
+
+
+@pytest.fixture(scope="session")
+def mutations(pytestconfig: pytest.Config) -> int:
+    return int(pytestconfig.getoption("--mutations") or 0)
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
