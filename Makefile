@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-slow check format bench costs clean
+.PHONY: setup demo test test-slow fuzz check format bench costs clean
 
 setup: $(READY)
 
@@ -21,6 +21,9 @@ test: setup  ## everything that is fast
 
 test-slow: setup  ## full-size models against the peers
 	$(BIN)/pytest -m slow
+
+fuzz: setup  ## 10,000 damaged checkpoints of every layout; `make test` makes 2,000
+	$(BIN)/pytest tests/checkpoint/test_fuzz.py --mutations 10000
 
 check: setup  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
