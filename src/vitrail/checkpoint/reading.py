@@ -84,7 +84,7 @@ def read(
     foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
     said = (*found.warnings, *(zero_head(model, report) if foreign else ()))
     report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
-    return Checkpoint(model.eval(), as_loaded(description, config, model.config, used), report)
+    return Checkpoint(model.eval(), as_loaded(description, source_model.config, model.config, used), report)
 
 
 def built(found: Found, family: Family, where: str) -> Any:
