@@ -149,3 +149,11 @@ def test_positions_that_can_be_read_in_two_ways_follow_what_is_asked(tmp_path: P
     other = toy("class", img_size=56, no_embed_class=True)
     save_file(other.state_dict(), tmp_path / "square.safetensors")
     assert apart(read(tmp_path / "square.safetensors", heads=4).model, other, (56, 56)) <= 1e-6
+
+
+def test_its_names_under_a_key_as_facebook_saves(tmp_path: Path) -> None:
+    theirs = toy("deit3")
+    torch.save({"model": theirs.state_dict()}, tmp_path / "run.pth")
+    found = read(tmp_path / "run.pth", heads=4)
+    assert found.description.provenance["source"]["layout"] == "timm"
+    assert apart(found.model, theirs) <= 1e-6

@@ -33,7 +33,8 @@ ONLY = {
 
 def matches(contents: Contents) -> bool:
     names = stripped(contents.tensors, *timm.BEFORE)
-    wrapped = contents.wrapper in ("model", "model_ema") and "head.weight" in names and "fc_norm.weight" not in names
+    plain = "head.weight" in names and not {"fc_norm.weight", "blocks.0.ls1.gamma"} & names.keys()
+    wrapped = contents.wrapper in ("model", "model_ema") and plain
     return "patch_embed.proj.weight" in names and (wrapped or "blocks.0.gamma_1" in names)
 
 
