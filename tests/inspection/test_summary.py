@@ -1,4 +1,4 @@
-"""Row B12: what the table says is what the model holds, gives and keeps."""
+"""What the table says is what the model holds, gives and keeps."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Row B4: z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'."""
+"""A block by hand: z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Row B1: two ways to the same tokens, on any patch and image."""
+"""Two ways to the same tokens, on any patch and image."""
 
 import torch
 from drawing import shake

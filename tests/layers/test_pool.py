@@ -1,4 +1,4 @@
-"""Row B2: attention pooling, one learned query."""
+"""Attention pooling, one learned query."""
 
 import torch
 from drawing import shake

@@ -1,4 +1,4 @@
-"""Row A4 and B3: the hand-checked matrix, tables against their formulas, offsets counted one by one."""
+"""The hand-checked matrix, tables against their formulas, offsets counted one by one."""
 
 import itertools
 import math
