@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from drawing import shake
 
 import vitrail
 from vitrail.checkpoint import read, write
+from vitrail.checkpoint.reading import layouts
+from vitrail.checkpoint.resample import Policy
 from vitrail.cli import app
+from vitrail.cli.convert import convert
 
 
 @pytest.fixture
@@ -101,3 +105,15 @@ def test_overwriting_is_asked_for(run: Callable[[str], object]) -> None:
     run("convert weights.pth folder --to vitrail")
     run("convert weights.pth folder --to vitrail --classes 4 --overwrite")
     assert vitrail.describe("folder").config["classes"] == 4
+
+
+def test_every_layout_and_policy_may_be_named() -> None:
+    hints = get_type_hints(convert)
+    assert sorted(get_args(hints["to"])) == sorted(layout.name for layout in layouts())
+    assert get_args(get_args(hints["policy"])[0]) == get_args(Policy)
+
+
+@pytest.mark.parametrize("name", ["path", "source", "family", "policy"])
+def test_what_is_no_field_cannot_be_set(name: str, run: Callable[[str], object]) -> None:
+    with pytest.raises(vitrail.ConfigError, match=rf"--set {name}=…; expected a field of the config"):
+        run(f"convert weights.pth out --to vitrail --set {name}=timm")

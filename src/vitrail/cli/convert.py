@@ -1,6 +1,5 @@
 """vitrail convert: a checkpoint of any layout into any other."""
 
-import dataclasses
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -53,7 +52,7 @@ def convert(
     checkpoint
         What to read: a file, a folder, or hf-hub:owner/model[@revision].
     out
-        What to write: a folder for vitrail, hf and timm, a .npz file for google, else .pth or .safetensors.
+        What to write: a folder for vitrail, hf or timm, .npz for google; else, or for timm, .pth or .safetensors.
     to
         The layout to write.
     source
@@ -82,6 +81,8 @@ def convert(
             given[name] = parse_size(text, f"--{name.replace('_', '-')}")
     if classes is not None:
         given["classes"] = classes
+    if no_fields := given.keys() & {"path", "source", "family", "policy"}:  # which `read` takes beside them
+        raise ConfigError(f"--set {min(no_fields)}=…; expected a field of the config, such as heads=3")
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
 
@@ -111,10 +112,9 @@ def convert(
 
 
 def changed(how: "Preprocessing", changes: dict[str, Any]) -> "Preprocessing":
-    names = [field.name for field in dataclasses.fields(how)]
     for name in changes:
-        if name not in names:
-            raise unknown("preprocessing field", name, names)
+        if name not in vars(how):
+            raise unknown("preprocessing field", name, vars(how))
     return replace(how, **changes)
 
 
