@@ -27,6 +27,12 @@ class DataError(VitrailError):
     """A picture or a data set that cannot be read."""
 
 
+def one_line(error: BaseException) -> str:
+    """Why something failed, in the words of whatever raised it, short enough to stand in a message."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(reason).split())[:200]
+
+
 def unknown(what: str, given: object, known: Iterable[str], also: Mapping[str, str] | None = None) -> ConfigError:
     """An unknown name, with the nearest valid one; `also` holds other words for the known names."""
     names = list(known)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from safetensors import SafetensorError
 
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, one_line
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # endings that a folder of weights is surely not meant to have
 
@@ -27,8 +27,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except (OSError, SafetensorError, RuntimeError, ValueError, MemoryError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or str(error) or type(error).__name__).split())[:200]
-        raise CheckpointError(f"cannot write {path}: {reason}; what stood there before is whole") from error
+        raise CheckpointError(f"cannot write {path}: {one_line(error)}; what stood there before is whole") from error
 
 
 def make_folder(folder: Path) -> None:
@@ -37,7 +36,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot make the folder {folder}: {getattr(error, 'strerror', error)}") from error
+        raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from error
 
 
 def synchronise(path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays
 from vitrail.checkpoint.pickles import check_pickle, runs_code
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, one_line
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
@@ -226,8 +226,3 @@ def named_in(text: str) -> Iterable[str]:
     """What torch refused, out of its long message: `Unsupported global: GLOBAL posix.system was not …`."""
     words = pairwise(text.replace("`", " ").split())
     return (after.rstrip(".,") for word, after in words if word in ("GLOBAL", "class", "function"))
-
-
-def one_line(error: BaseException) -> str:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(reason).split())[:160]

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitrail.errors import CheckpointError
+from vitrail.checkpoint.contents import CONFIG, PREPROCESSOR, WEIGHTS
+from vitrail.errors import CheckpointError, one_line
 
 PREFIX = "hf-hub:"
 NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
-BESIDE = ("config.json", "preprocessor_config.json")
 INDEX = ".index.json"
-WEIGHTS = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", INDEX))  # best first
+BEST_FIRST = tuple(name + end for name in WEIGHTS for end in ("", INDEX))
 
 
 def is_hub_name(path: str | Path) -> bool:
@@ -69,8 +69,8 @@ def downloaded(repository: str, revision: str | None) -> Path:
 
     weights = choose(files)
     if weights is None:
-        raise CheckpointError(f"no weights in it; expected one of {', '.join(WEIGHTS)}, or a single .npz or .pth")
-    for file in BESIDE:
+        raise CheckpointError(f"no weights in it; expected one of {', '.join(BEST_FIRST)}, or a single .npz or .pth")
+    for file in (CONFIG, PREPROCESSOR):
         if file in files:
             get(file)
     path = get(weights)
@@ -98,7 +98,7 @@ def choose(files: Iterable[str]) -> str | None:
     """The best file of weights; of other formats only where there is a single one."""
     names = set(files)
     others = [name for name in names if name.endswith((".npz", ".pth")) and "/" not in name]
-    return next((name for name in WEIGHTS if name in names), others[0] if len(others) == 1 else None)
+    return next((name for name in BEST_FIRST if name in names), others[0] if len(others) == 1 else None)
 
 
 def shards_of(path: Path) -> list[str]:
@@ -138,5 +138,4 @@ def reason(error: BaseException) -> str:
         return f"the hub answered {status}; {log_in if status in (401, 403) else 'try again later'}"
     if isinstance(error, OSError) and error.strerror and not isinstance(error, ConnectionError):
         return f"cannot write the cache: {error.strerror}; make room there, or set HF_HOME to another place"
-    words = " ".join(str(error).split())[:200] or type(error).__name__
-    return f"the download failed: {words}; check the connection and try again"
+    return f"the download failed: {one_line(error)}; check the connection and try again"

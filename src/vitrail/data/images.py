@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from vitrail.errors import DataError, VitrailError
+from vitrail.errors import DataError, VitrailError, one_line
 
 TURNS = {  # EXIF's orientation → what sets the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -72,8 +72,7 @@ def faults_of(where: str) -> Generator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_large(where) from None
     except Exception as error:  # on broken bytes Pillow's plugins raise anything
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100] or type(error).__name__
-        raise DataError(f"{where} cannot be read: {reason}; expected a picture, whole and readable") from None
+        raise DataError(f"{where} cannot be read: {one_line(error)}; expected a picture, whole and readable") from None
 
 
 def too_large(where: str) -> DataError:

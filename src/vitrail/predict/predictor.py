@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrail.checkpoint.reading import read, warn_of
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.errors import ConfigError, VitrailError, one_line
 from vitrail.tables import text_table
 
 
@@ -73,8 +73,9 @@ class Predictor:
         try:
             self.model = module.to(device).eval()
         except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
-            reason = " ".join(str(error).split())[:100]
-            raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {reason}") from None
+            raise ConfigError(
+                f"device is {str(device)!r}; expected one that torch can use: {one_line(error)}"
+            ) from None
 
     def predict(self, image: Any, top: int = 5) -> Prediction:
         """The likeliest classes of one picture, of any kind that `vitrail.data.images.open_image` takes."""
