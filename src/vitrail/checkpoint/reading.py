@@ -20,7 +20,7 @@ from vitrail.checkpoint.layout import Found, Layout
 from vitrail.checkpoint.report import LoadReport
 from vitrail.checkpoint.resample import RULES, Policy
 from vitrail.checkpoint.sources import NAMES
-from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
 from vitrail.models.catalog import families
 from vitrail.models.family import Family
 
@@ -113,12 +113,21 @@ def describe(path: str | Path, *, source: str | None = None) -> Description:
 
 def find(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> Found:
     """The checkpoint in our words, its tensors as they are; fields that no file says may be known."""
+    contents = read_contents(located(path))
+    return interpreted(contents, layout_of(contents, source), fields, str(path))
+
+
+def located(path: str | Path) -> Path:
+    """Where it is on this machine, once it has come from the hub."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
-    contents = read_contents(hub.fetch(str(path)) if hub.is_hub_name(path) else Path(path))
-    layout = layout_of(contents, source)
+    return hub.fetch(str(path)) if hub.is_hub_name(path) else Path(path)
+
+
+def interpreted(contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str) -> Found:
+    """What the layout makes of a file; of the fields given it is told those that the model must already have."""
     known = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
-    with checked(str(path)):
+    with checked(where):
         return with_fitting_labels(layout.read(contents, {**known, "asked_size": fields.get("image_size")}))
 
 
@@ -183,7 +192,7 @@ def checked(where: str) -> Generator[None]:
     except CheckpointError:
         raise
     except (ConfigError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
-        raise CheckpointError(f"{where}: {' '.join(str(error).split())[:200]}") from None
+        raise CheckpointError(f"{where}: {one_line(error)}") from None
 
 
 def known_family(name: str, where: str) -> Family:

@@ -6,13 +6,12 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint import hub
 from vitrail.checkpoint.architecture import known_size
 from vitrail.checkpoint.contents import Contents, read_contents, weights_in
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fit import MAY_DIFFER
 from vitrail.checkpoint.layout import Found
-from vitrail.checkpoint.reading import built, checked, known_family, layout_of, with_fitting_labels
+from vitrail.checkpoint.reading import built, interpreted, known_family, layout_of, located
 from vitrail.errors import CheckpointError, unknown
 from vitrail.inspection.page import Group, Inspection
 from vitrail.inspection.summary import dimensions
@@ -31,7 +30,7 @@ def inspect(path: str | Path, /, *, source: str | None = None, **known: Any) -> 
     `source` names the layout where it should not be found out; fields that no file says, such as heads, may be given.
     """
     check_known(known)
-    place = hub.fetch(str(path)) if hub.is_hub_name(path) else Path(path)
+    place = located(path)
     contents = read_contents(place)
     rows = tuple(look(name, tensor) for name, tensor in contents.tensors.items())
     seen = Inspection(
@@ -51,9 +50,7 @@ def inspect(path: str | Path, /, *, source: str | None = None, **known: Any) -> 
     except CheckpointError as error:
         return replace(seen, reason=str(error))
     try:
-        with checked(str(path)):
-            given = {name: value for name, value in known.items() if name != "image_size"}
-            found = with_fitting_labels(layout.read(contents, {**given, "asked_size": known.get("image_size")}))
+        found = interpreted(contents, layout, known, str(path))
     except CheckpointError as error:
         return replace(seen, layout=layout.name, reason=str(error))
     return described(replace(seen, layout=layout.name), contents, found, known)
