@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from vitrail.checkpoint.names import STACKED, entry, to_ours, to_theirs
+from vitrail.checkpoint.names import THIRDS, entry, to_ours, to_theirs
 from vitrail.errors import CheckpointError
 
 TABLE = (
     entry("tok", "cls_token"),
     entry("layer%.unit#.w.*", "blocks.#.conv#.*"),
-    entry([f"layer%.{part}.*" for part in "qkv"], "blocks.#.attn.qkv.*", STACKED),
+    entry([f"layer%.{part}.*" for part in "qkv"], "blocks.#.attn.qkv.*", THIRDS),
     entry("old%.qkv.*", "blocks.#.attn.qkv.*"),
 )
 

@@ -11,7 +11,14 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown
 
 FORMAT = 1  # grows only when an older vitrail can no longer read the folder
-IN_JSON = {str: "a text", dict: "an object"}
+IN_WORDS: dict[type[Any], str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +66,7 @@ def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
     data = {"provenance": {}, "save": "", **data}
     for name, expected in (("family", str), ("config", dict), ("provenance", dict), ("save", str)):
         if not isinstance(data.get(name), expected):
-            raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {IN_JSON[expected]}")
+            raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {IN_WORDS[expected]}")
     if data.get("resampling", "timm") not in get_args(Policy):
         raise unknown("resampling", data["resampling"], get_args(Policy))
     labels, preprocessing = data.get("labels"), data.get("preprocessing")

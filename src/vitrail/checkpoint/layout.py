@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.checkpoint.architecture import architecture, known_size
 from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.contents import Contents
-from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.description import IN_WORDS, Description
 from vitrail.checkpoint.names import Entry, to_ours, to_theirs
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
@@ -22,13 +22,9 @@ from vitrail.errors import CheckpointError
 T = TypeVar("T")
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-KINDS: dict[type[Any], str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
+TABLE_AT_STEM: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
+    "positions": ("learned", "sincos", "sincos_2d"),
+    "positions_at": ("stem",),
 }
 
 
@@ -49,9 +45,7 @@ class Layout:
     name: str  # as --from and --to say it
     matches: Callable[[Contents], bool]
     read: Callable[[Contents, Mapping[str, Any]], Found]  # with fields that the user knows and the file does not say
-    write: Callable[
-        [Mapping[str, Tensor], Description, Path], Mapping[str, Any]
-    ]  # gives what its readers take as given
+    write: Callable[[Mapping[str, Tensor], Description, Path], Mapping[str, Any]]  # gives what its readers assume
 
 
 def found(
@@ -156,5 +150,5 @@ def value(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     if given is None:
         return default
     if isinstance(given, bool) is not (kind is bool) or not isinstance(given, (int, float) if kind is float else kind):
-        raise CheckpointError(f"{name} is {repr(given)[:40]}; expected {KINDS.get(kind, kind.__name__)}")
+        raise CheckpointError(f"{name} is {repr(given)[:40]}; expected {IN_WORDS[kind]}")
     return given  # pyright: ignore[reportReturnType]

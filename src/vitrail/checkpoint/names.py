@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 
+HOLE = re.compile("([#%*])")
 HOLES = {"#": r"(\d{1,6})", "%": r"(\d{1,6})", "*": "(weight|bias)"}
 
 
@@ -25,8 +26,8 @@ class Form:
 
 
 SAME = Form(lambda parts: parts[0], lambda tensor, _: [tensor])
-STACKED = Form(torch.cat, lambda tensor, _: list(tensor.chunk(3)))  # queries, keys and values apart
-HALVES = Form(torch.cat, lambda tensor, _: list(tensor.chunk(2)))
+THIRDS = Form(torch.cat, lambda tensor, _: list(tensor.chunk(3)))  # queries, keys and values
+HALVES = Form(torch.cat, lambda tensor, _: list(tensor.chunk(2)))  # gates and what they open
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,18 @@ def entry(theirs: str | Iterable[str], ours: str, form: Form = SAME) -> Entry:
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    return re.compile("".join(HOLES.get(part, re.escape(part)) for part in re.split("([#%*])", name)))
+    return re.compile("".join(HOLES.get(part, re.escape(part)) for part in HOLE.split(name)))
 
 
 def filled(name: str, values: Iterable[str]) -> str:
     given = iter(values)
-    return "".join(next(given) if part in HOLES else part for part in re.split("([#%*])", name))
+    return HOLE.sub(lambda _: next(given), name)
 
 
 def shifted(name: str, values: Iterable[str], by: int) -> tuple[str, ...]:
     """What stands in the holes of a name, with those that are counted from 1 moved."""
-    holes = (part for part in re.split("([#%*])", name) if part in HOLES)
-    return tuple(str(int(value) + by) if hole == "%" else value for hole, value in zip(holes, values, strict=True))
+    holes = zip(HOLE.findall(name), values, strict=True)
+    return tuple(str(int(value) + by) if hole == "%" else value for hole, value in holes)
 
 
 def to_ours(tensors: Mapping[str, Tensor], table: Iterable[Entry]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import IMAGENET, Found, Layout, found, holds, stripped, write_table
+from vitrail.checkpoint.layout import IMAGENET, TABLE_AT_STEM, Found, Layout, found, holds, stripped, write_table
 from vitrail.checkpoint.names import entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
@@ -23,8 +23,7 @@ ONLY = {
     "registers": (0,),
     "pool": ("class",),
     "head": ("linear",),
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
+    **TABLE_AT_STEM,
     "mlp_width": (None,),
     "qkv_bias": (True,),
     "activation": ("gelu", "gelu_tanh"),
@@ -32,7 +31,7 @@ ONLY = {
 
 
 def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, *timm.BEFORE)
+    names = stripped(contents.tensors, *timm.PREFIXES)
     plain = "head.weight" in names and not {"fc_norm.weight", "blocks.0.ls1.gamma"} & names.keys()
     wrapped = contents.wrapper in ("model", "model_ema") and plain
     return "patch_embed.proj.weight" in names and (wrapped or "blocks.0.gamma_1" in names)
@@ -41,7 +40,7 @@ def matches(contents: Contents) -> bool:
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     return found(
         contents,
-        stripped(contents.tensors, *timm.BEFORE),
+        stripped(contents.tensors, *timm.PREFIXES),
         TABLE,
         layout="deit",
         family="deit",

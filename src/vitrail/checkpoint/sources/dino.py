@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
     IMAGENET,
+    TABLE_AT_STEM,
     Found,
     Layout,
     found,
@@ -25,11 +27,7 @@ from vitrail.checkpoint.names import entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
 
-TABLE = (
-    entry("register_tokens", "reg_token"),
-    *timm.PLAIN,
-    *timm.SCALES,
-)
+TABLE = (entry("register_tokens", "reg_token"), *timm.TABLE)
 SWIGLU = (
     entry("blocks.#.mlp.w12.*", "blocks.#.mlp.fc1.*"),
     entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
@@ -41,8 +39,7 @@ ONLY = {
     "pool": ("class",),
     "classes": (0,),
     "distilled": (False,),
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
+    **TABLE_AT_STEM,
     "head": ("linear",),
     "activation": ("gelu", "gelu_tanh", "swiglu"),
 }
@@ -50,7 +47,7 @@ ONLY = {
 
 def backbone(contents: Contents) -> dict[str, Tensor]:
     """The names of the backbone alone; blocks that training kept in chunks are numbered through."""
-    tensors = stripped(contents.tensors, *timm.BEFORE)
+    tensors = stripped(contents.tensors, *timm.PREFIXES)
     if "backbone.patch_embed.proj.weight" in tensors:
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
     return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
@@ -85,7 +82,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         preprocessing=preprocessing,
         warnings=warnings,
     )
-    return Found(description=result.description, tensors=result.tensors, ignored=tuple(left), warnings=result.warnings)
+    return replace(result, ignored=tuple(left))
 
 
 def preprocessing(config: Mapping[str, Any]) -> Preprocessing:

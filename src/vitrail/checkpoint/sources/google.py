@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import HALF, Found, Layout, found, holds
+from vitrail.checkpoint.layout import HALF, TABLE_AT_STEM, Found, Layout, found, holds
 from vitrail.checkpoint.names import SAME, Entry, Form, entry, to_theirs
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
+POSITIONS, BIG_VISION_POSITIONS = "Transformer/posembed_input/pos_embedding", "pos_embedding"
 OLD = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")  # numbered through
 NEW = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")  # numbered by kind
 ONLY = {
     "distilled": (False,),
     "registers": (0,),
     "pool": ("class", "mean", "map"),
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
+    **TABLE_AT_STEM,
     "layer_scale": (None,),
     "qkv_bias": (True,),
     "activation": ("gelu", "gelu_tanh"),
@@ -64,10 +64,10 @@ class Variant:
 
     prefix: str
     names: tuple[str, str, str, str]  # of a block's parts
-    scanned: bool  # the layers of a block in one tensor
+    scanned: bool  # one tensor for all blocks
     positions: str
 
-    def table(self) -> tuple[Entry, ...]:
+    def table(self, *, staged: bool) -> tuple[Entry, ...]:
         first, attention, second, mlp = (f"Transformer/encoderblock_#/{part}/" for part in self.names)
         return (
             entry("cls", "cls_token"),
@@ -86,7 +86,7 @@ class Variant:
             *pooling(),
             *dense("pre_logits/", "pre_logits."),
             *dense("head/", "head."),
-            *resnet(),
+            *resnet(staged),
         )
 
 
@@ -112,11 +112,12 @@ def pooling() -> Iterator[Entry]:
     yield from dense(f"{mlp}Dense_1/", "attn_pool.mlp.fc2.")
 
 
-def resnet() -> Iterator[Entry]:
+def resnet(staged: bool) -> Iterator[Entry]:
+    """A root and stages; a root alone has shorter names here."""
     unit, ours = "block%/unit%/", "patch_embed.backbone.stages.#.blocks.#."
-    for root in ("patch_embed.backbone.stem.", "patch_embed.backbone."):
-        yield entry("conv_root/kernel", f"{root}conv.weight", CONV)
-        yield from norm("gn_root/", f"{root}norm.", GROUPS)
+    root = "patch_embed.backbone.stem." if staged else "patch_embed.backbone."
+    yield entry("conv_root/kernel", f"{root}conv.weight", CONV)
+    yield from norm("gn_root/", f"{root}norm.", GROUPS)
     for n in (1, 2, 3):
         yield entry(f"{unit}conv{n}/kernel", f"{ours}conv{n}.weight", CONV)
         yield from norm(f"{unit}gn{n}/", f"{ours}norm{n}.", GROUPS)
@@ -139,7 +140,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     inside = {n.removeprefix(prefix): tensor for n, tensor in contents.tensors.items() if n.startswith(prefix)}
     scanned = "Transformer/encoderblock/LayerNorm_0/scale" in inside
     old = any(name.endswith(f"{OLD[1]}/query/kernel") for name in inside)
-    positions = "pos_embedding" if "pos_embedding" in inside else "Transformer/posembed_input/pos_embedding"
+    positions = BIG_VISION_POSITIONS if BIG_VISION_POSITIONS in inside else POSITIONS
     variant = Variant(prefix, OLD if old else NEW, scanned, positions)
     if scanned:
         inside = unscanned(inside)
@@ -155,7 +156,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     result = found(
         contents,
         inside,
-        root_names(variant.table(), staged="block1/unit1/conv1/kernel" in inside),
+        variant.table(staged="block1/unit1/conv1/kernel" in inside),
         layout="google",
         family="hybrid" if hybrid else "vit",
         known={**own, **known},
@@ -165,19 +166,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         variant={"prefix": prefix, "numbered through": old, "scanned": scanned, "positions": positions},
     )
     others = tuple(name for name in contents.tensors if not name.startswith(prefix))
-    return Found(
-        description=result.description,
-        tensors=result.tensors,
-        ignored=(*result.ignored, *others),
-        warnings=result.warnings,
-    )
-
-
-def root_names(table: tuple[Entry, ...], *, staged: bool) -> tuple[Entry, ...]:
-    """Both ways of naming a ResNet's root stand in the table; a root alone has the shorter one."""
-    other = "patch_embed.backbone.conv" if staged else "patch_embed.backbone.stem."
-    another = "patch_embed.backbone.norm" if staged else other
-    return tuple(row for row in table if not row.ours.startswith((other, another)))
+    return replace(result, ignored=(*result.ignored, *others))
 
 
 def unscanned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -217,7 +206,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     if path.suffix != ".npz":
         raise CheckpointError(f"{path} ends in {path.suffix!r}; expected a file .npz")
     variant = variant_for(description)
-    table = root_names(variant.table(), staged=bool(config.get("stages", ())))
+    table = variant.table(staged=bool(config.get("stages")))
     renamed = to_theirs(tensors, table, config["heads"])
     if variant.scanned:
         renamed = scanned_again(renamed, config["depth"])
@@ -236,8 +225,7 @@ def variant_for(description: Description) -> Variant:
     config = description.config
     bare = config.get("class_token", True) and not config.get("prefix_positions", True)
     big = bare or config.get("pool") == "map"
-    positions = "pos_embedding" if big else "Transformer/posembed_input/pos_embedding"
-    default = Variant("params/" if big else "", NEW if big else OLD, False, positions)
+    default = Variant("params/", NEW, False, BIG_VISION_POSITIONS) if big else Variant("", OLD, False, POSITIONS)
     source = description.provenance.get("source")
     if not isinstance(source, Mapping) or source.get("layout") != "google" or source.get("prefix") not in PREFIXES:
         return default
@@ -245,7 +233,7 @@ def variant_for(description: Description) -> Variant:
         source["prefix"],
         OLD if source.get("numbered through") else NEW,
         bool(source.get("scanned")),
-        "pos_embedding" if source.get("positions") == "pos_embedding" else "Transformer/posembed_input/pos_embedding",
+        BIG_VISION_POSITIONS if source.get("positions") == BIG_VISION_POSITIONS else POSITIONS,
     )
     return before if before.positions == default.positions or not config.get("class_token", True) else default
 

@@ -1,7 +1,8 @@
 """transformers: folders of ViT, DeiT and DINOv2, by the names on disk and by those that it has in memory since v5."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
     HALF,
     IMAGENET,
+    TABLE_AT_STEM,
     Found,
     Layout,
     found,
@@ -25,7 +27,7 @@ from vitrail.checkpoint.layout import (
     without_register_rows,
     write_table,
 )
-from vitrail.checkpoint.names import HALVES, SAME, STACKED, Entry, entry
+from vitrail.checkpoint.names import HALVES, THIRDS, Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.checks import pair
@@ -50,9 +52,9 @@ QKV = "blocks.#.attn.qkv.*"
 
 def attention(layer: str) -> Iterator[Entry]:
     """On disk, then in memory; where both could be written, the first is."""
-    yield entry([f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")], QKV, STACKED)
+    yield entry([f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")], QKV, THIRDS)
     yield entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*")
-    yield entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], QKV, STACKED)
+    yield entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], QKV, THIRDS)
     yield entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*")
 
 
@@ -76,17 +78,16 @@ DINO_LAYER = (
 DINO = (*DINO_LAYER, *(entry(f"{OLD}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)))
 SWIGLU = (
     *DINO_LAYER,
-    entry(f"{OLD}mlp.weights_in.*", "blocks.#.mlp.fc1.*", SAME),
-    entry(f"{OLD}mlp.weights_out.*", "blocks.#.mlp.fc2.*", SAME),
+    entry(f"{OLD}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
+    entry(f"{OLD}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
     entry([f"{OLD}mlp.gate_proj.*", f"{OLD}mlp.up_proj.*"], "blocks.#.mlp.fc1.*", HALVES),
-    entry(f"{OLD}mlp.down_proj.*", "blocks.#.mlp.fc2.*", SAME),
+    entry(f"{OLD}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
 )
 TABLES = {"vit": VIT, "deit": DEIT, "dinov2": DINO, "dinov2_with_registers": DINO}
 ONLY = {
     "class_token": (True,),
     "pool": ("class",),
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
+    **TABLE_AT_STEM,
 }
 
 
@@ -109,8 +110,8 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     if not config:
         warnings.append(f"{CONFIG} is missing: taken as {kind}, with the norms' eps {default_eps(kind)}")
     dino = kind.startswith("dinov2")
-    tensors = {name: tensor for name, tensor in tensors.items() if not (dino and name.startswith("classifier."))}
-    left = [name for name in contents.tensors if dino and name.startswith("classifier.")]
+    left = [name for name in tensors if dino and name.startswith("classifier.")]
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in left}
     if left:
         warnings.append("the head of a DINOv2 asks two vectors an image, which ours does not: left out")
     if "embeddings.register_tokens" in tensors and "embeddings.position_embeddings" in tensors:
@@ -122,7 +123,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         tensors["embeddings.register_tokens"] = tensors.pop("embeddings.distillation_token")
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
     fields = own_fields(config, kind, swiglu)
-    how, more = preprocessing(contents.preprocessor, kind)
+    how, more = preprocessing_fields(contents.preprocessor, kind)
     result = found(
         contents,
         tensors,
@@ -131,22 +132,16 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         family="deit" if distilled else "vit",
         known={**fields, **known},
         policy="deit",
-        preprocessing=lambda config: how(config["image_size"]),
+        preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **how),
         ignore=r"embeddings\.mask_token|decoder\..*",
         labels=labels_of(config),
         variant={"model_type": kind},
         warnings=[*warnings, *more],
     )
-    size = result.description.preprocessing.image_size if result.description.preprocessing else None
-    wanted, late = crop_size(contents.preprocessor or {}), list[str]()
-    if wanted is not None and wanted != size:
-        late.append(f"{PREPROCESSOR} makes pictures of {wanted[0]}×{wanted[1]}, not {size}: taken as the model's")
-    return Found(
-        description=result.description,
-        tensors=result.tensors,
-        ignored=(*result.ignored, *left),
-        warnings=(*result.warnings, *late),
-    )
+    size, made, late = result.description.config["image_size"], crop_size(contents.preprocessor or {}), list[str]()
+    if made is not None and made != size:
+        late.append(f"{PREPROCESSOR} makes pictures of {made[0]}×{made[1]}, not {size[0]}×{size[1]}: taken as these")
+    return replace(result, ignored=(*result.ignored, *left), warnings=(*result.warnings, *late))
 
 
 def kind_of(tensors: Mapping[str, Tensor]) -> str:
@@ -205,9 +200,7 @@ def sides(size: Any) -> tuple[int, int] | None:
     return None
 
 
-def preprocessing(
-    processor: Mapping[str, Any] | None, kind: str
-) -> tuple[Callable[[tuple[int, int]], Preprocessing], list[str]]:
+def preprocessing_fields(processor: Mapping[str, Any] | None, kind: str) -> tuple[dict[str, Any], list[str]]:
     """What its processor does to pictures of any size, and what there is to say of it."""
     if processor is None:
         known: dict[str, Any] = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear", **HALF}
@@ -215,10 +208,9 @@ def preprocessing(
             known |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET}
         if kind.startswith("dinov2"):
             known["fit"] = "short_side"
-        warning = f"{PREPROCESSOR} is missing: taken as {kind}'s, mean {known['mean'][0]} and so on"
-        return lambda size: Preprocessing(image_size=size, **known), [warning]
-    warnings, resized, cropped = list[str](), sides(processor.get("size")), crop_size(processor)
+        return known, [f"{PREPROCESSOR} is missing: taken as usual for {kind}, with mean {known['mean']}"]
     size = processor.get("size")
+    warnings, resized, cropped = list[str](), sides(size), crop_size(processor)
     fields: dict[str, Any] = {
         "crop": share(cropped[0], resized[0]) if cropped and resized else 1.0,
         "fit": "short_side" if isinstance(size, dict) and "shortest_edge" in size else "squash",
@@ -234,12 +226,12 @@ def preprocessing(
         "do_resize": (True,),
         "do_rescale": (True,),
         "resample": (2, 3),
-        "rescale_factor": (1 / 255, 0.00392156862745098),
+        "rescale_factor": (1 / 255,),
     }
     for name, usual in odd.items():
         if processor.get(name, usual[0]) not in usual:
             warnings.append(f"{PREPROCESSOR} says {name} {processor[name]!r}, which ours cannot: taken as {usual[0]}")
-    return lambda size: Preprocessing(image_size=size, **fields), warnings
+    return fields, warnings
 
 
 def share(kept: int, of: int) -> float:
@@ -259,8 +251,6 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         table = SWIGLU if config.get("activation") == "swiglu" else table
     elif registers:
         table = tuple(entry("embeddings.distillation_token", "reg_token") if r.ours == "reg_token" else r for r in VIT)
-    elif not config.get("distilled"):
-        table = VIT
     prefix = f"{kind}." if config["classes"] else ""
     table = tuple(prefixed(row, prefix) for row in table)
     make_folder(path)
@@ -277,6 +267,8 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
 def kind_for(description: Description) -> str:
     """Which of its models computes the same."""
     config = description.config
+    if description.family == "hybrid":
+        raise CheckpointError("a hybrid has no place in transformers' ViT; expected the vit or deit family")
     allowed: dict[str, tuple[Any, ...]]
     if config.get("layer_scale") is not None or config.get("activation") == "swiglu":
         kind, allowed = "dinov2", {"classes": (0,), "head": ("linear",), "distilled": (False,)}
@@ -287,8 +279,6 @@ def kind_for(description: Description) -> str:
         kind, allowed = "deit" if config.get("registers") else "vit", {"registers": (0, 1)}
         if config.get("head") == "mlp":
             allowed = {**allowed, "classes": (0,)}
-    if description.family == "hybrid":
-        raise CheckpointError("a hybrid has no place in transformers' ViT; expected the vit or deit family")
     holds(f"transformers' {kind}", {**config, "has a head": config["classes"] > 0}, allowed)
     return kind
 

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import IMAGENET, Found, Layout, found, holds, stripped, write_table
-from vitrail.checkpoint.sources import timm
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.checkpoint.layout import TABLE_AT_STEM, Found, Layout, found, holds, stripped, write_table
+from vitrail.checkpoint.sources import deit, timm
 
 DECODER = r"mask_token|decoder_.*"
 ONLY = {
@@ -20,15 +19,14 @@ ONLY = {
     "layer_scale": (None,),
     "distilled": (False,),
     "prefix_positions": (True,),
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
+    **TABLE_AT_STEM,
     "head": ("linear",),
     "activation": ("gelu", "gelu_tanh"),
 }
 
 
 def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, *timm.BEFORE)
+    names = stripped(contents.tensors, *timm.PREFIXES)
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     return "patch_embed.proj.weight" in names and own
@@ -37,20 +35,15 @@ def matches(contents: Contents) -> bool:
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     return found(
         contents,
-        stripped(contents.tensors, *timm.BEFORE),
+        stripped(contents.tensors, *timm.PREFIXES),
         timm.PLAIN,
         layout="mae",
         family="vit",
         known=known,
         policy="deit",
-        preprocessing=preprocessing,
+        preprocessing=deit.preprocessing,
         ignore=DECODER,
     )
-
-
-def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    size = config["image_size"]
-    return Preprocessing(image_size=size, crop=0.875 if max(size) <= 224 else 1.0, **IMAGENET)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:

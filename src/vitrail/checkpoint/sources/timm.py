@@ -32,33 +32,27 @@ PLAIN: tuple[Entry, ...] = (*map(entry, SAME_NAMES, SAME_NAMES), entry("pre_logi
 SCALES = (entry("blocks.#.ls1.gamma", "blocks.#.ls1.gamma"), entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"))
 TABLE = (*PLAIN, *SCALES)
 ASSUMES = {"activation": "gelu", "constants": "timm", "norm_eps": 1e-6}
+ONLY = {
+    "positions": ("learned", "sincos", "sincos_2d", "none"),
+    "positions_at": ("stem",),
+    "head": ("linear",),
+}
 POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
-BEFORE = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
+PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
 
 
 def matches(contents: Contents) -> bool:
-    return "patch_embed.proj.weight" in stripped(contents.tensors, *BEFORE)
+    return "patch_embed.proj.weight" in stripped(contents.tensors, *PREFIXES)
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    tensors = unflattened(stripped(contents.tensors, *BEFORE))
+    tensors = unflattened(stripped(contents.tensors, *PREFIXES))
     card = contents.config or {}
     name = value(card, "architecture", str, contents.path.name.split(".")[0])
     hybrid = any(each.startswith("patch_embed.backbone.") for each in tensors)
-    preset = next(((family.name, family.presets[name]) for family in families() if name in family.presets), None)
     family = "hybrid" if hybrid else "deit" if "dist_token" in tensors or name.startswith("deit") else "vit"
-    width = tensors["patch_embed.proj.weight"].shape[0]
-    hints = dict[str, Any]()
-    if preset is not None and preset[0] == family and preset[1].width == width:
-        hints["heads"] = preset[1].heads
-    arguments = value(card, "model_args", dict, {})
-    if "num_heads" in arguments:
-        hints["heads"] = value(arguments, "num_heads", int, 0)
-    if "so400m" in name or arguments.get("act_layer") == "gelu_tanh":
-        hints["activation"] = "gelu_tanh"
     pretrained = value(card, "pretrained_cfg", dict, card)
-    if "input_size" in pretrained:
-        hints["image_size"] = tuple(value(pretrained, "input_size", list, [])[1:])
+    width = tensors["patch_embed.proj.weight"].shape[0]
     imagenet = family == "deit" or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
     warnings = []
     if "mean" not in pretrained:
@@ -70,12 +64,30 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         TABLE,
         layout="timm",
         family=family,
-        known={**hints, **known},
+        known={**own_fields(card, pretrained, name, family, width), **known},
         policy="timm",
         preprocessing=lambda config: preprocessing(config, pretrained, imagenet),
         labels=label_names(card, pretrained),
         warnings=warnings,
     )
+
+
+def own_fields(
+    card: Mapping[str, Any], pretrained: Mapping[str, Any], name: str, family: str, width: int
+) -> dict[str, Any]:
+    """What its name and its card say and shapes do not."""
+    fields = dict[str, Any]()
+    preset = next(each.presets.get(name) for each in families() if each.name == family)
+    if preset is not None and preset.width == width:
+        fields["heads"] = preset.heads
+    arguments = value(card, "model_args", dict, {})
+    if "num_heads" in arguments:
+        fields["heads"] = value(arguments, "num_heads", int, 0)
+    if "so400m" in name or arguments.get("act_layer") == "gelu_tanh":
+        fields["activation"] = "gelu_tanh"
+    if "input_size" in pretrained:
+        fields["image_size"] = tuple(value(pretrained, "input_size", list, [])[1:])
+    return fields
 
 
 def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -112,8 +124,7 @@ def label_names(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """A file, or with no ending a folder that timm.create_model("local-dir:FOLDER", pretrained=True) opens."""
     config = description.config
-    holds("timm", config, {"positions": ("learned", "sincos", "sincos_2d", "none"), "positions_at": ("stem",)})
-    holds("timm", config, {"head": ("linear",)})
+    holds("timm", config, ONLY)
     if path.suffix:
         write_table(tensors, TABLE, config["heads"], path)
         return ASSUMES

@@ -8,7 +8,17 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import IMAGENET, Found, Layout, found, holds, stripped, with_prefix_rows, write_table
+from vitrail.checkpoint.layout import (
+    IMAGENET,
+    TABLE_AT_STEM,
+    Found,
+    Layout,
+    found,
+    holds,
+    stripped,
+    with_prefix_rows,
+    write_table,
+)
 from vitrail.checkpoint.names import entry
 from vitrail.data.preprocessing import Preprocessing
 
@@ -34,8 +44,7 @@ ONLY = {
     "registers": (0,),
     "distilled": (False,),
     "pool": ("class",),
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
+    **TABLE_AT_STEM,
     "layer_scale": (None,),
     "qkv_bias": (True,),
     "channels": (3,),
