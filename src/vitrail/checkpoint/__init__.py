@@ -1,4 +1,4 @@
-"""Models on disk: our own folder and every public layout, both ways; written whole, and read without running code."""
+"""Models on disk: our own folder and the public layouts, both ways; written whole, and read without running code."""
 
 from vitrail.checkpoint.reading import Checkpoint, describe, load, read
 from vitrail.checkpoint.writing import save, write

@@ -11,7 +11,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models.catalog import families
 
 SO400M = (1152, 27)  # width and depth of SigLIP's, with 16 heads
-FACTOR = 1e-5  # what a LayerScale starts with; a file holds only what became of it
+LAYER_SCALE = 1e-5  # what a LayerScale starts with; a file holds only what became of it
 
 
 def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
         "width": width,
         "depth": count(sizes, r"blocks\.(\d+)\."),
         "mlp_width": None if out == 4 * width else out,
-        "layer_scale": FACTOR if "blocks.0.ls1.gamma" in sizes else None,
+        "layer_scale": LAYER_SCALE if "blocks.0.ls1.gamma" in sizes else None,
     }
     if family == "vit":
         found |= {
@@ -48,7 +48,7 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
         found |= {"stages": stages(sizes), "channels": root_channels(sizes)}
         times = 4 * 2 ** max(len(found["stages"]) - 1, 0)
         stride = (times * stride[0], times * stride[1])
-    found |= places(sizes, prefix, stride, known)
+    found |= positions_of(sizes, prefix, stride, known)
     allowed = next(each for each in families() if each.name == family).config.__dataclass_fields__
     refuse_unless(found["mlp_width"] is None or "mlp_width" in allowed, f"an MLP of {out}, not 4 times {width}", family)
     refuse_unless(found["layer_scale"] is None or "layer_scale" in allowed, "a LayerScale", family)
@@ -89,7 +89,7 @@ def root_channels(sizes: Mapping[str, tuple[int, ...]]) -> int:
     return shape(sizes, next((name for name in names if name in sizes), names[0]), 4)[1]
 
 
-def places(
+def positions_of(
     sizes: Mapping[str, tuple[int, ...]], prefix: int, stride: tuple[int, ...], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The image's size from the number of positions: what the file says if it fits, else a square, else what is asked.

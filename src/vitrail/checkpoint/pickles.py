@@ -14,9 +14,7 @@ from vitrail.errors import CheckpointError
 
 MOST_STEPS = 2**16  # and one for so many bytes of the file, since a step can make an object of some hundred bytes
 BYTES_A_STEP = 256
-LARGEST_TUPLE = (
-    2**12
-)  # with those inside it: a tuple that holds itself twice, forty times over, is never hashed to its end
+LARGEST_TUPLE = 2**12  # with those inside it: of one that holds itself twice, forty times over, no hash is ever done
 USELESS = ("bytearray", "encode")  # torch allows both: one makes memory of any size, one has codecs that take days
 USUAL = re.compile(
     r"torch\.\w+|torch\.(_utils|_tensor|storage|serialization)\..*|.*\.Parameter|collections\..*|.*\.Namespace"

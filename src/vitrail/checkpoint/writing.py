@@ -71,7 +71,7 @@ def write(
             resampling=resampling,
         )
         text = description.to_json()
-        text.encode("utf-8")
+        text.encode("utf-8")  # half a surrogate pair is JSON, but cannot be written
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot be written as JSON: {error}; expected labels and provenance of texts") from None
     check_labels(Description.from_json(text, "the description"))

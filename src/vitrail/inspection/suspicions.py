@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.checkpoint.report import listed
 
 ENORMOUS = 1e4  # far above what trained weights reach, and half precision ends at 65504
-NUMBER = re.compile(r"((?:^|[./]|encoderblock_|encoder_layer_|unit))\d+(?=[./]|$)")  # that counts blocks in a name
+NUMBER = re.compile(r"(^|[./]|encoderblock_|encoder_layer_|unit)\d+(?=[./]|$)")  # of a block, in a tensor's name
 BLOCK = re.compile(rf"(.*?{NUMBER.pattern})[./](.*)")
 HEAD = re.compile(r"(^|[./])(heads?|head_dist|\w*classifier)[./]")
 POSITIONS = re.compile(r"pos(ition)?_?embed|pos_(rows|columns)$")
