@@ -84,7 +84,7 @@ def test_safetensors_headers_that_lie(content: bytes, tmp_path: Path) -> None:
         (b"<!DOCTYPE html><html>", r"a web page \(was it a failed download\?\)"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 100, r"an HDF5 file"),
         (b"\x93NUMPY\x01\x00", r"a single NumPy array"),
-        (b"hello", r"no such file; expected"),
+        (b"hello", r"of no known kind; expected"),
         (b"PK", r"zip file without its end"),
         (b"PK\x03\x04" + b"\0" * 200, r"zip file without its end"),
         (b"\x80", r"cannot be read"),

@@ -137,7 +137,7 @@ def read_file(path: Path) -> Contents:
                 return read_safetensors(path, file)
             if start[:1] == b"\x80":
                 return read_legacy(path, file, size)
-    found = next((what for first, what in ELSEWHERE.items() if start.startswith(first)), "no such file")
+    found = next((what for first, what in ELSEWHERE.items() if start.startswith(first)), "of no known kind")
     if size == 0:
         found = "empty"
     raise CheckpointError(f"{path} is {found}; expected .safetensors, a .pth or .bin by torch.save, or .npz")

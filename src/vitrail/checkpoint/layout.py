@@ -20,6 +20,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 
 T = TypeVar("T")
+SAYS = "layout"  # the key of its name in the header of a safetensors file; there is nothing around it to tell by
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 TABLE_AT_STEM: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
@@ -131,12 +132,12 @@ def without_register_rows(layout: str, tensors: Mapping[str, Tensor], config: Ma
 
 
 def write_table(
-    tensors: Mapping[str, Tensor], table: Sequence[Entry], heads: int, path: Path, wrapper: str = ""
+    layout: str, tensors: Mapping[str, Tensor], table: Sequence[Entry], heads: int, path: Path, wrapper: str = ""
 ) -> None:
-    """A .safetensors file, or what torch.save writes, under `wrapper` if there is one."""
+    """A .safetensors file, which says its layout, or what torch.save writes, under `wrapper` if there is one."""
     renamed = to_theirs(tensors, table, heads)
     if path.suffix == ".safetensors":
-        write_whole(path, lambda place: save_file(renamed, place, {"format": "pt"}))
+        write_whole(path, lambda place: save_file(renamed, place, {"format": "pt", SAYS: layout}))
     elif path.suffix in (".pth", ".pt", ".bin"):
         apart = {name: tensor.clone() for name, tensor in renamed.items()}  # torch.save would keep whole storages
         write_whole(path, lambda place: torch.save({wrapper: apart} if wrapper else apart, place))

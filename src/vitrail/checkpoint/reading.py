@@ -16,7 +16,7 @@ from vitrail.checkpoint import hub
 from vitrail.checkpoint.contents import Contents, read_contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fit import MAY_DIFFER, adapted, fit
-from vitrail.checkpoint.layout import Found, Layout
+from vitrail.checkpoint.layout import SAYS, Found, Layout
 from vitrail.checkpoint.report import LoadReport
 from vitrail.checkpoint.resample import RULES, Policy
 from vitrail.checkpoint.sources import NAMES
@@ -150,7 +150,8 @@ def layout_of(contents: Contents, source: str | None) -> Layout:
         return layout_named(source)
     if not contents.tensors:
         raise CheckpointError(f"{contents.path} holds no tensors; expected the weights of a Vision Transformer")
-    layout = next((layout for layout in layouts() if layout.matches(contents)), None)
+    said = contents.header.get(SAYS)
+    layout = next((each for each in layouts() if each.name == said or (said is None and each.matches(contents))), None)
     if layout is None:
         names = ", ".join(list(contents.tensors)[:3])
         raise CheckpointError(

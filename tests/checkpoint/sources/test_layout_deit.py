@@ -76,3 +76,10 @@ def test_the_real_file_comes_back(shared: Callable[[str], Path], tmp_path: Path)
     found = round_trip(shared("weights/deit_tiny_patch16_224.pth"), tmp_path / "back.pth", to="deit")
     assert vitrail.create("DeiT-Ti").config == found.model.config
     assert len(tensors_in(tmp_path / "back.pth")) == 152
+
+
+@pytest.mark.parametrize(("layout", "fields"), [("deit", {}), ("mae", {}), ("dino", {"classes": 0})])
+def test_a_safetensors_file_of_ours_says_whose_it_is(layout: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    model = shake(vitrail.create("ViT-Ti/16", image_size=32, width=64, heads=1, depth=1, **fields))
+    write(model, tmp_path / "weights.safetensors", layout)
+    assert vitrail.describe(tmp_path / "weights.safetensors").provenance["source"]["layout"] == layout

@@ -57,7 +57,7 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     holds("deit", description.config, ONLY)
-    write_table(tensors, TABLE, description.config["heads"], path, wrapper="model")
+    write_table("deit", tensors, TABLE, description.config["heads"], path, wrapper="model")
     return timm.ASSUMES
 
 

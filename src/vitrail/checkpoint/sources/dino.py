@@ -94,7 +94,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     config = description.config
     holds("dino", config, ONLY)
     renamed = without_register_rows("dino", with_prefix_rows(tensors, config, 1 + config.get("registers", 0)), config)
-    write_table(renamed, SWIGLU if config.get("activation") == "swiglu" else TABLE, config["heads"], path)
+    write_table("dino", renamed, SWIGLU if config.get("activation") == "swiglu" else TABLE, config["heads"], path)
     return timm.ASSUMES
 
 

@@ -254,7 +254,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     prefix = f"{kind}." if config["classes"] else ""
     table = tuple(prefixed(row, prefix) for row in table)
     make_folder(path)
-    write_table(renamed, table, config["heads"], path / WEIGHTS[0])
+    write_table("hf", renamed, table, config["heads"], path / WEIGHTS[0])
     texts = {CONFIG: hub_config(description, kind)}
     if description.preprocessing is not None:
         texts[PREPROCESSOR] = processor_of(description.preprocessing)

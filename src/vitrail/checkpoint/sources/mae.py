@@ -49,7 +49,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """The encoder, or the fine-tuned model; a decoder is not part of ours."""
     holds("mae", description.config, ONLY)
-    write_table(tensors, timm.PLAIN, description.config["heads"], path, wrapper="model")
+    write_table("mae", tensors, timm.PLAIN, description.config["heads"], path, wrapper="model")
     return timm.ASSUMES
 
 

@@ -126,13 +126,13 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     config = description.config
     holds("timm", config, ONLY)
     if path.suffix:
-        write_table(tensors, TABLE, config["heads"], path)
+        write_table("timm", tensors, TABLE, config["heads"], path)
         return ASSUMES
     if description.family == "hybrid":
         raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
     card = json.dumps(hub_card(description), indent=2, ensure_ascii=False)
     make_folder(path)
-    write_table(tensors, TABLE, config["heads"], path / WEIGHTS[0])
+    write_table("timm", tensors, TABLE, config["heads"], path / WEIGHTS[0])
     write_whole(path / CONFIG, lambda place: place.write_text(card, "utf-8"))
     return {"norm_eps": ASSUMES["norm_eps"]}
 

@@ -82,7 +82,7 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
     holds("torchvision", config, ONLY)
-    write_table(with_prefix_rows(tensors, config, 1), TABLE, config["heads"], path)
+    write_table("torchvision", with_prefix_rows(tensors, config, 1), TABLE, config["heads"], path)
     return {"activation": "gelu", "norm_eps": 1e-6}
 
 
