@@ -55,6 +55,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings("ignore:.*(cannot say|has no place)")  # what a layout has no place for is said
 @pytest.mark.parametrize("words", list(commands()))
 def test_commands_run(
     words: str,

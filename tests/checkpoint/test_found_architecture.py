@@ -36,7 +36,8 @@ def test_what_only_the_user_knows() -> None:
         architecture(tensors, "vit", {})
     assert architecture(tensors, "vit", {"heads": 3})["heads"] == 3
     assert architecture(tensors_of("ViT-Ti/16", width=128, heads=4), "vit", {})["heads"] == 2
-    assert architecture(tensors_of("ViT-Ti/16", width=1152, depth=27, heads=16), "vit", {})["heads"] == 16
+    so400m = tensors_of("ViT-Ti/16", width=1152, depth=27, heads=16, mlp_width=4304)
+    assert architecture(so400m, "vit", {})["heads"] == 16
 
 
 def test_a_family_that_has_no_place_for_it() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import families
 
-SO400M = (1152, 27)  # width and depth of SigLIP's, with 16 heads
+OTHERS = {(1152, 27, 4304): 16, (1536, 40, 6144): 16, (768, 8, 2304): 8}  # heads of SigLIP's two, and of an old ViT-S
 LAYER_SCALE = 1e-5  # what a LayerScale starts with; a file holds only what became of it
 
 
@@ -53,9 +53,12 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
     refuse_unless(found["mlp_width"] is None or "mlp_width" in allowed, f"an MLP of {out}, not 4 times {width}", family)
     refuse_unless(found["layer_scale"] is None or "layer_scale" in allowed, "a LayerScale", family)
     refuse_unless(found.get("prefix_positions", True) or "prefix_positions" in allowed, "no class position", family)
+    exact = known.get("activation", "gelu") == "gelu" or family == "hybrid"  # where `constants` say it
+    refuse_unless(exact or "activation" in allowed, f"the activation {known.get('activation')}", family)
+    refuse_unless(known.get("pool", "class") == "class" or "pool" in allowed, f"pool {known.get('pool')}", family)
     found = {name: value for name, value in found.items() if name in allowed}
     found |= {name: value for name, value in known.items() if name in allowed and name != "image_size"}
-    return found if "heads" in found else {**found, "heads": heads_of(found)}
+    return found if "heads" in found else {**found, "heads": heads_of(found)[0]}
 
 
 def shape(sizes: Mapping[str, tuple[int, ...]], name: str, dimensions: int) -> tuple[int, ...]:
@@ -94,22 +97,35 @@ def positions_of(
 ) -> dict[str, Any]:
     """The image's size from the number of positions: what the file says if it fits, else a square, else what is asked.
 
-    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; then what is asked for decides.
+    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; `prefix_positions` says which.
     """
     said, asked = known_size(known.get("image_size")), known_size(known.get("asked_size"))
     if "pos_embed" not in sizes:
         return {"positions": "none", "image_size": said or asked or (14 * stride[0], 14 * stride[1])}
     rows = shape(sizes, "pos_embed", 3)[1]
-    both = (rows - prefix, True), (rows, False)
-    squares = {with_prefix: square(patches, stride) for patches, with_prefix in both}
-    for size, ways in ((said, both), (squares[True], both[:1]), (asked, both), (squares[False], both[1:])):
-        for patches, with_prefix in ways:
-            if size is not None and (size[0] // stride[0]) * (size[1] // stride[1]) == patches:
+    ways = {with_prefix: rows - prefix * with_prefix for with_prefix in (True, False)}
+    if isinstance(known.get("prefix_positions"), bool):
+        ways = {with_prefix: n for with_prefix, n in ways.items() if with_prefix == known["prefix_positions"]}
+    squares = {with_prefix: square(n, stride) for with_prefix, n in ways.items()}
+    fits = {with_prefix: n for with_prefix, n in ways.items() if grid_of(asked, stride) == n}
+    if said is None and fits and squares.get(False) and not squares.get(True) and asked != squares[False]:
+        raise CheckpointError(
+            f"pos_embed has {rows} rows: a square, or {asked} with rows for {prefix} more tokens; "
+            "expected prefix_positions=False or True"
+        )
+    for sizes_of in (dict.fromkeys(ways, said), squares, dict.fromkeys(ways, asked)):
+        for with_prefix, n in ways.items():
+            size = sizes_of[with_prefix]
+            if size is not None and grid_of(size, stride) == n:
                 return {"image_size": size, "prefix_positions": with_prefix}
     raise CheckpointError(
         f"pos_embed has {rows} rows, {prefix} of them before the patches, which are no square; "
         "expected image_size=(rows, columns) of the pictures that it was made for"
     )
+
+
+def grid_of(size: tuple[int, int] | None, stride: tuple[int, ...]) -> int | None:
+    return None if size is None else (size[0] // stride[0]) * (size[1] // stride[1])
 
 
 def square(patches: int, stride: tuple[int, ...]) -> tuple[int, int] | None:
@@ -124,18 +140,18 @@ def known_size(given: Any) -> tuple[int, int] | None:
     return (sides[0], sides[1]) if whole and len(sides) == 2 else None
 
 
-def heads_of(found: Mapping[str, Any]) -> int:
-    """No shape tells the heads: those of the preset of this width and depth, else as many as give each 64 numbers."""
+def heads_of(found: Mapping[str, Any]) -> tuple[int, bool]:
+    """No shape tells the heads: those of a known model of this shape, else as many as give each 64 numbers."""
     width, depth = found["width"], found["depth"]
-    for family in families():
-        for preset in family.presets.values():
-            if (preset.width, preset.depth) == (width, depth):
-                return preset.heads
-    if (width, depth) == SO400M:
-        return 16
+    mlp_width = found.get("mlp_width") or 4 * width
+    if (width, depth, mlp_width) in OTHERS:
+        return OTHERS[width, depth, mlp_width], True
+    for preset in (preset for family in families() for preset in family.presets.values()):
+        if (preset.width, getattr(preset, "mlp_width", None) or 4 * preset.width) == (width, mlp_width):
+            return preset.heads, True
     if width % 64:
         raise CheckpointError(f"the file does not say how many heads share its width of {width}; expected heads=…")
-    return width // 64
+    return width // 64, False
 
 
 def refuse_unless(fits: bool, what: str, family: str) -> None:

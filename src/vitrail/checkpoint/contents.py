@@ -165,8 +165,7 @@ def read_archive(path: Path, file: IO[bytes], size: int) -> Contents:
             raise CheckpointError(f"{path} is a zip file without tensors; expected what torch.save or np.savez wrote")
         with archive.open(f"{folder}/data.pkl") as stream:
             check_pickle(path, stream, size)
-        plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
-    return read_pickle(path, mmap=plain)  # mapped, numbers that are packed would be taken as they lie there
+    return read_pickle(path)
 
 
 def read_legacy(path: Path, file: IO[bytes], size: int) -> Contents:
@@ -178,15 +177,16 @@ def read_legacy(path: Path, file: IO[bytes], size: int) -> Contents:
         raise CheckpointError(f"{path} is a plain pickle{wants}; refused: expected what torch.save wrote")
     for _ in range(4):  # the version, the machine, what was saved, and in which order its numbers follow
         check_pickle(path, file, size)
-    return read_pickle(path, mmap=False)
+    return read_pickle(path)
 
 
-def read_pickle(path: Path, *, mmap: bool) -> Contents:
+def read_pickle(path: Path) -> Contents:
     with torch.serialization.safe_globals([Namespace]):  # of a script's arguments: holds values, runs nothing
-        data = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        # not mapped: torch.save writes in place, and would pull the memory from under a model that lies in the file
+        data = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}; expected a dict of names and tensors")
-    wrapper = next((key for key in WRAPPERS if isinstance(data.get(key), dict)), "")
+    wrapper = wrapper_of(data)
     inside = data[wrapper] if wrapper else data
     tensors = {name: tensor.detach() for name, tensor in inside.items() if isinstance(tensor, Tensor)}
     if not all(isinstance(name, str) for name in tensors):
@@ -197,7 +197,27 @@ def read_pickle(path: Path, *, mmap: bool) -> Contents:
     if sum(tensor.numel() * tensor.itemsize for tensor in tensors.values()) > UNPACKED * path.stat().st_size:
         raise CheckpointError(f"{path} describes more numbers than it holds; expected weights")
     others = tuple(str(key) for key in data if key != wrapper) if wrapper else ()
-    return Contents(path=path, kind="pickle", tensors=tensors, wrapper=wrapper, others=others)
+    return Contents(path=path, kind="pickle", tensors=apart(tensors), wrapper=wrapper, others=others)
+
+
+def wrapper_of(data: Mapping[Any, Any]) -> str:
+    """The key that the tensors lie under: of two the average over training; a teacher only beside its student."""
+    holding = [key for key in WRAPPERS if isinstance(data.get(key), dict) and any_tensor(data[key])]
+    return next((key for key in holding if key != "teacher" or "student" in data), "")
+
+
+def any_tensor(values: Mapping[Any, Any]) -> bool:
+    return any(isinstance(each, Tensor) for each in values.values())
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own: two that share it would be trained as one."""
+    seen, own = set[int](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if place in seen or not tensor.is_contiguous() else tensor
+        seen.add(place)
+    return own
 
 
 def is_plain(tensor: Tensor) -> bool:

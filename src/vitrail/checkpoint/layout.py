@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.checkpoint.architecture import architecture, known_size
+from vitrail.checkpoint.architecture import architecture, heads_of, known_size
 from vitrail.checkpoint.atomic import write_whole
-from vitrail.checkpoint.contents import Contents
+from vitrail.checkpoint.contents import WRAPPERS, Contents
 from vitrail.checkpoint.description import IN_WORDS, Description
 from vitrail.checkpoint.names import Entry, to_ours, to_theirs
 from vitrail.checkpoint.resample import Policy
@@ -78,6 +78,7 @@ def found(
     if said not in (None, config["image_size"]):
         size = "×".join(map(str, config["image_size"]))
         warnings = [*warnings, f"said to be for images of {said}, but its positions are for {size}: taken as these"]
+    warnings = [*warnings, *doubts(contents, config, known, layout)]
     source = {"layout": layout, "file": contents.path.name, **(variant or {})}
     description = Description(
         family=family,
@@ -88,6 +89,29 @@ def found(
         resampling=policy,
     )
     return Found(description=description, tensors=ours, ignored=others, warnings=tuple(warnings))
+
+
+def doubts(contents: Contents, config: Mapping[str, Any], known: Mapping[str, Any], layout: str) -> list[str]:
+    """What was taken for granted because the file does not say it."""
+    said = list[str]()
+    if "heads" not in known and not heads_of(config)[1]:
+        said.append(f"the number of heads is not in the file: taken as {config['heads']}, each of 64 numbers")
+    others = [name for name in contents.others if name in WRAPPERS and name not in ("student", "teacher")]
+    if contents.wrapper and others:
+        said.append(f"taken from {contents.wrapper!r}; the file also has {', '.join(others)}")
+    usual = layout == "google" or config.get("layer_scale") or config.get("registers") or "image_size" in known
+    if not usual and config.get("class_token", True) and not config.get("prefix_positions", True):
+        size = "×".join(map(str, config["image_size"]))
+        said.append(f"taken as for images of {size}, without a position for the class token: else give image_size=…")
+    return said
+
+
+def agreed(said: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says and what the user says, who may add to it but not say otherwise."""
+    for name in said.keys() & known.keys():
+        if said[name] != known[name]:
+            raise CheckpointError(f"{name} is {known[name]!r}, but the file says {said[name]!r}; expected the same")
+    return {**said, **known}
 
 
 def stripped(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:

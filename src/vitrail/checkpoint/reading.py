@@ -121,7 +121,14 @@ def located(path: str | Path) -> Path:
     """Where it is on this machine, once it has come from the hub."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
-    return hub.fetch(str(path)) if hub.is_hub_name(path) else Path(path)
+    if hub.is_hub_name(path):
+        return hub.fetch(str(path))
+    if not Path(path).exists() and any(str(path) in (*each.presets, *each.aliases) for each in families()):
+        raise CheckpointError(
+            f"{path} is a model's name and no file; expected a checkpoint, or hf-hub:timm/…: "
+            f"vitrail.create({str(path)!r}) gives it untrained"
+        )
+    return Path(path)
 
 
 def interpreted(contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str) -> Found:

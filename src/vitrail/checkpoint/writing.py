@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.reading import check_tensors, layout_named
+from vitrail.checkpoint.reading import check_tensors, find, known_family, layout_named
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import families
+from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
 GELUS = ("gelu", "gelu_tanh")
@@ -58,6 +60,8 @@ def write(
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the place is {path!r}; expected a path")
     layout = layout_named(to)
+    if family is not None and to != "vitrail":
+        raise CheckpointError(f"{to} holds families of the package; expected to='vitrail' for {family.name!r}")
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     family = family or family_of(model)
     config: Any = model.config
@@ -79,8 +83,9 @@ def write(
     with torch.device("meta"):
         check_tensors(family.build(config), tensors, "the model")
     assumed = layout.write({name: tensor.cpu() for name, tensor in tensors.items()}, description, Path(path))
+    warn_of_losses(to, Path(path), description)
     for name, theirs in assumed.items():
-        ours = getattr(config, name, theirs)
+        ours = getattr(config, name, "gelu" if (name, family.name) == ("activation", "deit") else theirs)
         if ours != theirs and (name != "activation" or ours in GELUS):
             apart, deviation = difference(family, config, {name: theirs}, tensors)
             warnings.warn(
@@ -88,6 +93,27 @@ def write(
                 f"outputs differ by up to {apart:.1e} (their deviation is {deviation:.1e}) on random images",
                 stacklevel=2,
             )
+
+
+def warn_of_losses(to: str, path: Path, description: Description) -> None:
+    """Reads back what was written, and says which of preprocessing and labels its readers will not know."""
+    if to == "vitrail":
+        return
+    how, known = description.preprocessing, {name: description.config[name] for name in ("heads", "image_size")}
+    try:
+        back = find(path, to, known).description
+    except CheckpointError as error:
+        warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
+        return
+    if description.labels is not None and back.labels is None:
+        warnings.warn(f"{to} has no place for {len(description.labels)} labels in {path}: left out", stacklevel=3)
+    if how is None or back.preprocessing is None:
+        return
+    for name in ("mean", "std", "fit", "interpolation", "crop"):
+        ours, theirs = getattr(how, name), getattr(back.preprocessing, name)
+        side = pair(how.image_size)[0]
+        if ours != theirs and not (name == "crop" and floor(side / ours) == floor(side / theirs)):
+            warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
 
 
 @torch.no_grad()
@@ -98,6 +124,10 @@ def difference(
     size = (2, config.channels, *config.image_size)
     images = torch.randn(size, generator=torch.Generator().manual_seed(0))
     outputs = list[Tensor]()
+    if not all(hasattr(config, name) for name in change):  # a DeiT is a ViT that says less
+        family = known_family("vit", "the model")
+        names = family.config.__dataclass_fields__
+        config = family.configure(**{name: value for name, value in asdict(config).items() if name in names})
     for each in (config, family.configure(config, **change)):
         with torch.device("meta"):
             model = family.build(each)

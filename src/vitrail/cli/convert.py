@@ -95,8 +95,10 @@ def convert(
         about = replace(about, preprocessing=changed(about.preprocessing or Preprocessing(image_size=size), how))
     if labels is not None:
         about = replace(about, labels=lines_of(labels))
-    origin = about.provenance.get("source", {}).get("layout", "vitrail")
-    print(f"{checkpoint}: {origin} layout, family {about.family}")
+    source_of = about.provenance.get("source", {})
+    own = source_of.get("file") != Path(checkpoint).name  # it came from elsewhere once, but is ours now
+    origin = "vitrail" if own else source_of["layout"]
+    print(f"{checkpoint}: family {about.family}, {origin} layout")
     print(found.report)
     write(
         found.model,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.architecture import known_size
-from vitrail.checkpoint.contents import Contents, read_contents, weights_in
+from vitrail.checkpoint.contents import read_contents, weights_in
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fit import MAY_DIFFER
 from vitrail.checkpoint.layout import Found
@@ -53,7 +53,7 @@ def inspect(path: str | Path, /, *, source: str | None = None, **known: Any) -> 
         found = interpreted(contents, layout, known, str(path))
     except CheckpointError as error:
         return replace(seen, layout=layout.name, reason=str(error))
-    return described(replace(seen, layout=layout.name), contents, found, known)
+    return described(replace(seen, layout=layout.name), found, known)
 
 
 def grouped(rows: Sequence[Row]) -> tuple[Group, ...]:
@@ -71,7 +71,7 @@ def check_known(known: Mapping[str, Any]) -> None:
             raise unknown("field that a file may leave out", name, sorted(names))
 
 
-def described(seen: Inspection, contents: Contents, found: Found, known: Mapping[str, Any]) -> Inspection:
+def described(seen: Inspection, found: Found, known: Mapping[str, Any]) -> Inspection:
     """With what the layout's reader found."""
     about, said = found.description, list(found.warnings)
     seen = replace(
@@ -91,8 +91,6 @@ def described(seen: Inspection, contents: Contents, found: Found, known: Mapping
         return replace(seen, reason=str(error), suspicious=(*seen.suspicious, *said))
     preset, differs = nearest(family, config)
     said += contradictions(about, config, known)
-    if preset is None and seen.layout not in ("vitrail", "google") and contents.config is None and "heads" not in known:
-        said.append(f"the number of heads is not in the file: taken as {config.heads}, each of 64 numbers")
     seen = replace(seen, config=asdict(config), preset=preset, differs=differs, head=head_of(config))
     return replace(seen, suspicious=(*seen.suspicious, *said))
 

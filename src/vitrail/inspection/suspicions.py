@@ -100,8 +100,7 @@ def suspicions(rows: Sequence[Row], tensors: Mapping[str, Tensor]) -> list[str]:
     floats = [row for row in rows if row.floats]
     constant = [row for row in floats if row.constant and row.lowest]
     zero = [row.name for row in floats if row.constant and not row.lowest]
-    shared = same_memory(tensors)
-    blocks, single = copies([row for row in floats if row.varied], tensors, shared)
+    blocks, single = copies([row for row in floats if row.varied], tensors)
     found = {
         "NaN": [f"{row.name} ({row.nan:,} of {row.count:,} numbers)" for row in rows if row.nan],
         "infinite": [f"{row.name} ({row.infinite:,} of {row.count:,} numbers)" for row in rows if row.infinite],
@@ -112,7 +111,6 @@ def suspicions(rows: Sequence[Row], tensors: Mapping[str, Tensor]) -> list[str]:
         "equal rows of positions, as before training": equal_positions(floats, tensors),
         "blocks with the same weights": blocks,
         "the same numbers under two names": single,
-        "one piece of memory under two names": [f"{one} = {other}" for other, one in shared.items()],
         "not of floats": [f"{pattern(row.name)} ({row.dtype})" for row in rows if not row.floats],
         "empty": [row.name for row in rows if not row.count],
     }
@@ -122,23 +120,13 @@ def suspicions(rows: Sequence[Row], tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"{what}: {listed(list(dict.fromkeys(where)))}" for what, where in found.items() if where]
 
 
-def same_memory(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names of tensors that begin where an earlier one does, each with the earlier name."""
-    first = dict[int, str]()
-    starts = {name: first.setdefault(tensor.data_ptr(), name) for name, tensor in tensors.items() if tensor.numel()}
-    return {name: earlier for name, earlier in starts.items() if name != earlier}
-
-
-def copies(
-    rows: Sequence[Row], tensors: Mapping[str, Tensor], shared: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
+def copies(rows: Sequence[Row], tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
     """Whole blocks that are equal, and other equal tensors; only those alike in every statistic are compared."""
     alike, twins = dict[object, str](), dict[str, str]()
     for row in rows:
         key = (row.shape, row.dtype, row.mean, row.deviation, row.lowest, row.highest)
         earlier = alike.setdefault(key, row.name)
-        compared = row.name != earlier and row.name not in shared
-        if compared and torch.equal(numbers(tensors[earlier]), numbers(tensors[row.name])):
+        if row.name != earlier and torch.equal(numbers(tensors[earlier]), numbers(tensors[row.name])):
             twins[row.name] = earlier
     places = {row.name: match.group(1, 3) for row in rows if (match := BLOCK.fullmatch(row.name))}
     sizes = Counter(block for block, _ in places.values())

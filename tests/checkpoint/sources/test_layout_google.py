@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawing import shake
 from npz_reference import forward, random_weights
 from npz_reference import tokens as reference_tokens
 from round_trip import round_trip, same_tensors, tensors_in
@@ -128,6 +129,7 @@ def test_what_it_cannot_hold_is_refused_and_not_written(tmp_path: Path) -> None:
     for name, fields, message in (
         ("DeiT-Ti-distilled", {}, "distilled is True, which google cannot hold; expected False"),
         ("ViT-Ti/16", {"registers": 2}, "registers is 2"),
+        ("ViT-Ti/16", {"pool": "mean"}, "class_token is True, which google cannot hold; expected False"),
         ("ViT-Ti/16", {"positions": "rotary"}, "positions is 'rotary'"),
         ("ViT-Ti/16", {"activation": "swiglu"}, "activation is 'swiglu'"),
     ):
@@ -156,3 +158,20 @@ def test_damage_that_only_names_and_shapes_show(tmp_path: Path) -> None:
         save_arrays(tmp_path / "weights.npz", arrays)
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path / "weights.npz")
+
+
+def test_what_it_does_not_say_of_a_deit_is_said(tmp_path: Path) -> None:
+    model = shake(vitrail.create("DeiT-Ti", image_size=32, depth=2, classes=5), 0.3)
+    how = vitrail.Preprocessing(image_size=32, mean=(0.485, 0.456, 0.406))
+    with pytest.warns(UserWarning, match="google") as caught:
+        write(model, tmp_path / "deit.npz", "google", preprocessing=how, labels=list("abcde"))
+    told = " ".join(str(each.message) for each in caught)
+    assert "google cannot say activation 'gelu'" in told
+    assert "google cannot say mean (0.485, 0.456, 0.406), and its readers take (0.5, 0.5, 0.5)" in told
+    assert "google has no place for 5 labels" in told
+
+
+def test_the_file_is_right_about_its_heads(tmp_path: Path) -> None:
+    saved(tmp_path / "weights.npz", layout="original")
+    with pytest.raises(CheckpointError, match=r"heads is 2, but the file says 4; expected the same"):
+        read(tmp_path / "weights.npz", heads=2)

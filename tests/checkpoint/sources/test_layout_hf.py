@@ -302,3 +302,16 @@ def test_the_folder_that_it_wrote_is_replaced_whole(tmp_path: Path) -> None:
     save_file({"vit.embeddings.cls_token": torch.zeros(1, 1, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError):
         read(tmp_path)
+
+
+def test_a_pooler_that_ours_is_not(tmp_path: Path) -> None:
+    ViTModel(ViTConfig(**WIDE, pooler_act="relu")).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"pooler_act is 'relu'; expected tanh"):
+        read(tmp_path)
+
+
+def test_a_preprocessing_of_another_model_does_not_stay(tmp_path: Path) -> None:
+    model = shake(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=5))
+    write(model, tmp_path, "hf", preprocessing=vitrail.Preprocessing(image_size=32))
+    write(model, tmp_path, "hf")
+    assert not (tmp_path / "preprocessor_config.json").exists()

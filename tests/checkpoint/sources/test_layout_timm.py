@@ -11,6 +11,7 @@ from drawing import shake
 from round_trip import apart, round_trip
 from safetensors.torch import save_file
 from timm.data.config import resolve_model_data_config
+from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType]
 
 import vitrail
 from vitrail.checkpoint import read, write
@@ -140,15 +141,62 @@ def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["pretrained_cfg"]["input_size"] == [3, 56, 32]
 
 
-def test_positions_that_can_be_read_in_two_ways_follow_what_is_asked(tmp_path: Path) -> None:
+def test_positions_that_can_be_read_in_two_ways(tmp_path: Path) -> None:
     theirs = toy("class", img_size=(48, 64))
     save_file(theirs.state_dict(), tmp_path / "oblong.safetensors")  # 6×8 and the class token, or 7×7 without it
-    found = read(tmp_path / "oblong.safetensors", heads=4, image_size=(48, 64))
+    path = tmp_path / "oblong.safetensors"
+    assert any("without a position for the class token" in each for each in read(path, heads=4).report.warnings)
+    with pytest.raises(CheckpointError, match=r"a square, or \(48, 64\) .*; expected prefix_positions=False or True"):
+        read(path, heads=4, image_size=(48, 64))
+    found = read(path, heads=4, image_size=(48, 64), prefix_positions=True)
     assert apart(found.model, theirs, (48, 64)) <= 1e-6
     assert not found.report.resized
     other = toy("class", img_size=56, no_embed_class=True)
     save_file(other.state_dict(), tmp_path / "square.safetensors")
     assert apart(read(tmp_path / "square.safetensors", heads=4).model, other, (56, 56)) <= 1e-6
+    larger = read(tmp_path / "square.safetensors", heads=4, image_size=(48, 64), prefix_positions=False)
+    assert larger.report.resized.keys() == {"pos_embed"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"global_pool": "avgmax"}, "global_pool is 'avgmax'"), ({"act_layer": "relu"}, "act_layer is 'relu'")],
+)
+def test_a_card_that_says_what_ours_is_not(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_for_hf(toy("class"), str(tmp_path), model_args={"num_heads": 4, **fields}, safe_serialization=True)
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path)
+
+
+def test_the_pool_is_in_the_card(tmp_path: Path) -> None:
+    theirs = toy("class", global_pool="avg", fc_norm=False)
+    args = {"num_heads": 4, "global_pool": "avg", "fc_norm": False}
+    save_for_hf(theirs, str(tmp_path / "theirs"), model_args=args, safe_serialization=True)
+    found = read(tmp_path / "theirs")
+    assert found.model.config.pool == "mean"
+    assert apart(found.model, theirs) <= 1e-6
+    write(found.model, tmp_path / "ours", "timm")
+    assert read(tmp_path / "ours").model.config == found.model.config
+    with pytest.warns(UserWarning, match="timm cannot say pool 'mean'"):
+        write(found.model, tmp_path / "file.pth", "timm")
+
+
+def test_the_same_names_for_another_forward_are_refused_by_name(tmp_path: Path) -> None:
+    save_file(toy("class").state_dict(), tmp_path / "vit_base_patch16_rpn_224.tag.safetensors")
+    with pytest.raises(CheckpointError, match="norms after its layers; expected a plain ViT or DeiT"):
+        read(tmp_path / "vit_base_patch16_rpn_224.tag.safetensors", heads=4)
+
+
+def test_tensors_that_share_memory_are_loaded_apart(tmp_path: Path) -> None:
+    tensors = toy("class").state_dict()
+    tensors["blocks.1.norm1.weight"] = tensors["blocks.0.norm1.weight"]
+    torch.save(tensors, tmp_path / "tied.pth")
+    model = read(tmp_path / "tied.pth", heads=4).model
+    with torch.no_grad():
+        model.blocks[0].norm1.weight.add_(1)
+    assert not torch.equal(model.blocks[0].norm1.weight, model.blocks[1].norm1.weight)
+    torch.save(model.state_dict(), tmp_path / "tied.pth")  # in place, over what it was read from
+    assert torch.equal(read(tmp_path / "tied.pth", heads=4).model.head.bias, model.head.bias)
 
 
 def test_its_names_under_a_key_as_facebook_saves(tmp_path: Path) -> None:

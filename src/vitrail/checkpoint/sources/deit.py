@@ -32,12 +32,14 @@ ONLY = {
 
 def matches(contents: Contents) -> bool:
     names = stripped(contents.tensors, *timm.PREFIXES)
-    plain = "head.weight" in names and not {"fc_norm.weight", "blocks.0.ls1.gamma"} & names.keys()
-    wrapped = contents.wrapper in ("model", "model_ema") and plain
-    return "patch_embed.proj.weight" in names and (wrapped or "blocks.0.gamma_1" in names)
+    others = {"fc_norm.weight", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
+    own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
+    wrapped = contents.wrapper in ("model", "model_ema") and own
+    return "patch_embed.proj.weight" in names and bool(wrapped or "blocks.0.gamma_1" in names)
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    timm.refuse_others(contents.path.name)
     return found(
         contents,
         stripped(contents.tensors, *timm.PREFIXES),

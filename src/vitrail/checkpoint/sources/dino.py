@@ -55,8 +55,9 @@ def backbone(contents: Contents) -> dict[str, Tensor]:
 
 def matches(contents: Contents) -> bool:
     names = backbone(contents)
-    second = {"mask_token", "register_tokens"} & names.keys() and "decoder_embed.weight" not in names
-    own = contents.wrapper == "teacher" or second
+    second = {"mask_token", "register_tokens"} & names.keys()
+    other = {"decoder_embed.weight", "head.weight"} & names.keys()
+    own = contents.wrapper == "teacher" or (second and not other)
     others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone")
     flat = contents.kind == "pickle" and not contents.wrapper and not any(name.startswith(others) for name in names)
     return "patch_embed.proj.weight" in names and bool(own or flat)

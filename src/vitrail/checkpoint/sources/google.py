@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import HALF, TABLE_AT_STEM, Found, Layout, found, holds
+from vitrail.checkpoint.layout import HALF, TABLE_AT_STEM, Found, Layout, agreed, found, holds
 from vitrail.checkpoint.names import SAME, Entry, Form, entry, to_theirs
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -152,14 +152,14 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
             f"{contents.path} has no {positions}; expected learned positions (big_vision can fix them)"
         )
     hybrid = "conv_root/kernel" in inside
-    own: dict[str, Any] = {"heads": query.shape[1], "activation": "gelu_tanh", "constants": "google"}
+    own: dict[str, Any] = {"activation": "gelu_tanh", "constants": "google"}
     result = found(
         contents,
         inside,
         variant.table(staged="block1/unit1/conv1/kernel" in inside),
         layout="google",
         family="hybrid" if hybrid else "vit",
-        known={**own, **known},
+        known={**own, **agreed({"heads": query.shape[1]}, known)},
         policy="google",
         preprocessing=preprocessing,
         ignore="t|b|step|extra/.*",
@@ -203,6 +203,8 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     """An .npz of the form that the model was read from; else the ViT authors', or big_vision's where it must be."""
     config = description.config
     holds("google", config, ONLY)
+    if config.get("pool", "class") != "class":
+        holds("google", config, {"class_token": (False,)})
     if path.suffix != ".npz":
         raise CheckpointError(f"{path} ends in {path.suffix!r}; expected a file .npz")
     variant = variant_for(description)

@@ -18,6 +18,7 @@ from vitrail.checkpoint.layout import (
     TABLE_AT_STEM,
     Found,
     Layout,
+    agreed,
     found,
     holds,
     stripped,
@@ -122,7 +123,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     if "embeddings.distillation_token" in tensors and not distilled:  # a token without a head of its own is a register
         tensors["embeddings.register_tokens"] = tensors.pop("embeddings.distillation_token")
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
-    fields = own_fields(config, kind, swiglu)
+    fields = own_fields(config, kind, swiglu, "pooler.dense.weight" in tensors)
     how, more = preprocessing_fields(contents.preprocessor, kind)
     result = found(
         contents,
@@ -130,8 +131,8 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         SWIGLU if swiglu else TABLES[kind],
         layout="hf",
         family="deit" if distilled else "vit",
-        known={**fields, **known},
-        policy="deit",
+        known=agreed(fields, known) if config else {**fields, **known},
+        policy="timm" if kind == "dinov2_with_registers" else "deit",  # there it is antialiased
         preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **how),
         ignore=r"embeddings\.mask_token|decoder\..*",
         labels=labels_of(config),
@@ -156,7 +157,7 @@ def default_eps(kind: str) -> float:
     return 1e-6 if kind.startswith("dinov2") else 1e-12
 
 
-def own_fields(config: Mapping[str, Any], kind: str, swiglu: bool) -> dict[str, Any]:
+def own_fields(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool) -> dict[str, Any]:
     """What its config.json says and shapes do not."""
     fields: dict[str, Any] = {"norm_eps": value(config, "layer_norm_eps", float, default_eps(kind))}
     if "num_attention_heads" in config:
@@ -164,6 +165,8 @@ def own_fields(config: Mapping[str, Any], kind: str, swiglu: bool) -> dict[str, 
     if "image_size" in config:
         size = config["image_size"]
         fields["image_size"] = tuple(size) if isinstance(size, list) else size
+    if value(config, "pooler_act", str, "tanh") != "tanh" and pooled:
+        raise CheckpointError(f"pooler_act is {config['pooler_act']!r}; expected tanh")
     activation = value(config, "hidden_act", str, "gelu")
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"hidden_act is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
@@ -227,6 +230,7 @@ def preprocessing_fields(processor: Mapping[str, Any] | None, kind: str) -> tupl
         "do_rescale": (True,),
         "resample": (2, 3),
         "rescale_factor": (1 / 255,),
+        "crop_pct": (None,),
     }
     for name, usual in odd.items():
         if processor.get(name, usual[0]) not in usual:
@@ -253,11 +257,14 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         table = tuple(entry("embeddings.distillation_token", "reg_token") if r.ours == "reg_token" else r for r in VIT)
     prefix = f"{kind}." if config["classes"] else ""
     table = tuple(prefixed(row, prefix) for row in table)
+    card = hub_config(description, kind)
     make_folder(path)
     write_table("hf", renamed, table, config["heads"], path / WEIGHTS[0])
-    texts = {CONFIG: hub_config(description, kind)}
+    texts = {CONFIG: card}
     if description.preprocessing is not None:
         texts[PREPROCESSOR] = processor_of(description.preprocessing)
+    else:
+        (path / PREPROCESSOR).unlink(missing_ok=True)  # it would be of another model
     for name, data in texts.items():
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
         write_whole(path / name, lambda place, text=text: place.write_text(text, "utf-8"))
@@ -312,7 +319,8 @@ def hub_config(description: Description, kind: str) -> dict[str, Any]:
         "dtype": "float32",
     }
     if kind.startswith("dinov2"):
-        holds("transformers' dinov2", {"mlp_width": hidden}, {"mlp_width": (swiglu_width(width), 4 * width)})
+        expected = swiglu_width(width) if config.get("activation") == "swiglu" else 4 * width
+        holds("transformers' dinov2", {"mlp_width": hidden}, {"mlp_width": (expected,)})
         data |= {"mlp_ratio": 4, "use_swiglu_ffn": config.get("activation") == "swiglu", "use_mask_token": False}
         data |= {"num_register_tokens": config["registers"]} if config.get("registers") else {}
     else:

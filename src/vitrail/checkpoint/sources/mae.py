@@ -17,6 +17,8 @@ ONLY = {
     "registers": (0,),
     "pool": ("class", "mean_norm"),
     "layer_scale": (None,),
+    "mlp_width": (None,),
+    "qkv_bias": (True,),
     "distilled": (False,),
     "prefix_positions": (True,),
     **TABLE_AT_STEM,
@@ -29,7 +31,8 @@ def matches(contents: Contents) -> bool:
     names = stripped(contents.tensors, *timm.PREFIXES)
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
-    return "patch_embed.proj.weight" in names and own
+    others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
+    return "patch_embed.proj.weight" in names and own and not others & names.keys()
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:

@@ -1,6 +1,7 @@
 """timm: the names that this package uses too. A flat file, a training checkpoint, or a folder as on its hub."""
 
 import json
+import re
 from collections.abc import Mapping
 from math import isqrt
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import HALF, IMAGENET, Found, Layout, found, holds, stripped, value, write_table
+from vitrail.checkpoint.layout import HALF, IMAGENET, Found, Layout, agreed, found, holds, stripped, value, write_table
 from vitrail.checkpoint.names import Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -37,6 +38,9 @@ ONLY = {
     "positions_at": ("stem",),
     "head": ("linear",),
 }
+TANH = re.compile(  # with the tanh form of GELU
+    r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(giantopt|so400m)_patch16_siglip.*)"
+)
 POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
 PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
 
@@ -49,6 +53,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tensors = unflattened(stripped(contents.tensors, *PREFIXES))
     card = contents.config or {}
     name = value(card, "architecture", str, contents.path.name.split(".")[0])
+    refuse_others(name)
     hybrid = any(each.startswith("patch_embed.backbone.") for each in tensors)
     family = "hybrid" if hybrid else "deit" if "dist_token" in tensors or name.startswith("deit") else "vit"
     pretrained = value(card, "pretrained_cfg", dict, card)
@@ -57,14 +62,14 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     warnings = []
     if "mean" not in pretrained:
         constants = "ImageNet's mean and deviation" if imagenet else "mean and deviation 0.5"
-        warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}")
+        warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}; else give it")
     return found(
         contents,
         tensors,
         TABLE,
         layout="timm",
         family=family,
-        known={**own_fields(card, pretrained, name, family, width), **known},
+        known={**hints(pretrained, name, family, width), **agreed(said(card, tensors), known)},
         policy="timm",
         preprocessing=lambda config: preprocessing(config, pretrained, imagenet),
         labels=label_names(card, pretrained),
@@ -72,22 +77,43 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     )
 
 
-def own_fields(
-    card: Mapping[str, Any], pretrained: Mapping[str, Any], name: str, family: str, width: int
-) -> dict[str, Any]:
-    """What its name and its card say and shapes do not."""
+def refuse_others(name: str) -> None:
+    """Models whose tensors have the names and shapes of a ViT, but not what is done with them."""
+    if re.search(r"(^|_)(rope|rpn)(_|$)", name.split(".")[0]):
+        raise CheckpointError(f"{name} has rotary positions or norms after its layers; expected a plain ViT or DeiT")
+
+
+def hints(pretrained: Mapping[str, Any], name: str, family: str, width: int) -> dict[str, Any]:
+    """What its name tells and shapes do not."""
     fields = dict[str, Any]()
     preset = next(each.presets.get(name) for each in families() if each.name == family)
     if preset is not None and preset.width == width:
         fields["heads"] = preset.heads
-    arguments = value(card, "model_args", dict, {})
-    if "num_heads" in arguments:
-        fields["heads"] = value(arguments, "num_heads", int, 0)
-    if "so400m" in name or arguments.get("act_layer") == "gelu_tanh":
+    if TANH.fullmatch(name):
         fields["activation"] = "gelu_tanh"
     if "input_size" in pretrained:
         fields["image_size"] = tuple(value(pretrained, "input_size", list, [])[1:])
     return fields
+
+
+def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the card of a folder says and shapes do not."""
+    fields, arguments = dict[str, Any](), value(card, "model_args", dict, {})
+    if "num_heads" in arguments:
+        fields["heads"] = value(arguments, "num_heads", int, 0)
+    activation = arguments.get("act_layer")
+    if activation in ("gelu", "gelu_tanh"):
+        fields["activation"] = activation
+    elif activation not in (None, "silu"):  # of SwiGLU, which shapes show
+        raise CheckpointError(f"act_layer is {activation!r}; expected gelu or gelu_tanh")
+    pool = arguments.get("global_pool", card.get("global_pool"))
+    if pool is None or "dist_token" in tensors:
+        return fields
+    after = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    pools = {"token": "class", "avg": "mean_norm" if after else "mean", "map": "map"}
+    if pool not in pools or (pool == "token" and after):
+        raise CheckpointError(f"global_pool is {pool!r}{' with fc_norm' if after else ''}; expected token, avg or map")
+    return {**fields, "pool": pools[pool]}
 
 
 def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -127,7 +153,9 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     holds("timm", config, ONLY)
     if path.suffix:
         write_table("timm", tensors, TABLE, config["heads"], path)
-        return ASSUMES
+        return {**ASSUMES, **({"pool": "class"} if config.get("class_token") and config["pool"] == "mean" else {})}
+    if config.get("distilled") and not config["prefix_positions"]:
+        raise CheckpointError("timm's distilled models have positions for both tokens; expected prefix_positions=True")
     if description.family == "hybrid":
         raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
     card = json.dumps(hub_card(description), indent=2, ensure_ascii=False)
