@@ -91,7 +91,7 @@ def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
             "convert weights.pth out --to vitrail --preprocessing men=3",
             "unknown preprocessing field 'men'; did you mean 'mean'?",
         ),
-        ("convert weights.pth out --to torchvision", "ends in ''; expected a file .pth, .bin or .safetensors"),
+        ("convert weights.pth out --to torchvision", "out has no ending; expected a file .pth, .bin or .safetensors"),
         ("convert weights.pth out.npz --to hf", "out.npz has the name of a file; expected a folder"),
     ],
 )

@@ -166,7 +166,8 @@ def write_table(
         apart = {name: tensor.clone() for name, tensor in renamed.items()}  # torch.save would keep whole storages
         write_whole(path, lambda place: torch.save({wrapper: apart} if wrapper else apart, place))
     else:
-        raise CheckpointError(f"{path} ends in {path.suffix!r}; expected a file .pth, .bin or .safetensors")
+        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        raise CheckpointError(f"{path} {ending}; expected a file .pth, .bin or .safetensors")
 
 
 def value(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:

@@ -103,3 +103,10 @@ def test_what_it_cannot_hold(tmp_path: Path) -> None:
     model = shake(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2, prefix_positions=False))
     write(model, tmp_path / "weights.pth", "dino")
     assert apart(read(tmp_path / "weights.pth", heads=2).model, model) <= 1e-6
+
+
+def test_a_head_that_is_left_is_said(tmp_path: Path) -> None:
+    torch.save(toy("vit_small_patch16_224", num_classes=5).state_dict(), tmp_path / "classes.pth")
+    found = read(tmp_path / "classes.pth", source="dino", heads=4)
+    assert found.report.ignored == ("head.weight", "head.bias")
+    assert found.report.warnings == ("it has a head of classes, which DINO's files have not: left out",)

@@ -67,7 +67,9 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tensors = {name: tensor for name, tensor in backbone(contents).items() if not re.fullmatch(PROJECTION, name)}
     second = any(name.endswith("ls1.gamma") for name in tensors)
     warnings = []
-    if not second and contents.wrapper != "teacher":
+    if "head.weight" in backbone(contents):
+        warnings.append("it has a head of classes, which DINO's files have not: left out")
+    elif not second and contents.wrapper != "teacher":
         warnings.append("a file of this shape without a head may also be timm's: taken as DINO's, with ImageNet's mean")
     if "register_tokens" in tensors and "pos_embed" in tensors:
         tensors["pos_embed"] = with_register_rows(tensors["pos_embed"], tensors["register_tokens"])
