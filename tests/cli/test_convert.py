@@ -46,6 +46,7 @@ def test_there_and_back(to: str, out: str, run: Callable[[str], object], capsys:
     assert "matched       32" in told
     assert f"{out}: {to} layout, whole" in told
     run(f"convert {out} back.pth --to deit")
+    assert f", {to} layout" in capsys.readouterr().out.splitlines()[0]
     one, other = (torch.load(path, weights_only=True)["model"] for path in ("weights.pth", "back.pth"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -20,12 +20,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays
+from vitrail.checkpoint.atomic import FILES
 from vitrail.checkpoint.pickles import check_pickle, runs_code
 from vitrail.errors import CheckpointError, one_line
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
-ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".npz")
+ENDINGS = (*FILES, ".th")
 WRAPPERS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
 LARGEST_JSON = 2**22  # bytes; also of the header of a safetensors file
 MOST_VALUES = 2**17  # in JSON: each becomes an object of a hundred bytes, of maybe three in the file

@@ -37,6 +37,7 @@ class Found:
     tensors: dict[str, Tensor]
     ignored: tuple[str, ...] = ()  # by their names
     warnings: tuple[str, ...] = ()
+    layout: str = ""  # that read it; set by whoever chose it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ class Checkpoint:
     model: Any
     description: Description
     report: LoadReport
+    layout: str  # of the file, as --from says it
 
 
 def load(
@@ -84,7 +85,8 @@ def read(
     foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
     said = (*found.warnings, *(zero_head(model, report) if foreign else ()))
     report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
-    return Checkpoint(model.eval(), as_loaded(description, source_model.config, model.config, used), report)
+    description = as_loaded(description, source_model.config, model.config, used)
+    return Checkpoint(model.eval(), description, report, found.layout)
 
 
 def built(found: Found, family: Family, where: str) -> Any:
@@ -135,7 +137,8 @@ def interpreted(contents: Contents, layout: Layout, fields: Mapping[str, Any], w
     """What the layout makes of a file; of the fields given it is told those that the model must already have."""
     known = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
     with checked(where):
-        return with_fitting_labels(layout.read(contents, {**known, "asked_size": fields.get("image_size")}))
+        found = layout.read(contents, {**known, "asked_size": fields.get("image_size")})
+    return replace(with_fitting_labels(found), layout=layout.name)
 
 
 @cache

@@ -23,28 +23,6 @@ from vitrail.models.family import Family
 GELUS = ("gelu", "gelu_tanh")
 
 
-def save(
-    model: nn.Module,
-    folder: str | Path,
-    *,
-    preprocessing: Preprocessing | None = None,
-    labels: Sequence[str] | None = None,
-    provenance: Mapping[str, Any] | None = None,
-    resampling: Policy = "timm",
-    family: Family | None = None,
-) -> None:
-    """Writes the model and its description; `family` only for one from outside the package."""
-    write(
-        model,
-        folder,
-        preprocessing=preprocessing,
-        labels=labels,
-        provenance=provenance,
-        resampling=resampling,
-        family=family,
-    )
-
-
 def write(
     model: nn.Module,
     path: str | Path,
@@ -56,7 +34,11 @@ def write(
     resampling: Policy = "timm",
     family: Family | None = None,
 ) -> None:
-    """`save` in the layout that `to` names; warns if whoever reads it would compute something else, and how much."""
+    """Writes the model and what is known of it, in our own layout or the one that `to` names.
+
+    Warns of what is lost, and where whoever reads it would compute something else, of how much. `family` is only for a
+    model from outside the package.
+    """
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the place is {path!r}; expected a path")
     layout = layout_named(to)
@@ -93,6 +75,9 @@ def write(
                 f"outputs differ by up to {apart:.1e} (their deviation is {deviation:.1e}) on random images",
                 stacklevel=2,
             )
+
+
+save = write  # the package's own word for it, beside load
 
 
 def warn_of_losses(to: str, path: Path, description: Description) -> None:

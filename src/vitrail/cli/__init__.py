@@ -20,7 +20,8 @@ COMMANDS = ("models", "summary", "inspect-checkpoint", "convert")
 def app() -> App:
     table = App(
         name="vitrail",
-        help="The Vision Transformer toolbox. Start with: vitrail models 'vit_base*', then vitrail summary ViT-B/16",
+        help="The Vision Transformer toolbox. Start with: vitrail models 'vit_base*', then vitrail summary ViT-B/16; "
+        "with a file of weights: vitrail inspect-checkpoint FILE, then vitrail convert FILE my_model --to vitrail",
         version=f"vitrail {__version__}",
         version_flags=["--version"],
         help_format="plaintext",

@@ -95,10 +95,7 @@ def convert(
         about = replace(about, preprocessing=changed(about.preprocessing or Preprocessing(image_size=size), how))
     if labels is not None:
         about = replace(about, labels=lines_of(labels))
-    source_of = about.provenance.get("source", {})
-    own = source_of.get("file") != Path(checkpoint).name  # it came from elsewhere once, but is ours now
-    origin = "vitrail" if own else source_of["layout"]
-    print(f"{checkpoint}: family {about.family}, {origin} layout")
+    print(f"{checkpoint}: family {about.family}, {found.layout} layout")
     print(found.report)
     write(
         found.model,

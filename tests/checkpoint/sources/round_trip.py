@@ -49,7 +49,7 @@ def rewrite(found: Checkpoint, path: Path, to: str) -> None:
 def round_trip(path: Path, back: Path, *, to: str, without: tuple[str, ...] = (), **fields: Any) -> Checkpoint:
     """Theirs → ours in memory → our folder → theirs; nothing warned of on the way back, and nothing lost."""
     found = read(path, **fields)
-    assert found.description.provenance["source"]["layout"] == to
+    assert found.layout == found.description.provenance["source"]["layout"] == to
     assert not found.report.initialised
     assert not found.report.resized
     own = back.with_name("own")
