@@ -36,6 +36,14 @@ class Preprocessing:
 
 def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What the model sees of an RGB picture: (channels, rows, columns), one channel if there is one mean."""
+    framed = frame(image, preprocessing)
+    pixels = np.asarray(framed, dtype=np.float32).reshape(framed.height, framed.width, -1) / np.float32(255)
+    mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
+    return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
+
+
+def frame(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """The picture resized and cropped to the model's size, in grey if there is one mean; not yet normalised."""
     if len(preprocessing.mean) not in (1, 3):
         raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for a grey picture")
     image = image.convert("L" if len(preprocessing.mean) == 1 else "RGB")
@@ -45,10 +53,7 @@ def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any,
         raise DataError(f"{given}; expected at most {MOST_PIXELS} pixels: crop it first")
     if image.size != (columns, rows):
         image = image.resize((columns, rows), FILTERS[preprocessing.interpolation])
-    image = centre_crop(image, pair(preprocessing.image_size), preprocessing.middle == "floored")
-    pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1) / np.float32(255)
-    mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
-    return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
+    return centre_crop(image, pair(preprocessing.image_size), preprocessing.middle == "floored")
 
 
 def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:

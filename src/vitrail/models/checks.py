@@ -6,8 +6,6 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from torch import Tensor
-
 from vitrail.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
 Size = int | tuple[int, int]  # rows, columns; one number for a square
 MAY_BE_ZERO = {"from zero": True}  # metadata of a field: a number is otherwise more than 0
 RATE = {"rate": True}  # from 0 to less than 1
+SHARE = {"share": True}  # from 0 to 1
 LARGEST = 2**20  # no number of a model is larger, and torch counts their products in 64 bits
 
 IN_WORDS = {
@@ -75,13 +74,15 @@ def is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)
 
 
-def check_range(name: str, value: Any, metadata: Mapping[str, bool]) -> None:
+def check_range(name: str, value: Any, metadata: Mapping[str, object]) -> None:
     numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
         if "rate" in metadata:
             fits, expected = 0 <= number < 1, "at least 0 and less than 1"
+        elif "share" in metadata:
+            fits, expected = 0 <= number <= 1, "at least 0 and at most 1"
         elif "from zero" in metadata:
             fits, expected = 0 <= number <= LARGEST, f"at least 0 and at most {LARGEST}"
         else:
@@ -111,6 +112,8 @@ def check_images(
     images: object, channels: int, size: tuple[int, int], patch: tuple[int, int], *, dynamic: bool
 ) -> tuple[int, int]:
     """The token grid of a batch of images, which must be what the model was built for."""
+    from torch import Tensor  # here, for configs that need no torch are checked by this file too
+
     if not isinstance(images, Tensor) or not images.is_floating_point():
         given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
         raise ConfigError(f"input is {given}; expected a tensor of floats, (batch, {channels}, {size[0]}, {size[1]})")

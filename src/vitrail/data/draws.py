@@ -1,0 +1,30 @@
+"""Random numbers by counting: each is a function of what it is for, so that order, workers and ranks change nothing."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+STRIDE = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64 (Steele, Lea and Flood, 2014), with its two multipliers
+FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def keys(seed: int, epochs: ArrayLike, indices: ArrayLike, replicas: ArrayLike) -> NDArray[np.uint64]:
+    """One key for each view of a picture; numbers and arrays of whole numbers are broadcast, to one axis at least."""
+    state = scattered(np.array([seed % 2**64], np.uint64))
+    for part in (epochs, indices, replicas):
+        state = scattered(state ^ np.asarray(part).astype(np.uint64))
+    return state
+
+
+def uniforms(keys: NDArray[np.uint64], count: int, purpose: int = 0) -> NDArray[np.float64]:
+    """`count` numbers from 0 to less than 1 for each key, (keys, count); others for every purpose."""
+    start = scattered(keys ^ scattered(np.array([purpose], np.uint64)))
+    bits = scattered(start[:, None] + np.arange(count, dtype=np.uint64) * STRIDE)
+    return (bits >> np.uint64(11)) * 2.0**-53  # the 53 bits of a float's fraction
+
+
+def scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's output function, one to one: neighbours become unrelated. Arrays only: numpy lets them wrap."""
+    values = values + STRIDE
+    values = (values ^ (values >> np.uint64(30))) * FIRST
+    values = (values ^ (values >> np.uint64(27))) * SECOND
+    return values ^ (values >> np.uint64(31))
