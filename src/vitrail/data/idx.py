@@ -1,0 +1,78 @@
+"""MNIST's format, idx: train-images-idx3-ubyte and its three siblings, also with a dot for the dash, also as .gz."""
+
+import gzip
+import zlib
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.arrays import Arrays
+from vitrail.data.fashion import CLASSES as FASHION
+from vitrail.errors import DataError, one_line
+
+PARTS = {"train": ("train",), "val": ("t10k", "test")}
+KINDS = {"images": 3, "labels": 1}  # and how many dimensions
+FASHION_STARTS = (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)  # its first labels: the files are called as MNIST's are
+
+
+def find(folder: Path) -> dict[tuple[str, str], Path]:
+    """Its files by part and kind; torchvision keeps them in raw/."""
+    for place in (folder, folder / "raw"):
+        files = {
+            (part, kind): file
+            for part, words in PARTS.items()
+            for kind, dimensions in KINDS.items()
+            for word in words
+            for dash in "-."
+            for packed in (".gz", "")  # the last found counts
+            if (file := place / f"{word}-{kind}{dash}idx{dimensions}-ubyte{packed}").is_file()
+        }
+        if files:
+            return files
+    return {}
+
+
+def read(folder: Path) -> tuple[Arrays | None, Arrays | None]:
+    """Training and validation, what there is of them."""
+    files = find(folder)
+    arrays = dict[str, tuple[NDArray[Any], NDArray[Any], str]]()
+    for part in PARTS:
+        images, labels = files.get((part, "images")), files.get((part, "labels"))
+        if images and labels:
+            arrays[part] = (read_idx(images, 3), read_idx(labels, 1), str(images))
+        elif images or labels:
+            raise DataError(f"{images or labels} has no {'labels' if images else 'images'} beside it; expected both")
+    classes = classes_of({part: labels for part, (_, labels, _) in arrays.items()}, folder)
+    train, val = (
+        Arrays(arrays[part][0], arrays[part][1], classes, arrays[part][2]) if part in arrays else None for part in PARTS
+    )
+    return train, val
+
+
+def classes_of(labels: dict[str, NDArray[Any]], folder: Path) -> tuple[str, ...]:
+    """Fashion-MNIST's names where it is that, else numbers."""
+    starts = tuple(labels["train"][: len(FASHION_STARTS)].tolist()) if "train" in labels else ()
+    if starts == FASHION_STARTS or "fashion" in str(folder.resolve()).lower():
+        return FASHION
+    return tuple(str(number) for number in range(1 + max(int(each.max(initial=0)) for each in labels.values())))
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """An idx file of bytes: what it is, the sizes, the values."""
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {one_line(error)}; expected an idx file, whole and readable") from None
+    header = 4 * (1 + dimensions)
+    if data[:4] != bytes((0, 0, 8, dimensions)) or len(data) < header:
+        raise DataError(
+            f"{path} begins with {data[:4].hex(' ') or 'nothing'}; expected 00 00 08 0{dimensions}, idx of bytes"
+        )
+    shape: list[int] = np.frombuffer(data[4:header], ">u4").tolist()
+    if len(data) - header != prod(shape):
+        raise DataError(f"{path} has {len(data) - header} bytes of values; expected {prod(shape)}, as its header says")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
