@@ -17,9 +17,9 @@ def keys(seed: int, epochs: ArrayLike, indices: ArrayLike, replicas: ArrayLike) 
 
 def uniforms(keys: NDArray[np.uint64], count: int, purpose: int = 0) -> NDArray[np.float64]:
     """`count` numbers from 0 to less than 1 for each key, (keys, count); others for every purpose."""
-    start = scattered(keys ^ scattered(np.array([purpose], np.uint64)))
+    start = scattered(keys ^ np.uint64(purpose))
     bits = scattered(start[:, None] + np.arange(count, dtype=np.uint64) * STRIDE)
-    return (bits >> np.uint64(11)) * 2.0**-53  # the 53 bits of a float's fraction
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the 53 bits of a float's fraction
 
 
 def scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

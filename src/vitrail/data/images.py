@@ -49,11 +49,18 @@ def open_image(source: Any) -> Image.Image:
 
 
 def decoded(file: Any, where: str) -> Image.Image:
+    with opened(file, where) as image:
+        return upright_rgb(image, where)
+
+
+@contextmanager
+def opened(file: Any, where: str) -> Generator[Image.Image]:
+    """The picture with its header read and its pixels not."""
     with faults_of(where), Image.open(file) as image:
         # Pillow only warns up to twice its limit; nothing is decoded yet
         if image.width * image.height > (Image.MAX_IMAGE_PIXELS or float("inf")):
             raise too_large(where)
-        return upright_rgb(image, where)
+        yield image
 
 
 @contextmanager

@@ -1,12 +1,61 @@
 """Pictures as training sees them: every random choice is a function of the picture's key alone."""
 
+from random import Random
+from typing import Any
+
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from vitrail.data.augmentation import Augmentation
+from vitrail.data.crops import DRAWS, Box, part, resized_box
 from vitrail.data.draws import uniforms
+from vitrail.data.images import open_image
+from vitrail.data.policies import recoloured
+from vitrail.data.preprocessing import Preprocessing, frame
+from vitrail.models.checks import pair
+
+
+def view(source: Any, augmentation: Augmentation, preprocessing: Preprocessing, key: int) -> Tensor:
+    """One view of a picture, uint8 (channels, rows, columns): cropped, flipped, and its colours changed, in this order.
+
+    `source` is whatever `open_image` takes.
+    """
+    keys = np.array([key], np.uint64)
+    if augmentation.crop == "resized":
+        pixels = resized(source, augmentation, preprocessing, keys)
+    else:
+        whole = as_tensor(frame(open_image(source), preprocessing))
+        pixels = batch_views(whole[None], augmentation, keys)[0]
+    if augmentation.policy == "none" and augmentation.jitter == 0:
+        return pixels
+    image = Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
+    return as_tensor(recoloured(image, augmentation, preprocessing, Random(key)))
+
+
+def resized(source: Any, augmentation: Augmentation, preprocessing: Preprocessing, keys: NDArray[np.uint64]) -> Tensor:
+    """A random part of the picture at the model's size, flipped or not."""
+    flip, *draws = uniforms(keys, 1 + DRAWS)[0].tolist()
+    size = pair(preprocessing.image_size)
+
+    def choose(rows: int, columns: int) -> Box:
+        return resized_box(rows, columns, augmentation.area, augmentation.aspect, draws)
+
+    pixels = part(source, choose, size)
+    if len(preprocessing.mean) == 1:
+        pixels = np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    image = F.interpolate(image, size, mode=preprocessing.interpolation, antialias=True)[0]
+    return image.flip(-1) if flip < augmentation.flip else image.contiguous()
+
+
+def as_tensor(image: Image.Image) -> Tensor:
+    """uint8 (channels, rows, columns)."""
+    pixels = np.array(image).reshape(image.height, image.width, -1)
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 def is_batched(augmentation: Augmentation) -> bool:

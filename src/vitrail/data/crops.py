@@ -1,0 +1,97 @@
+"""A part of a picture, chosen before a pixel is decoded, so that a large JPEG is decoded no finer than needed."""
+
+import math
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.data.images import TURNS, faults_of, open_image, opened, orientation, upright_rgb
+
+try:
+    from simplejpeg import decode_jpeg
+except ImportError:  # Pillow decodes the same, more slowly
+    decode_jpeg: Callable[..., NDArray[np.uint8]] | None = None
+
+DRAWS = 22  # that `resized_box` uses: where, and ten times how large and how wide
+
+
+class Box(NamedTuple):
+    top: int
+    left: int
+    rows: int
+    columns: int
+
+
+def resized_box(rows: int, columns: int, area: Sequence[float], aspect: Sequence[float], draws: Sequence[float]) -> Box:
+    """A random part of a picture by its share of the area and by its aspect (columns to rows), as in torchvision."""
+    slimmest, widest = aspect
+    for share, slant in zip(draws[2:DRAWS:2], draws[3:DRAWS:2], strict=True):
+        pixels = rows * columns * (area[0] + share * (area[1] - area[0]))
+        ratio = slimmest * (widest / slimmest) ** slant
+        height, width = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
+        if 0 < height <= rows and 0 < width <= columns:
+            return Box(int(draws[0] * (rows - height + 1)), int(draws[1] * (columns - width + 1)), height, width)
+    # ten boxes did not fit: the largest of an allowed aspect, in the middle
+    height = min(rows, max(1, round(columns / slimmest)))
+    width = min(columns, max(1, round(rows * widest)))
+    return Box((rows - height) // 2, (columns - width) // 2, height, width)
+
+
+def part(source: Any, choose: Callable[[int, int], Box], least: tuple[int, int]) -> NDArray[np.uint8]:
+    """The box of a picture that `choose` finds for its rows and columns, upright and in RGB: (rows, columns, 3).
+
+    A JPEG may be decoded at half, a quarter or an eighth of its size while the box keeps `least` rows and columns.
+    """
+    if isinstance(source, str | Path):
+        where = repr(str(source))
+        with faults_of(where):
+            data = Path(source).read_bytes()
+        return part_of_file(data, where, choose, least)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return part_of_file(bytes(source), "the bytes given", choose, least)
+    image = open_image(source)
+    return cut(image, choose(image.height, image.width))
+
+
+def part_of_file(
+    data: bytes, where: str, choose: Callable[[int, int], Box], least: tuple[int, int]
+) -> NDArray[np.uint8]:
+    with opened(BytesIO(data), where) as image:
+        turn = orientation(image)
+        rows, columns = (image.width, image.height) if turn in (5, 6, 7, 8) else (image.height, image.width)
+        box = choose(rows, columns)
+        shrink = next((n for n in (8, 4, 2) if box.rows >= n * least[0] and box.columns >= n * least[1]), 1)
+        if image.format == "JPEG" and image.mode == "RGB" and turn not in TURNS:
+            pixels = quickly_decoded(data, image, shrink)
+            if pixels is not None:
+                top, left, height, width = scaled(box, pixels.shape[0] / rows, pixels.shape[1] / columns)
+                return pixels[top : top + height, left : left + width]
+        if shrink > 1:
+            image.draft(image.mode, (image.width // shrink, image.height // shrink))
+        whole = upright_rgb(image, where)
+    return cut(whole, scaled(box, whole.height / rows, whole.width / columns))
+
+
+def quickly_decoded(data: bytes, image: Image.Image, shrink: int) -> NDArray[np.uint8] | None:
+    """By simplejpeg, if it is there and finds nothing to complain of: what is wrong with a file, Pillow says."""
+    if decode_jpeg is None:
+        return None
+    try:
+        return decode_jpeg(data, min_height=-(-image.height // shrink), min_width=-(-image.width // shrink))
+    except ValueError:
+        return None
+
+
+def scaled(box: Box, down: float, across: float) -> Box:
+    top, left = round(box.top * down), round(box.left * across)
+    bottom, right = round((box.top + box.rows) * down), round((box.left + box.columns) * across)
+    return Box(top, left, bottom - top, right - left)
+
+
+def cut(image: Image.Image, box: Box) -> NDArray[np.uint8]:
+    return np.array(image.crop((box.left, box.top, box.left + box.columns, box.top + box.rows)))

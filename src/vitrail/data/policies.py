@@ -1,0 +1,188 @@
+"""Random changes of a picture's colours and geometry: RandAugment, AutoAugment, three-augment and colour jitter.
+
+RandAugment (https://arxiv.org/abs/1909.13719) as timm's rand-m9-mstd0.5-inc1, AutoAugment
+(https://arxiv.org/abs/1805.09501) with its ImageNet policy, three-augment of DeiT III (https://arxiv.org/abs/2204.07118).
+"""
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from vitrail.data.augmentation import Augmentation
+from vitrail.data.preprocessing import FILTERS, Preprocessing
+
+SIGNED = {  # operations that go either way → how far at full strength
+    "rotate": 30,
+    "color": 0.9,
+    "contrast": 0.9,
+    "brightness": 0.9,
+    "sharpness": 0.9,
+    "shear_x": 0.3,
+    "shear_y": 0.3,
+    "translate_x": 0.45,
+    "translate_y": 0.45,
+}
+RAND = ("autocontrast", "equalize", "invert", "posterize", "solarize", "solarize_add", *SIGNED)
+
+Choice = tuple[str, float, int]  # operation, how often it is done, magnitude of 9
+
+IMAGENET: tuple[tuple[Choice, Choice], ...] = (
+    (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
+    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
+    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+    (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
+    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
+    (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
+    (("solarize", 0.6, 3), ("equalize", 0.6, 0)),
+    (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
+    (("rotate", 0.2, 3), ("solarize", 0.6, 8)),
+    (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
+    (("rotate", 0.8, 8), ("color", 0.4, 0)),
+    (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
+    (("equalize", 0.0, 0), ("equalize", 0.8, 0)),
+    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+    (("color", 0.6, 4), ("contrast", 1.0, 8)),
+    (("rotate", 0.8, 8), ("color", 1.0, 2)),
+    (("color", 0.8, 8), ("solarize", 0.8, 7)),
+    (("sharpness", 0.4, 7), ("invert", 0.6, 0)),
+    (("shear_x", 0.6, 5), ("equalize", 1.0, 0)),
+    (("color", 0.4, 0), ("equalize", 0.6, 0)),
+    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
+    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
+    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+    (("color", 0.6, 4), ("contrast", 1.0, 8)),
+    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+)
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What a picture is drawn anew on: the colour of what it leaves bare, and how it is resampled."""
+
+    fill: tuple[int, ...] | int
+    resample: Image.Resampling
+
+
+def recoloured(
+    image: Image.Image, augmentation: Augmentation, preprocessing: Preprocessing, random: Random
+) -> Image.Image:
+    """The picture after the policy, then after the jitter."""
+    means = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
+    canvas = Canvas(means[0] if image.mode == "L" else means, FILTERS[preprocessing.interpolation])
+    if augmentation.policy == "rand":
+        image = rand_augment(image, augmentation, canvas, random)
+    elif augmentation.policy == "auto":
+        image = auto_augment(image, canvas, random)
+    elif augmentation.policy == "three":
+        image = three_augment(image, random)
+    return jitter(image, augmentation.jitter, random) if augmentation.jitter else image
+
+
+def rand_augment(image: Image.Image, augmentation: Augmentation, canvas: Canvas, random: Random) -> Image.Image:
+    """Some operations, drawn one by one and each done half of the time, at about the given magnitude."""
+    for _ in range(augmentation.operations):
+        name = random.choice(RAND)
+        magnitude = random.gauss(augmentation.magnitude, augmentation.magnitude_std)
+        amount = either_way(name, rand_amount(name, min(max(magnitude, 0), 10) / 10), random)
+        if random.random() < 0.5:
+            image = changed(image, name, amount, canvas)
+    return image
+
+
+def rand_amount(name: str, level: float) -> float:
+    """The argument of an operation, from level 0 to 1 ever stronger."""
+    match name:
+        case "posterize":
+            return 4 - int(level * 4)
+        case "solarize":
+            return 256 - int(level * 256)
+        case "solarize_add":
+            return int(level * 110)
+        case _:
+            return level * SIGNED.get(name, 0)
+
+
+def auto_augment(image: Image.Image, canvas: Canvas, random: Random) -> Image.Image:
+    """One of the pairs of operations that the search found for ImageNet."""
+    for name, rate, magnitude in random.choice(IMAGENET):
+        amount = either_way(name, auto_amount(name, magnitude / 9), random)
+        if random.random() < rate:
+            image = changed(image, name, amount, canvas)
+    return image
+
+
+def auto_amount(name: str, level: float) -> float:
+    match name:
+        case "posterize":
+            return 8 - round(level * 4)
+        case "solarize":
+            return 255 - level * 255
+        case _:
+            return level * SIGNED.get(name, 0)
+
+
+def either_way(name: str, amount: float, random: Random) -> float:
+    return -amount if name in SIGNED and random.random() < 0.5 else amount
+
+
+def changed(image: Image.Image, name: str, amount: float, canvas: Canvas) -> Image.Image:
+    """One operation; colour, contrast, brightness and sharpness by a factor of 1 + amount, shifts by shares of a side."""
+    match name:
+        case "autocontrast":
+            return ImageOps.autocontrast(image)
+        case "equalize":
+            return ImageOps.equalize(image)
+        case "invert":
+            return ImageOps.invert(image)
+        case "posterize":
+            return image if amount >= 8 else ImageOps.posterize(image, int(amount))
+        case "solarize":  # a value is whole: under 28.3 is under 29
+            return ImageOps.solarize(image, math.ceil(amount))
+        case "solarize_add":
+            brighter = [min(255, value + int(amount)) if value < 128 else value for value in range(256)]
+            return image.point(brighter * len(image.getbands()))
+        case "color":
+            return ImageEnhance.Color(image).enhance(1 + amount)
+        case "contrast":
+            return ImageEnhance.Contrast(image).enhance(1 + amount)
+        case "brightness":
+            return ImageEnhance.Brightness(image).enhance(1 + amount)
+        case "sharpness":
+            return ImageEnhance.Sharpness(image).enhance(1 + amount)
+        case "rotate":
+            return image.rotate(amount, resample=canvas.resample, fillcolor=canvas.fill)
+        case "shear_x":
+            return affine(image, (1, amount, 0, 0, 1, 0), canvas)
+        case "shear_y":
+            return affine(image, (1, 0, 0, amount, 1, 0), canvas)
+        case "translate_x":
+            return affine(image, (1, 0, amount * image.width, 0, 1, 0), canvas)
+        case "translate_y":
+            return affine(image, (1, 0, 0, 0, 1, amount * image.height), canvas)
+        case _:
+            raise ValueError(name)
+
+
+def affine(image: Image.Image, matrix: tuple[float, ...], canvas: Canvas) -> Image.Image:
+    """`matrix` (a, b, c, d, e, f) says where a new pixel is found in the old: at a·x + b·y + c, d·x + e·y + f."""
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=canvas.resample, fillcolor=canvas.fill)
+
+
+def three_augment(image: Image.Image, random: Random) -> Image.Image:
+    """Grey, solarized or blurred, one as often as another."""
+    chosen = random.randrange(3)
+    if chosen == 0:
+        return image.convert("L").convert(image.mode)
+    if chosen == 1:
+        return ImageOps.solarize(image, 128)
+    return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2)))
+
+
+def jitter(image: Image.Image, strength: float, random: Random) -> Image.Image:
+    """Brightness, contrast and saturation, in any order, each by a factor up to `strength` away from 1."""
+    enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
+    for enhancer in random.sample(enhancers, 3):
+        image = enhancer(image).enhance(random.uniform(max(0, 1 - strength), 1 + strength))
+    return image
