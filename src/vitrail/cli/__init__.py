@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-COMMANDS = ("models", "summary", "inspect-checkpoint", "convert")
+COMMANDS = ("models", "summary", "inspect-checkpoint", "convert", "eval", "runs")
 
 
 def app() -> App:

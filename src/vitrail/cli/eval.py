@@ -1,0 +1,166 @@
+"""vitrail eval: how well a model answers."""
+
+import json
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from vitrail.cli.convert import changed
+from vitrail.cli.summary import parse_field, parse_size
+from vitrail.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from vitrail.data.datasets import Data
+    from vitrail.train.runs import Finished
+    from vitrail.train.tally import Evaluation
+
+
+def eval(  # noqa: A001
+    checkpoint: str,
+    /,
+    *,
+    data: str | None = None,
+    real: Path | None = None,
+    out: Path | None = None,
+    image_size: str | None = None,
+    preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
+    batch: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    strict: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Measure a model on pictures: top-1, top-5, loss, calibration, the worst classes and the most confused.
+
+    Takes the validation part of the data: of a folder of classes without one all pictures, except for a run that was
+    trained on it, which gets those that it did not see. Nothing is written unless --out says where.
+
+    Examples::
+
+        vitrail eval runs/demo
+        vitrail eval runs/demo --data fashion --out results
+        vitrail eval runs/demo --data fashion --json
+
+    Parameters
+    ----------
+    checkpoint
+        The folder of a run, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
+    data
+        fashion (embedded), or a folder: val/CLASS/*.jpg or CLASS/*.jpg; CIFAR-10 or -100, MNIST files; ImageNet. For a
+        run it is the run's own unless said. Classes are found by name, or by number in folders called 0 to 999.
+    real
+        ReaL labels of ImageNet's validation pictures, a .json file; the pictures must have ImageNet's names.
+    out
+        A folder for confusion.png, reliability.png and evaluation.json.
+    image_size
+        Another size of the pictures: 384, or rows x columns: 384x256; positions are resampled.
+    preprocessing
+        A field of the preprocessing to change, as FIELD=VALUE: crop=0.875; may be repeated.
+    batch
+        Pictures at once.
+    workers
+        Processes that prepare pictures; 0 is none beside this one.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    strict
+        An unreadable picture is an error; else it is left out and named.
+    as_json
+        Print JSON and nothing else.
+    """
+    how = dict(parse_field(item, "--preprocessing") for item in preprocessing or ())
+    fields: dict[str, Any] = {} if image_size is None else {"image_size": parse_size(image_size)}
+    for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
+        if value < least:
+            raise ConfigError(f"--{name} {value}; expected at least {least}")
+
+    from vitrail.checkpoint.reading import read, warn_of
+    from vitrail.data.preprocessing import Preprocessing
+    from vitrail.predict.predictor import Predictor
+    from vitrail.train.distributed import Team, device_of
+    from vitrail.train.evaluate import class_mapping, evaluate
+    from vitrail.train.runs import finished_run
+
+    place = device_of(device, Team())
+    run = finished_run(Path(checkpoint))
+    found = read(checkpoint if run is None else run.model, **fields)
+    warn_of(found, checkpoint)
+    model, seen_as = found.model, found.description.preprocessing
+    if how:
+        seen_as = changed(seen_as or Preprocessing(image_size=model.config.image_size), how)
+    checked = Predictor(model, preprocessing=seen_as, labels=found.description.labels, device=place)
+    opened = opened_data(data, real, run)
+    pictures = opened.val
+    if pictures is None or not len(pictures):
+        raise DataError(f"{opened.name} has no validation pictures; expected some, say in val/CLASS/")
+    mapping, note = class_mapping(checked.labels, model.config.classes, opened.classes)
+    for line in filter(None, (*opened.notes, note)):
+        print(f"vitrail: note: {line}", file=sys.stderr)
+    with progress(len(pictures)) as advance:
+        result = evaluate(
+            model,
+            pictures,
+            checked.preprocessing,
+            batch=batch,
+            workers=workers,
+            device=place,
+            mapping=mapping,
+            labels=checked.labels,
+            strict=strict,
+            progress=advance,
+        )
+    if real is not None and result.real is None:
+        hint = "expected pictures with ImageNet's names, ILSVRC2012_val_00000001.JPEG and so on"
+        raise DataError(f"--real {real}: none of the {len(pictures)} pictures has an answer there; {hint}")
+    report = {"checkpoint": checkpoint, "data": opened.name, **result.to_json()}
+    written = () if out is None else write_results(result, report, out)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
+
+
+def opened_data(data: str | None, real: Path | None, run: "Finished | None") -> "Data":
+    """The data asked for, else the run's; split as the run split it, if it is the run's, else not at all."""
+    from vitrail.data.datasets import open_data
+
+    where = data or (run.data if run else None)
+    if where is None:
+        raise ConfigError("no --data; expected fashion, or a folder of pictures: val/CLASS/*.jpg or CLASS/*.jpg")
+    if run is not None and run.data is not None and Path(run.data).resolve() == Path(where).resolve():
+        return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
+    return open_data(where, val_share=1.0, real=real)
+
+
+@contextmanager
+def progress(pictures: int) -> Generator[Callable[[int], object] | None]:
+    """A bar on stderr if it is a terminal; else nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=pictures)
+        yield lambda count: bar.advance(task, count)
+
+
+def write_results(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
+    from vitrail.checkpoint.atomic import make_folder, write_whole
+    from vitrail.train.pictures import confusion_picture, reliability_picture
+
+    make_folder(out)
+    confusion, reliability, numbers = (out / n for n in ("confusion.png", "reliability.png", "evaluation.json"))
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    write_whole(numbers, lambda place: place.write_text(text, "utf-8"))
+    reliability_picture(result.bins, reliability)
+    if result.confusion is None:
+        return [numbers, reliability]
+    confusion_picture(result.confusion, result.labels, confusion)
+    return [numbers, reliability, confusion]

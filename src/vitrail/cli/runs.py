@@ -1,0 +1,76 @@
+"""vitrail runs: the trainings in a folder, side by side."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.tables import text_table
+
+HEADING = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
+
+
+def runs(
+    folder: Path = Path("runs"),
+    /,
+    *,
+    out: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """List the runs in a folder: model, data, recipe, steps, validation accuracy (best and last), loss, time, state.
+
+    A run is finished, stopped at a step (killed, or still on its way), or damaged, and then it says what is.
+
+    Examples::
+
+        vitrail runs
+        vitrail runs runs --out curves.png
+        vitrail runs runs/demo --json
+
+    Parameters
+    ----------
+    folder
+        A folder of runs, or one run.
+    out
+        A picture to draw the curves into, training loss and validation accuracy: .png, .svg or .pdf.
+    as_json
+        Print JSON instead of a table.
+    """
+    from vitrail.train.pictures import curves
+    from vitrail.train.runs import read_runs
+    from vitrail.train.tally import clean
+
+    found = read_runs(folder)
+    if out is not None:
+        curves({run.name: run.rows for run in found}, out)
+    if as_json:
+        print(json.dumps([run.to_json() for run in found], indent=2))
+        return
+    lines = [
+        (
+            *(clean(text, 40) for text in (run.name, run.model, run.data, run.recipe)),
+            f"{run.step}/{'?' if run.steps is None else run.steps}",
+            share(run.best("val_top1")),
+            share(run.last("val_top1")),
+            "" if (loss := run.last("loss")) is None else f"{loss:.4f}",
+            duration(run.last("seconds")),
+            clean(run.state),
+        )
+        for run in found
+    ]
+    print("\n".join(text_table(HEADING, lines, "llllrrrrrl")))
+    if out is not None:
+        print(f"\ncurves in {out}")
+
+
+def share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,105 @@
+"""Pictures are drawn for anything that can be asked for, without a warning, and without pyplot."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.train.pictures import confusion_picture, curves, drawable, reliability_picture
+from vitrail.train.tally import Tally
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+
+def log(evaluations: int) -> list[dict[str, float]]:
+    training = [{"step": n, "epoch": n / 10, "loss": 3 / n} for n in range(1, 31)]
+    return [*training, *({"step": n, "epoch": n, "val_top1": 1 - 1 / (n + 1)} for n in range(1, evaluations + 1))]
+
+
+def is_drawn(path: Path) -> bool:
+    with Image.open(path) as image:
+        return len(image.convert("RGB").getcolors(2**24) or ()) > 50
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {"one": log(3)},
+        {"single": log(1)},
+        {f"run {n}": log(n) for n in range(13)},
+        {"a $x_1^$": log(2), "_hidden": log(2), "日本語 \n\x1b": log(2), "": log(2), 99 * "long": log(2)},
+        {"begun": []},
+        {"no epochs": [{"step": 1.0, "loss": 2.0}]},
+        {"at once": [{"step": 0, "epoch": 0, "loss": 1, "val_top1": 0}]},
+    ],
+)
+def test_curves(runs: dict[str, list[dict[str, float]]], tmp_path: Path) -> None:
+    curves(runs, tmp_path / "new" / "curves.png")
+    assert is_drawn(tmp_path / "new" / "curves.png")
+
+
+@pytest.mark.parametrize("classes", [1, 2, 20, 60, 61, 201, 1000])
+def test_confusion(classes: int, tmp_path: Path) -> None:
+    labels = [f"{n}: $日本_{n}" for n in range(classes)]
+    confusion_picture(torch.randint(9, (classes, classes)), labels, tmp_path / "confusion.png")
+    assert is_drawn(tmp_path / "confusion.png")
+
+
+def test_confusion_of_few_of_many_classes(tmp_path: Path) -> None:
+    matrix = torch.zeros(1000, 1000, dtype=torch.int64)
+    matrix[3, 3] = matrix[3, 700] = 5
+    confusion_picture(matrix, [str(n) for n in range(1000)], tmp_path / "few.png")
+    confusion_picture(matrix[[3, 700]][:, [3, 700]], ["3", "700"], tmp_path / "two.png")
+    assert (tmp_path / "few.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+def test_reliability(tmp_path: Path) -> None:
+    tally = Tally(3)
+    tally.add(torch.randn(50, 3), torch.randint(3, (50,)))
+    reliability_picture(tally.result("abc").bins, tmp_path / "reliability.png")
+    assert is_drawn(tmp_path / "reliability.png")
+
+
+def test_other_kinds_of_pictures(tmp_path: Path) -> None:
+    curves({"one": log(2)}, tmp_path / "curves.svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")
+    curves({"one": log(2)}, tmp_path / "curves.PDF")
+    assert (tmp_path / "curves.PDF").read_bytes().startswith(b"%PDF")
+    for name in ("curves", "curves.jpg"):
+        with pytest.raises(ConfigError, match=r"is to be a picture; expected a name that ends in \.png, \.svg, \.pdf$"):
+            curves({"one": log(2)}, tmp_path / name)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot make the folder"):
+        curves({"one": log(2)}, tmp_path / "file" / "curves.png")
+    (tmp_path / "taken.png").mkdir()
+    with pytest.raises(CheckpointError, match="cannot write"):
+        curves({"one": log(2)}, tmp_path / "taken.png")
+
+
+def test_glyphs_that_the_font_lacks() -> None:
+    assert drawable("Käfer") == "Käfer"
+    assert drawable("日a\n") == "□a□"
+    assert drawable(31 * "a") == 29 * "a" + "…"
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pictures need matplotlib, .* pip install vitrail\[plot\]$"):
+        curves({"one": log(2)}, tmp_path / "curves.png")
+
+
+def test_pyplot_stays_out(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from vitrail.train.pictures import curves; "
+        f"curves({{'one': [{{'epoch': 1, 'loss': 1}}]}}, Path({str(tmp_path / 'c.png')!r})); "
+        "print('matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False", done.stderr
