@@ -4,13 +4,13 @@ BIN := .venv/bin
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-slow fuzz check format bench costs clean
+.PHONY: setup demo test test-slow fuzz torture check format bench costs clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,parity]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,test,parity]'
 	touch $@
 
 demo: setup  ## the models, ViT-B/16 beside the paper's table, one forward pass
@@ -24,6 +24,9 @@ test-slow: setup  ## full-size models against the peers
 
 fuzz: setup  ## 10,000 damaged checkpoints of every layout; `make test` makes 2,000
 	$(BIN)/pytest tests/checkpoint/test_fuzz.py --mutations 10000
+
+torture: setup  ## kills a training 200 times; `make test` does it 20 times
+	$(BIN)/pytest tests/train/test_interruptions.py --kills 200
 
 check: setup  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

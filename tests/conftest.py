@@ -17,11 +17,17 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--mutations", type=int, default=2000, help="how many damaged files test_fuzz.py makes")
+    parser.addoption("--kills", type=int, default=20, help="how many times test_interruptions.py kills a run")
 
 
 @pytest.fixture(scope="session")
 def mutations(pytestconfig: pytest.Config) -> int:
     return int(pytestconfig.getoption("--mutations") or 0)
+
+
+@pytest.fixture(scope="session")
+def kills(pytestconfig: pytest.Config) -> int:
+    return int(pytestconfig.getoption("--kills") or 0)
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,14 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-COMMANDS = ("models", "summary", "inspect-checkpoint", "convert", "eval", "runs")
+COMMANDS = ("train", "eval", "runs", "models", "summary", "inspect-checkpoint", "convert")
 
 
 def app() -> App:
     table = App(
         name="vitrail",
-        help="The Vision Transformer toolbox. Start with: vitrail models 'vit_base*', then vitrail summary ViT-B/16; "
+        help="The Vision Transformer toolbox. Start with: vitrail train, then vitrail eval and vitrail runs; "
+        "for what there is: vitrail models 'vit_base*', vitrail summary ViT-B/16; "
         "with a file of weights: vitrail inspect-checkpoint FILE, then vitrail convert FILE my_model --to vitrail",
         version=f"vitrail {__version__}",
         version_flags=["--version"],
@@ -53,7 +54,7 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
         print(f"vitrail: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", 2))
     except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:

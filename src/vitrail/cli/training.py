@@ -1,0 +1,257 @@
+"""What `vitrail train` does once it knows what is asked: one sitting of a run, from its folder to its last line."""
+
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import count
+from os import cpu_count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from vitrail import __version__
+from vitrail.checkpoint.writing import write
+from vitrail.data.cache import Cached, held
+from vitrail.data.loader import Order
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.train.distributed import Team, device_of, joined
+from vitrail.train.fit import fit, order_of, total_steps, views_of
+from vitrail.train.job import Job, Request, assemble
+from vitrail.train.pictures import curves
+from vitrail.train.recipe import Recipe
+from vitrail.train.run import MODEL, Run
+from vitrail.train.speed import Speed, measure
+from vitrail.train.watch import Several, TensorBoard, Terminal, Watch
+
+RUNS = Path("runs")
+SHOWN = 10  # skipped pictures that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What belongs to this machine and sitting, not to the run."""
+
+    device: str = "auto"
+    workers: int | None = None
+    cache: float = 1.0  # gigabytes
+    strict: bool = False
+
+
+def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_run: bool) -> None:
+    """A new run, or only what it would be."""
+    with joined() as team:
+        recipe, device = request.recipe, device_of(here.device, team)
+        job = assembled(request, here, team)
+        order = order_of(job.data, recipe, team)
+        workers = workers_for(job, here, team)
+        tell(team, *introduced(job, request, device, workers))
+        steps, minutes, every = total_steps(recipe, order), recipe.loop.minutes, recipe.loop.eval_every
+        if minutes is not None or dry_run:
+            tell(team, "speed  is being measured …")
+            speed = measure(job, recipe, order, views_of(job.data, recipe, job.preprocessing), device, team, workers)
+            if minutes is not None:
+                left = minutes * 60 - (monotonic() - start)
+                steps = team.from_first(speed.steps_within(left, order.steps, every))
+            tell(team, *foreseen(speed, steps, order, recipe))
+        if dry_run:
+            return
+        run = None
+        if team.first:
+            run = Run.begun(out or free_folder(job, recipe), plan_of(job, request, order, steps, team))
+            tell(team, f"run    {run.folder}: {steps} steps, {steps / order.steps:.4g} epochs")
+        sit(team.from_first(run), request, job, steps, here, workers, team)
+
+
+def go_on(folder: Path, here: Here) -> None:
+    """A run from its last checkpoint, or from its beginning if there is none yet."""
+    run = Run(folder)
+    plan = run.plan()
+    request = Request.from_json(plan.get("request"), str(folder))
+    with joined() as team:
+        job = assembled(request, here, team)
+        now = plan_of(job, request, order_of(job.data, request.recipe, team), plan.get("steps"), team)
+        for what in ("model", "data", "steps_per_epoch"):
+            if now[what] != plan.get(what):
+                raise CheckpointError(
+                    f"{folder} began with another {what}: {short(plan.get(what))}, now {short(now[what])}; "
+                    "expected the same: put it back, or start a new run"
+                )
+        states = run.states()
+        tell(
+            team, f"run    {folder}: on from {states[-1].stem if states else 'its beginning'} of {plan['steps']} steps"
+        )
+        sit(run, request, job, int(plan["steps"]), here, workers_for(job, here, team), team)
+
+
+def sit(run: Run, request: Request, job: Job, steps: int, here: Here, workers: int, team: Team) -> None:
+    """Trains to the end, and leaves the model, the curves and a last word."""
+    result = fit(
+        job.model,
+        job.data,
+        request.recipe,
+        preprocessing=job.preprocessing,
+        run=run,
+        steps=steps,
+        device=here.device,
+        workers=workers,
+        strict=here.strict,
+        team=team,
+        watch=watches(team),
+    )
+    if not team.first:
+        return
+    measured = None if result.evaluation is None else {"top1": result.evaluation.top1, "top5": result.evaluation.top5}
+    write(
+        result.model,
+        run.folder / MODEL,
+        preprocessing=job.preprocessing,
+        labels=job.data.classes,
+        provenance={**job.provenance, "data": job.data.name, "recipe": request.recipe.name, "validation": measured},
+        resampling=job.resampling,
+        family=job.family,
+    )
+    tell(team, *said_of_skipped(result.skipped))
+    drawn = ""
+    if find_spec("matplotlib"):
+        curves({run.folder.name: run.records()}, run.folder / "curves.png")
+        drawn = f", curves in {run.folder / 'curves.png'}"
+    if result.evaluation is not None:
+        tell(team, f"done   validation top-1 {result.evaluation.top1:.2%}, loss {result.evaluation.loss:.4f}{drawn}")
+    tell(
+        team,
+        f"model  {run.folder / MODEL}: vitrail eval {run.folder} --data {request.data}, "
+        f'or in Python vitrail.Predictor("{run.folder / MODEL}").predict("photo.jpg")',
+    )
+
+
+def assembled(request: Request, here: Here, team: Team) -> Job:
+    """The job, its pictures held in memory if they fit."""
+    job = assemble(request)
+    for note in job.data.notes:
+        tell(team, f"note   {note}")
+    if here.cache < 0:
+        raise ConfigError(f"--cache {here.cache}; expected gigabytes, or 0 for none")
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (team.first and console.is_terminal)) as progress:
+        task = progress.add_task("decoding", total=None)
+        return job.with_data(held(job.data, here.cache * 1e9, lambda: progress.advance(task)))
+
+
+def workers_for(job: Job, here: Here, team: Team) -> int:
+    """None where pictures are in memory, else as many processes as cores, shared by the ranks of a machine."""
+    if here.workers is not None:
+        if here.workers < 0:
+            raise ConfigError(f"--workers {here.workers}; expected at least 0")
+        return here.workers
+    in_memory = isinstance(job.data.train, Cached) or hasattr(job.data.train, "images")
+    return 0 if in_memory else max(1, min(8, (cpu_count() or 1) // team.world))
+
+
+def watches(team: Team) -> Watch:
+    if not team.first:
+        return Several()
+    board: list[Watch] = [TensorBoard()] if find_spec("tensorboard") else []
+    return Several([Terminal(), *board])
+
+
+def introduced(job: Job, request: Request, device: torch.device, workers: int) -> list[str]:
+    data, config, recipe = job.data, job.model.config, request.recipe
+    parameters = sum(weight.numel() for weight in job.model.parameters())
+    trained = 0 if data.train is None else len(data.train)
+    validated = 0 if data.val is None else len(data.val)
+    size = "×".join(map(str, config.image_size))
+    begun = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
+    default = Recipe().flat()
+    said = [
+        f"{name} {value}" for name, value in recipe.flat().items() if value != default[name] and name not in NOT_SAID
+    ]
+    return [
+        f"data   {data.name}: {trained} pictures to train on, {validated} to validate, {len(data.classes)} classes",
+        f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
+        f"recipe {recipe.name}: {', '.join(said)}",
+        f"device {device}, {torch.get_num_threads()} threads, {workers} workers",
+    ]
+
+
+NOT_SAID = ("name", "model", "fields", "preprocessing", "seed")
+
+
+def foreseen(speed: Speed, steps: int, order: Order, recipe: Recipe) -> list[str]:
+    total = speed.seconds(steps, order.steps, recipe.loop.eval_every)
+    return [
+        f"speed  {recipe.loop.batch / speed.step:.1f} images/s, {speed.step:.3f} s a step of {recipe.loop.batch}; "
+        f"{speed.evaluation:.1f} s an evaluation; memory {speed.memory / 1e9:.1f} GB",
+        f"time   {steps} steps ({steps / order.steps:.4g} epochs) take about {duration(total)}",
+    ]
+
+
+def plan_of(job: Job, request: Request, order: Order, steps: Any, team: Team) -> dict[str, Any]:
+    """run.json: what was asked for, and all that it came to."""
+    data, recipe = job.data, request.recipe
+    return {
+        "vitrail": __version__,
+        "torch": torch.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
+        "request": request.to_json(),
+        "data": {
+            "name": data.name,
+            "train": 0 if data.train is None else len(data.train),
+            "val": 0 if data.val is None else len(data.val),
+            "classes": list(data.classes),
+        },
+        "model": {
+            "name": recipe.model or job.family.name,
+            "family": job.family.name,
+            "config": {
+                name: list(each) if isinstance(each, tuple) else each for name, each in asdict(job.model.config).items()
+            },
+            "preprocessing": {
+                name: list(each) if isinstance(each, tuple) else each
+                for name, each in asdict(job.preprocessing).items()
+            },
+        },
+        "init": request.init,
+        "recipe": request.to_json()["recipe"],
+        "epochs": None if steps is None else steps / order.steps,
+        "steps": steps,
+        "steps_per_epoch": order.steps,
+        "world": team.world,
+    }
+
+
+def free_folder(job: Job, recipe: Recipe) -> Path:
+    """runs/DATA-RECIPE-1, or the next number that is free."""
+    name = f"{Path(job.data.name).name or 'data'}-{recipe.name}"
+    return next(folder for number in count(1) if not (folder := RUNS / f"{name}-{number}").exists())
+
+
+def said_of_skipped(skipped: tuple[str, ...]) -> list[str]:
+    if not skipped:
+        return []
+    more = f" … and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
+    lines = [f"       {reason}" for reason in skipped[:SHOWN]]
+    return [f"skipped {len(skipped)} pictures that could not be read:", *lines, *([more] if more else [])]
+
+
+def duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def short(value: object) -> str:
+    text = str(value)
+    return text if len(text) < 120 else f"{text[:117]}…"
+
+
+def tell(team: Team, *lines: str) -> None:
+    if team.first:
+        for line in lines:
+            print(line, flush=True)

@@ -1,0 +1,92 @@
+"""Several processes that train one model: started by torchrun, joined here; nothing else knows of processes.
+
+torchrun --nproc-per-node 8 -m vitrail train --data photos --model ViT-B/16
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vitrail.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among its equals; alone it is the first of one, and nothing below has anything to do."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # its number on this machine, and so of its GPU
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def largest(self, values: Tensor) -> Tensor:
+        if self.world > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def gathered(self, value: Tensor) -> list[Tensor]:
+        """The tensors of all processes, by rank; all of one shape."""
+        if self.world == 1:
+            return [value]
+        found = [torch.empty_like(value) for _ in range(self.world)]
+        dist.all_gather(found, value)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """What the first process has, on all of them."""
+        if self.world == 1:
+            return value
+        holder = [value]
+        dist.broadcast_object_list(holder)
+        return holder[0]
+
+    def shared(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model with gradients averaged over all processes."""
+        if self.world == 1:
+            return model
+        return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def device_of(name: str, team: Team) -> torch.device:
+    """auto: a GPU where there is one, each process its own, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", team.local)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
+        raise ConfigError(
+            f"device is {name!r}; expected one that torch can use: {str(error).splitlines()[0]}"
+        ) from None
+    return device
+
+
+@contextmanager
+def joined() -> Generator[Team]:
+    """The team that torchrun started this process in, or a team of one."""
+    if not dist.is_available() or not dist.is_torchelastic_launched():
+        yield Team()
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield Team(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    finally:
+        dist.destroy_process_group()

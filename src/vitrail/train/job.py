@@ -1,0 +1,147 @@
+"""From what was asked for to what is trained: data, model, preprocessing put together, the same again on resuming."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrail.checkpoint.reading import Checkpoint, known_family, read, warn_of
+from vitrail.checkpoint.resample import Policy
+from vitrail.data.arrays import Arrays
+from vitrail.data.datasets import Data, open_data
+from vitrail.data.foreign import Dataset
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.models.catalog import find
+from vitrail.models.checks import pair
+from vitrail.models.family import Family
+from vitrail.train.recipe import Recipe
+from vitrail.train.runs import finished_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """All that a run depends on, and so all that run.json must say."""
+
+    data: str
+    recipe: Recipe
+    init: str | None = None  # a checkpoint of any layout to start from
+    val_share: float = 0.2  # of a folder without a validation part
+    real: str | None = None  # ReaL labels of ImageNet
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(replace(self, recipe=Recipe())), "recipe": self.recipe.flat()}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> "Request":
+        try:
+            given = dict(data)
+            flat = dict(given.pop("recipe"))
+            recipe = Recipe(name=str(flat.pop("name"))).changed(flat)
+            return cls(recipe=recipe, **given)
+        except (TypeError, ValueError, KeyError, ConfigError) as error:
+            raise CheckpointError(f"{where} is not what `vitrail train` wrote: {error}") from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a request comes to."""
+
+    model: Any
+    family: Family
+    data: Data
+    preprocessing: Preprocessing
+    report: str = ""  # what became of the tensors of the checkpoint that it starts from
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    resampling: Policy = "timm"
+
+    def with_data(self, data: Data) -> "Job":
+        return replace(self, data=data)
+
+
+def assemble(request: Request, data: Data | Dataset | None = None) -> Job:
+    """Opens the data, and makes the model for its classes, from the seed or from a checkpoint."""
+    recipe = request.recipe
+    found = open_data(
+        data if data is not None else request.data,
+        seed=recipe.loop.seed,
+        val_share=request.val_share,
+        real=Path(request.real) if request.real else None,
+    )
+    torch.manual_seed(recipe.loop.seed)
+    return continued(request, found) if request.init else begun(recipe, found)
+
+
+def begun(recipe: Recipe, data: Data) -> Job:
+    """A new model at its starting weights; grey pictures get a model of one channel."""
+    if recipe.model is None:
+        raise ConfigError(
+            "no model is named; expected --model, such as ViT-Ti/16, a --recipe that names one, or --init"
+        )
+    family, preset = find(recipe.model)
+    images = data.train.images if isinstance(data.train, Arrays) else None
+    channels = preset.channels if images is None else images.shape[3]
+    config = family.configure(preset, **{"channels": channels, "classes": len(data.classes), **recipe.fields})
+    if config.classes != len(data.classes):
+        raise ConfigError(f"classes is {config.classes}; expected {len(data.classes)}, as many as {data.name} has")
+    size = pair(config.image_size)
+    whole = images is not None and images.shape[1:3] == size
+    grey = (0.5,) * config.channels
+    how = Preprocessing(image_size=size, crop=1.0 if whole else 0.9, mean=grey, std=grey)
+    return Job(family.build(config), family, data, changed(how, recipe.preprocessing))
+
+
+def continued(request: Request, data: Data) -> Job:
+    """The checkpoint's model; its head is kept if it was made for the same classes, else a new one starts at zero."""
+    recipe, run = request.recipe, finished_run(Path(str(request.init)))
+    init = str(request.init if run is None else run.model)
+    fields: dict[str, Any] = dict(recipe.fields)
+    found = read(init, **fields)
+    if recipe.model is not None:
+        family, preset = find(recipe.model)
+        check_same(family, preset, found, init)
+    if found.description.labels != data.classes:
+        fields["classes"] = len(data.classes)
+        found = read(init, **fields)
+    warn_of(found, init)
+    model = owned(found.model)
+    size = pair(model.config.image_size)
+    how = found.description.preprocessing or Preprocessing(image_size=size)
+    how = changed(replace(how, image_size=size), recipe.preprocessing)
+    return Job(
+        model,
+        known_family(found.description.family, init),
+        data,
+        how,
+        str(found.report),
+        {"started from": init},
+        found.description.resampling,
+    )
+
+
+def check_same(family: Family, preset: Any, found: Checkpoint, init: str) -> None:
+    ours = found.model.config
+    for name in ("width", "depth", "heads", "patch_size"):
+        asked = getattr(preset, name, None)
+        if family.name != found.description.family or asked != getattr(ours, name, None):
+            raise ConfigError(
+                f"--model is another than the one in {init}, a {found.description.family} of {name} "
+                f"{getattr(ours, name, None)}; expected no --model beside --init"
+            )
+
+
+def owned(model: nn.Module) -> Any:
+    """The model with weights in memory of its own: loaded ones may be pages of their file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
+    return model
+
+
+def changed(how: Preprocessing, changes: Mapping[str, Any]) -> Preprocessing:
+    for name in changes:
+        if name not in vars(how):
+            raise unknown("preprocessing field", name, vars(how))
+    return replace(how, **changes)

@@ -1,0 +1,121 @@
+"""Which weights move, how fast each, and by which rule."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Muon, Optimizer
+
+from vitrail.errors import ConfigError
+from vitrail.train.recipe import Optimization
+
+BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter and where it stands: 0 the stem, 1 … L the blocks, L + 1 what follows them."""
+
+    name: str
+    tensor: nn.Parameter
+    level: int
+    in_block: bool
+
+    @property
+    def decays(self) -> bool:
+        """Matrices and kernels do; norms, biases, tokens and positions do not."""
+        return self.tensor.ndim >= 2 and self.name.endswith("weight")
+
+
+def weights(model: nn.Module) -> list[Weight]:
+    """In the order of the model, so what stands before its first block is its stem, what stands after it its head."""
+    found = list[Weight]()
+    numbers = [int(match[1]) for name, _ in model.named_parameters() if (match := BLOCK.search(name))]
+    last, passed = max(numbers, default=-1) + 1, False
+    for name, tensor in model.named_parameters():
+        match = BLOCK.search(name)
+        passed = passed or match is not None
+        level = int(match[1]) + 1 if match else (last + 1) * passed
+        found.append(Weight(name, tensor, level, match is not None))
+    return found
+
+
+def freeze(model: nn.Module, blocks: int | None) -> None:
+    """Leaves only the head to be trained, and the last so many blocks with the norm after them; none: all of it."""
+    if blocks is None:
+        return
+    if not any(name.startswith("head") for name, _ in model.named_parameters()):
+        raise ConfigError(f"train_blocks is {blocks}; expected none, since the model has no head")
+    every = weights(model)
+    last = max(weight.level for weight in every)
+    if blocks >= last:
+        raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the blocks that there are, or none")
+    for weight in every:
+        trained = weight.name.startswith("head") or (blocks > 0 and weight.level >= last - blocks)
+        weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
+
+
+def optimizers(model: nn.Module, settings: Optimization) -> list[Optimizer]:
+    """One, or with Muon two; each group of weights has its share of the learning rate in `scale`."""
+    trained = [weight for weight in weights(model) if weight.tensor.requires_grad]
+    if settings.optimizer == "sgd":
+        return [SGD(groups(trained, settings), lr=settings.lr, momentum=settings.momentum)]
+    betas = (settings.momentum, settings.beta2)
+    to_muon = (
+        {each.name for each in trained if each.in_block and each.tensor.ndim == 2}
+        if settings.optimizer == "muon"
+        else ()
+    )
+    matrices = [each for each in trained if each.name in to_muon]
+    rest = [each for each in trained if each.name not in to_muon]
+    made: list[Optimizer] = []
+    if rest:
+        fused = rest[0].tensor.device.type in ("cpu", "cuda")
+        made.append(AdamW(groups(rest, settings), lr=settings.lr, betas=betas, fused=fused))
+    if matrices:  # its steps as large as AdamW's, so that one learning rate serves both
+        how: dict[str, Any] = {"momentum": settings.momentum, "adjust_lr_fn": "match_rms_adamw"}
+        made.append(Muon(groups(matrices, settings), lr=settings.lr, **how))
+    return made
+
+
+def groups(trained: Sequence[Weight], settings: Optimization) -> list[dict[str, Any]]:
+    """Weights of the same level that do or do not decay."""
+    last = max(weight.level for weight in trained)
+    kinds = sorted(trained, key=kind)
+    return [
+        {
+            "params": [weight.tensor for weight in members],
+            "scale": settings.layer_decay ** (last - level),
+            "weight_decay": settings.weight_decay if decays else 0.0,
+        }
+        for (level, decays), members in groupby(kinds, key=kind)
+    ]
+
+
+def kind(weight: Weight) -> tuple[int, bool]:
+    return weight.level, weight.decays
+
+
+def set_lr(made: Sequence[Optimizer], lr: float) -> None:
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["scale"]
+
+
+class Average:
+    """Exponential moving average of a model's weights (EMA); early on it forgets faster, or it would average noise."""
+
+    def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:
+        self.model, self.average, self.decay = model, average.requires_grad_(False).eval(), decay
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for mine, its in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mine.lerp_(its, 1 - decay)
+        for mine, its in zip(self.average.buffers(), self.model.buffers(), strict=True):
+            mine.copy_(its)

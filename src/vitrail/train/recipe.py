@@ -1,0 +1,172 @@
+"""All that a training is told: four short lists of settings, one flat file of them, one flag for each.
+
+A recipe file is YAML with the names of these fields; what it does not say has the defaults below.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.data.augmentation import Augmentation, explained
+from vitrail.errors import ConfigError, one_line, unknown
+from vitrail.models.checks import MAY_BE_ZERO, RATE, check_fields
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FOLDER = Path(__file__).with_name("recipes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """How the weights move."""
+
+    optimizer: Literal["adamw", "sgd", "muon"] = explained(
+        "adamw", "adamw, sgd, or muon: for the matrices inside the blocks, AdamW for the rest."
+    )
+    lr: float = explained(1e-3, "The learning rate at its peak.")
+    lr_batch: int = explained(0, "The batch that lr is meant for; it grows with the batch. 0: for any.", MAY_BE_ZERO)
+    weight_decay: float = explained(0.05, "On matrices; never on norms, biases, tokens and positions.", MAY_BE_ZERO)
+    momentum: float = explained(0.9, "Of SGD and Muon; the first beta of AdamW.", RATE)
+    beta2: float = explained(0.999, "The second beta of AdamW.", RATE)
+    schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = explained(
+        "cosine", "How the learning rate falls after the warm-up."
+    )
+    warmup: float = explained(0.0, "Epochs over which the learning rate rises from zero.", MAY_BE_ZERO)
+    final_lr: float = explained(0.0, "What cosine and linear end at, as a share of lr.", MAY_BE_ZERO)
+    layer_decay: float = explained(1.0, "Factor on the learning rate from each block to the one before it; 1: none.")
+    clip: float = explained(0.0, "The largest norm of all gradients together; 0: any.", MAY_BE_ZERO)
+    train_blocks: int | None = explained(
+        None, "Train the head and the last so many blocks; 0: a linear probe.", MAY_BE_ZERO
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.layer_decay > 1:
+            raise ConfigError(f"layer_decay is {self.layer_decay}; expected more than 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How long, in what portions, and what is kept."""
+
+    epochs: float = explained(10, "Times that as many pictures as there are go by.")
+    minutes: float | None = explained(
+        None, "A budget of time instead: speed is measured first, the steps fixed from it."
+    )
+    batch: int = explained(128, "Pictures a step, over all processes and micro-batches.")
+    accumulate: int = explained(1, "Micro-batches that a step is cut into, to save memory.")
+    ema: float = explained(0.0, "Decay of the moving average of the weights, which is then the result.", RATE)
+    precision: Literal["float32", "bfloat16", "float16"] = explained(
+        "float32", "What a forward pass computes in, by autocast."
+    )
+    compile: bool = explained(False, "Compile the model first (torch.compile).")
+    eval_every: int = explained(1, "Epochs from one evaluation to the next; 0: only at the end.", MAY_BE_ZERO)
+    save_every: int = explained(0, "Steps from one checkpoint to the next; 0: as time allows.", MAY_BE_ZERO)
+    seed: int = explained(0, "Of starting weights, order and augmentation.", MAY_BE_ZERO)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batch % self.accumulate:
+            raise ConfigError(f"batch {self.batch} in {self.accumulate} micro-batches; expected equal ones")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The settings of a training; `model`, `fields` and `preprocessing` say what is trained where nothing else does."""
+
+    name: str = "none"
+    model: str | None = None  # a preset's name
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of its config, to replace
+    preprocessing: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of vitrail.Preprocessing, to replace
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    optimization: Optimization = field(default_factory=Optimization)
+    loop: Loop = field(default_factory=Loop)
+
+    def changed(self, settings: Mapping[str, Any]) -> "Recipe":
+        """With these settings, by their flat names, in place of its own; `fields` and `preprocessing` are added to."""
+        known = {name: section for section in SECTIONS for name in names(section)}
+        parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        rest = dict[str, Any]()
+        for name, value in settings.items():
+            if name in ("fields", "preprocessing"):
+                if not isinstance(value, Mapping):
+                    raise ConfigError(f"{name} is {value!r}; expected names and values")
+                rest[name] = {**getattr(self, name), **value}
+            elif name in ("name", "model"):
+                rest[name] = value
+            elif name in known:
+                parts[known[name]][name] = number(value)
+            else:
+                raise unknown("setting", name, [*known, "model", "fields", "preprocessing"], also=ELSEWHERE)
+        sections = {name: replace(getattr(self, name), **values) for name, values in parts.items()}
+        return replace(self, **rest, **sections)
+
+    def flat(self) -> dict[str, Any]:
+        """Everything by its flat name, as a recipe file has it."""
+        rest = {name: getattr(self, name) for name in ("name", "model", "fields", "preprocessing")}
+        return rest | {name: getattr(getattr(self, part), name) for part in SECTIONS for name in names(part)}
+
+
+SECTIONS: Mapping[str, type["DataclassInstance"]] = {
+    "loop": Loop,
+    "optimization": Optimization,
+    "augmentation": Augmentation,
+}
+ELSEWHERE = {  # how timm's and facebook's scripts call them
+    "batch_size": "batch",
+    "learning_rate": "lr",
+    "opt": "optimizer",
+    "sched": "schedule",
+    "warmup_epochs": "warmup",
+    "clip_grad": "clip",
+    "grad_accum_steps": "accumulate",
+    "color_jitter": "jitter",
+    "reprob": "erase",
+    "repeated_aug": "repeats",
+    "model_ema_decay": "ema",
+    "drop": "fields",
+    "drop_path": "fields",
+}
+
+
+def names(section: str) -> list[str]:
+    return [each.name for each in fields(SECTIONS[section])]
+
+
+def settings() -> Iterable[tuple[str, Field[Any]]]:
+    """Every setting under the name of its section."""
+    return ((section, each) for section in SECTIONS for each in fields(SECTIONS[section]))
+
+
+def number(value: Any) -> Any:
+    """YAML takes 1e-3 for a text; everyone means the number."""
+    with suppress(ValueError):
+        return float(value) if isinstance(value, str) and value[:1] in "0123456789.-" else value
+    return value
+
+
+def recipes() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def open_recipe(name: str) -> Recipe:
+    """A recipe of the package by its name, or one of your own by its file."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if path.parent == FOLDER and name not in recipes():
+        raise unknown("recipe", name, recipes())
+    import yaml
+
+    try:
+        text = path.read_text("utf-8")
+        data = yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"the recipe {path} cannot be read: {one_line(error)}; expected YAML, name: value") from None
+    if not isinstance(data, dict) or not all(isinstance(each, str) for each in data):
+        raise ConfigError(f"the recipe {path} holds no settings; expected YAML, name: value")
+    try:
+        return Recipe(name=path.stem).changed({each: value for each, value in data.items() if each != "name"})
+    except ConfigError as error:
+        raise ConfigError(f"the recipe {path.name}: {error}") from None

@@ -1,0 +1,19 @@
+"""The learning rate over a training, as a share of its peak."""
+
+from math import cos, pi, sqrt
+
+from vitrail.train.recipe import Optimization
+
+
+def share(step: int, steps: int, warmup: int, settings: Optimization) -> float:
+    """What step `step` (from 0) of `steps` is taken with: a straight rise in the warm-up, then a fall."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(steps - warmup, 1)  # 0 at the peak, 1 when all is over
+    if settings.schedule == "cosine":
+        return settings.final_lr + (1 - settings.final_lr) * (1 + cos(pi * done)) / 2
+    if settings.schedule == "linear":
+        return settings.final_lr + (1 - settings.final_lr) * (1 - done)
+    if settings.schedule == "inverse_sqrt":  # Vaswani 2017: d^-0.5 · min(t^-0.5, t·w^-1.5), its peak set to 1
+        return sqrt(max(warmup, 1) / (step + 1))
+    return 1.0

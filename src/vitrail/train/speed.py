@@ -1,0 +1,102 @@
+"""How fast a training would go and what memory it would take, measured on a copy of the model before it begins."""
+
+import resource
+from copy import deepcopy
+from dataclasses import dataclass
+from math import floor
+from time import monotonic
+
+import torch
+
+from vitrail.data.datasets import Subset
+from vitrail.data.loader import Order, Views, training_batches
+from vitrail.errors import ConfigError
+from vitrail.train.distributed import Team
+from vitrail.train.evaluate import evaluate
+from vitrail.train.job import Job
+from vitrail.train.losses import classify
+from vitrail.train.recipe import Recipe
+from vitrail.train.training import Training
+
+TRIED = 4.0  # seconds of steps, at least
+MARGIN = 0.97  # of a budget is planned for
+
+
+@dataclass(frozen=True)
+class Speed:
+    step: float  # seconds
+    evaluation: float  # seconds, of the whole validation part
+    memory: float  # bytes at the peak, of the process or on the GPU
+
+    def seconds(self, steps: int, steps_per_epoch: int, eval_every: int) -> float:
+        """Of a whole training."""
+        evaluations = 1 + (steps // (steps_per_epoch * eval_every) if eval_every else 0)
+        return steps * self.step + evaluations * self.evaluation
+
+    def steps_within(self, seconds: float, steps_per_epoch: int, eval_every: int) -> int:
+        """As many as fit into a budget, with its evaluations."""
+        left = seconds * MARGIN - self.evaluation
+        each = self.step + (self.evaluation / (steps_per_epoch * eval_every) if eval_every else 0.0)
+        if left < each:
+            raise ConfigError(
+                f"a budget of {max(seconds, 0):.0f} s is left, and one step with the evaluation at the end takes "
+                f"{each + self.evaluation:.1f} s; expected more --minutes"
+            )
+        return floor(left / each)
+
+
+def measure(
+    job: Job, recipe: Recipe, order: Order, views: Views, device: torch.device, team: Team, workers: int
+) -> Speed:
+    """Takes a few steps on a copy, and evaluates on a few pictures; nothing of it is left afterwards."""
+    before = torch.get_rng_state()
+    training = Training(
+        deepcopy(job.model),
+        recipe,
+        steps=10**6,
+        steps_per_epoch=order.steps,
+        classes=len(job.data.classes),
+        preprocessing=job.preprocessing,
+        objective=classify,
+        device=device,
+        team=team,
+        log_every=1000,
+    )
+    batches = training_batches(
+        views,
+        order,
+        range(1000),
+        accumulate=recipe.loop.accumulate,
+        workers=workers,
+        rank=team.rank,
+        world=team.world,
+        pin=device.type == "cuda",
+    )
+    for _ in range(2):  # to compile, to fill caches
+        training.step(batches)
+    start, steps = monotonic(), 0
+    while steps < 3 or (monotonic() - start < TRIED and training.done < 1000):
+        training.step(batches)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        steps += 1
+    step = (monotonic() - start) / steps
+    seconds = 0.0
+    if job.data.val is not None and len(job.data.val):
+        some = min(len(job.data.val), max(recipe.loop.batch, 64))
+        start = monotonic()
+        evaluate(
+            training.result,
+            Subset(job.data.val, range(some)),
+            job.preprocessing,
+            batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
+            device=device,
+        )
+        seconds = (monotonic() - start) * len(job.data.val) / some / team.world
+    torch.set_rng_state(before)
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
+    return Speed(step, seconds, memory)
+
+
+def peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

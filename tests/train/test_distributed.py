@@ -1,0 +1,54 @@
+"""Processes started by torchrun compute what one process computes, and evaluate every picture once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+from test_train_fit import EVERYTHING, data, model
+from dataclasses import replace
+from vitrail.train.distributed import joined
+from vitrail.train.fit import fit
+from vitrail.train.run import Run
+
+loop = replace(EVERYTHING.loop, epochs=4, batch=8, accumulate=2)
+with joined() as team:
+    run = Run(Path({folder!r}))
+    result = fit(model(), data(), replace(EVERYTHING, loop=loop), run=run, team=team, device="cpu")
+    if team.first:
+        weights = [float(each.double().sum()) for each in result.model.parameters()]
+        found = dict(records=result.records, images=result.evaluation.images, weights=weights, world=team.world)
+        (run.folder / "result.json").write_text(json.dumps(found))
+"""
+
+
+def started(folder: Path, processes: int) -> dict[str, object]:
+    (folder / "checkpoints").mkdir(parents=True)
+    program = folder / "program.py"
+    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(folder)))
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    one, two = started(tmp_path / "one", 1), started(tmp_path / "two", 2)
+    assert (one["world"], two["world"]) == (1, 2)
+    assert one["images"] == two["images"] == 24
+    assert isinstance(one["records"], list)
+    assert isinstance(two["records"], list)
+    assert len(one["records"]) == len(two["records"]) >= 20
+    for mine, its in zip(one["records"], two["records"], strict=True):
+        assert mine["step"] == its["step"]
+        for name in ("loss", "val_loss", "val_top1", "accuracy"):
+            assert mine.get(name) == pytest.approx(its.get(name), abs=1e-5), mine
+    assert one["weights"] == pytest.approx(two["weights"], abs=1e-3)

@@ -1,0 +1,132 @@
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from timm.optim._param_groups import param_groups_layer_decay
+from torch import nn
+from torch.optim import SGD, AdamW, Muon
+
+import vitrail
+from vitrail.errors import ConfigError
+from vitrail.train.optim import Average, freeze, groups, optimizers, set_lr, weights
+from vitrail.train.recipe import Optimization
+
+SETTINGS = Optimization(weight_decay=0.3, layer_decay=0.5)
+
+
+def tiny(name: str = "DeiT-Ti-distilled", **fields: object) -> nn.Module:
+    given = {"image_size": 32, "width": 24, "depth": 3, "heads": 3, "classes": 5, **fields}
+    return vitrail.create(name, **given)
+
+
+def test_norms_biases_tokens_and_positions_do_not_decay() -> None:
+    kept = {weight.name for weight in weights(tiny()) if not weight.decays}
+    assert {"cls_token", "dist_token", "pos_embed", "blocks.0.norm1.weight", "norm.bias", "head.bias"} <= kept
+    decaying = {weight.name for weight in weights(tiny()) if weight.decays}
+    assert {"patch_embed.proj.weight", "blocks.2.mlp.fc1.weight", "blocks.0.attn.qkv.weight", "head.weight"} <= decaying
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields"),
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("vit_tiny_patch16_224", {"positions": "relative"}),
+        ("vit_tiny_patch16_224", {"positions": "learned_2d", "pool": "map", "registers": 2, "layer_scale": 1e-5}),
+    ],
+)
+def test_only_matrices_and_kernels_decay_whatever_the_model(preset: str, fields: dict[str, object]) -> None:
+    for weight in weights(tiny(preset, **fields)):
+        part = any(word in weight.name for word in ("norm", "bias", "token", "pos", "gamma", "latent", "offsets"))
+        assert weight.decays == (not part), weight.name
+
+
+def test_layer_decay_is_that_of_timm() -> None:
+    model = tiny("vit_tiny_patch16_224")
+    peer = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, depth=3, num_heads=3, num_classes=5)
+    theirs = {}
+    tokens = getattr(peer, "no_weight_decay")()  # noqa: B009
+    for group in param_groups_layer_decay(peer, 0.3, no_weight_decay_list=tokens, layer_decay=0.5):
+        for name, tensor in peer.named_parameters():
+            if any(tensor is each for each in group["params"]):
+                theirs[name] = (group["lr_scale"], group["weight_decay"])
+    ours = {}
+    for group in groups(weights(model), SETTINGS):
+        for name, tensor in model.named_parameters():
+            if any(tensor is each for each in group["params"]):
+                ours[name] = (group["scale"], group["weight_decay"])
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        if "norm" not in name or name.startswith("blocks"):  # timm counts the last norm to the last level, or not
+            assert ours[name][0] == pytest.approx(theirs[name][0]), name
+        assert ours[name][1] == theirs[name][1], name
+
+
+def test_every_weight_is_in_one_group() -> None:
+    model = tiny()
+    for optimizer in ("adamw", "sgd", "muon"):
+        made = optimizers(model, replace(SETTINGS, optimizer=optimizer))
+        held = [id(tensor) for each in made for group in each.param_groups for tensor in group["params"]]
+        assert sorted(held) == sorted(id(tensor) for tensor in model.parameters())
+
+
+def test_the_optimizers_are_torchs_and_fused() -> None:
+    (adam,) = optimizers(tiny(), replace(SETTINGS, momentum=0.8, beta2=0.95))
+    assert isinstance(adam, AdamW)
+    assert adam.defaults["fused"] is True
+    assert adam.defaults["betas"] == (0.8, 0.95)
+    (sgd,) = optimizers(tiny(), replace(SETTINGS, optimizer="sgd"))
+    assert isinstance(sgd, SGD)
+    assert sgd.defaults["momentum"] == 0.9
+    rest, muon = optimizers(tiny(), replace(SETTINGS, optimizer="muon"))
+    assert isinstance(rest, AdamW)
+    assert isinstance(muon, Muon)
+    assert all(tensor.ndim == 2 for group in muon.param_groups for tensor in group["params"])
+
+
+def test_the_learning_rate_is_scaled_by_level() -> None:
+    model = tiny("vit_tiny_patch16_224")
+    made = optimizers(model, SETTINGS)
+    set_lr(made, 1.0)
+    rates = {id(t): group["lr"] for group in made[0].param_groups for t in group["params"]}
+    named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
+    assert named["head.weight"] == named["norm.weight"] == 1
+    assert named["blocks.2.attn.proj.weight"] == 0.5
+    assert named["blocks.0.attn.proj.weight"] == 0.125
+    assert named["patch_embed.proj.weight"] == named["pos_embed"] == 0.0625
+
+
+@pytest.mark.parametrize(
+    ("blocks", "trained"),
+    [(0, {"head", "head_dist"}), (1, {"head", "head_dist", "norm", "blocks.2"}), (None, None)],
+)
+def test_freezing_leaves_the_head_and_the_last_blocks(blocks: int | None, trained: set[str] | None) -> None:
+    model = tiny()
+    freeze(model, blocks)
+    moving = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
+    parts = {".".join(name.split(".")[: 2 if name.startswith("blocks") else 1]) for name in moving}
+    assert parts == (trained if trained is not None else parts)
+    assert trained is not None or len(moving) == len(list(model.parameters()))
+    assert optimizers(model, SETTINGS)
+
+
+def test_freezing_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="train_blocks is 4; expected less than 4"):
+        freeze(tiny(), 4)
+    with pytest.raises(ConfigError, match="no head"):
+        freeze(tiny("vit_tiny_patch16_224", classes=0), 0)
+
+
+def test_the_average_is_the_exponential_one_after_a_quick_start() -> None:
+    model, copy = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(copy.weight)
+    average = Average(model, copy, 0.9)
+    expected = 0.0
+    for step in range(1, 200):
+        nn.init.constant_(model.weight, step)
+        average.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * step
+    assert copy.weight.item() == pytest.approx(expected)
+    assert not copy.weight.requires_grad
+    assert torch.equal(model.weight, torch.full((1, 1), 199.0))

@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import pytest
+
+from vitrail.errors import ConfigError
+from vitrail.models.catalog import create, find
+from vitrail.train.recipe import SECTIONS, Recipe, open_recipe, recipes, settings
+
+
+def test_the_package_has_these_recipes() -> None:
+    assert recipes() == ["cifar10-cpu", "deit", "fashion", "finetune", "probe", "scratch", "vit"]
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
+    found = open_recipe(name)
+    assert found.name == name
+    path = Path(__file__).parents[2] / "src" / "vitrail" / "train" / "recipes" / f"{name}.yaml"
+    head = path.read_text("utf-8").split("\n\n")[0].splitlines()
+    assert head[0].startswith("# vitrail train")
+    assert len(head) > 2, "and with what it gives, measured with that command, or why it was not"
+    if found.model:
+        create(found.model, **found.fields)
+    else:
+        find("ViT-B/16")[0].configure(None, **found.fields)
+
+
+def test_flat_and_back() -> None:
+    for name in recipes():
+        found = open_recipe(name)
+        flat = found.flat()
+        assert Recipe(name=flat.pop("name")).changed(flat) == found
+
+
+def test_deit_is_the_papers() -> None:
+    """Touvron 2020, table 9."""
+    flat = open_recipe("deit").flat()
+    paper = {
+        "epochs": 300, "batch": 1024, "optimizer": "adamw", "lr": 5e-4, "lr_batch": 512, "schedule": "cosine",
+        "weight_decay": 0.05, "warmup": 5, "smoothing": 0.1, "fields": {"stochastic_depth": 0.1}, "repeats": 3,
+        "policy": "rand", "magnitude": 9, "magnitude_std": 0.5, "mixup": 0.8, "cutmix": 1.0, "erase": 0.25, "clip": 0,
+    }  # fmt: skip
+    assert {name: flat[name] for name in paper} == paper
+
+
+def test_vit_is_the_papers() -> None:
+    """Dosovitskiy 2020, table 3, ImageNet."""
+    flat = open_recipe("vit").flat()
+    paper = {"batch": 4096, "lr": 3e-3, "weight_decay": 0.3, "momentum": 0.9, "beta2": 0.999, "clip": 1, "epochs": 300}
+    assert {name: flat[name] for name in paper} == paper
+    assert flat["fields"]["dropout"] == 0.1
+    assert flat["warmup"] * (1_281_167 // 4096) == pytest.approx(10_000, rel=0.01)
+
+
+def test_names_are_unique_over_the_sections_and_every_setting_is_explained() -> None:
+    names = [each.name for _, each in settings()]
+    assert len(set(names)) == len(names) == sum(len(section.__dataclass_fields__) for section in SECTIONS.values())
+    assert all(each.metadata["help"] for _, each in settings())
+
+
+def test_a_recipe_of_your_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("lr: 1e-4\nmixup: 0.8\nfields: {depth: 3}\n")
+    found = open_recipe(str(path))
+    assert found.optimization.lr == 1e-4
+    assert found.augmentation.mixup == 0.8
+    assert found.changed({"fields": {"width": 6}, "lr": 1}).fields == {"depth": 3, "width": 6}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr: [1]", "lr is"),
+        ("lr: 0", "lr is 0; expected more than 0"),
+        ("epochs: 0", "epochs is 0; expected more than 0"),
+        ("batch: 10\naccumulate: 3", "batch 10 in 3 micro-batches"),
+        ("learning_rate: 1", "unknown setting 'learning_rate'; did you mean 'lr'"),
+        ("mixupp: 1", "did you mean 'mixup'"),
+        ("schedule: cosin", "did you mean 'cosine'"),
+        ("layer_decay: 2", "layer_decay is 2"),
+        ("ema: 1", "ema is 1"),
+        ("fields: 3", "fields is 3; expected names and values"),
+        ("- a", "holds no settings"),
+        ("{", "cannot be read"),
+        ("", "holds no settings"),
+    ],
+)
+def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
+        open_recipe(str(path))
+    assert message in str(caught.value)
+
+
+def test_an_unknown_recipe_is_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'finetune'"):
+        open_recipe("finetuning")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_recipe("missing.yaml")
