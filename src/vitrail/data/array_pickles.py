@@ -1,6 +1,7 @@
 """Pickles of arrays of bytes and plain containers, read without running anything: what else they ask for is refused."""
 
 import pickle
+import pickletools
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vitrail.errors import DataError, VitrailError, one_line
 def read_pickle(data: bytes, path: Path) -> Any:
     """What is in the pickle; if that is a dictionary, its values may be arrays of bytes."""
     try:
+        check_sizes(data)
         read = Unpickler(BytesIO(data), path).load()
     except VitrailError:
         raise
@@ -22,6 +24,13 @@ def read_pickle(data: bytes, path: Path) -> Any:
     if isinstance(read, dict):
         return {key: value.values if isinstance(value, Array) else value for key, value in read.items()}
     return read
+
+
+def check_sizes(data: bytes) -> None:
+    """Refuses sizes that are larger than the file, for which pickle would take gigabytes before it looks."""
+    for operation, argument, _ in pickletools.genops(data):  # which itself misses what a string says it has
+        if operation.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
+            raise ValueError(f"number {argument} of what is remembered")
 
 
 class Unpickler(pickle.Unpickler):

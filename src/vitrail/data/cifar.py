@@ -66,7 +66,7 @@ def read_part(folder: Path, names: tuple[str, ...], layout: Layout, classes: tup
     parts = [read_binary(file, layout) if layout.label_bytes else read_batch(file, layout) for file in files]
     labels = [labels_in_range(part[1], layout.classes, str(file)) for file, part in zip(files, parts, strict=True)]
     colours = np.split(np.concatenate([part[0] for part in parts]), 3, axis=1)
-    images = np.stack(colours, axis=-1)  # ten times as fast as a transposition
+    images = np.stack(colours, axis=-1)  # three times as fast as a transposition
     return Arrays(images.reshape(-1, SIDE, SIDE, 3), np.concatenate(labels), classes, f"{folder} ({names[0]})")
 
 

@@ -89,8 +89,8 @@ def open_data(
     answers = None if real is None else read_real(Path(real))
     train: Pictures | None
     val: Pictures | None
-    if where in NAMES:
-        name, (train, val), notes = str(where), fashion.read(), list[str]()
+    if isinstance(where, str) and where in NAMES:
+        name, (train, val), notes = where, fashion.read(), list[str]()
     elif isinstance(where, str | Path):
         root = existing(where)
         name = root.resolve().name
@@ -100,17 +100,22 @@ def open_data(
         train = where if isinstance(where, Pictures) else Foreign(where)
     else:
         raise DataError(f"the data is a {type(where).__name__}; {EXPECTED}, or an object such as torchvision's")
+    if any(each is not None and not len(each) for each in (train, val)):
+        raise DataError(f"{name} has no pictures in it; expected some")
     if answers is not None and not any(has_answers(each) for each in (train, val)):
         raise DataError(f"{real} has ReaL labels, but not for {name}; expected pictures ILSVRC2012_val_….JPEG there")
     if train is not None and val is None:
         train, val, more = split(train, seed, val_share)
         notes += [f"{name}: {note}" for note in more]
-    if train is None and val is None:
-        raise DataError(f"{name} is empty; expected pictures")
     classes = next(each.classes for each in (train, val) if each is not None)
     if len(classes) == 1:
         notes.append(f"{name}: only one class, {classes[0]!r}; there is nothing to tell apart")
-    return Data(name=name, train=train, val=val, classes=classes, notes=tuple(notes))
+    return Data(name=name, train=train, val=val, classes=classes, notes=tuple(map(printable, notes)))
+
+
+def printable(note: str) -> str:
+    """On one line, whatever the names of folders hold."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in note)
 
 
 def existing(where: str | Path) -> Path:

@@ -179,14 +179,15 @@ def is_picture(name: str) -> bool:
 
 def compare(train: Found, val: Found) -> Iterator[str]:
     """Notes what is scarce; a class that is never learnt is refused."""
-    only = [name for name in val.classes if name not in train.classes]
+    learnt, validated = train.classes, val.classes
+    only = sorted(set(validated) - set(learnt))
     if only:
         expected = f"expected no class that {train.where} has no pictures of: move some there, or take these away"
         raise DataError(f"{val.where} has pictures of {listed(only)}; {expected}")
-    missing = [name for name in train.classes if name not in val.classes]
+    missing = sorted(set(learnt) - set(validated))
     if missing:
         yield f"{val.where}: no pictures of {listed(missing)}; they are not validated"
-    single = [name for name in train.classes if len(train.pictures[name]) == 1]
+    single = [name for name in learnt if len(train.pictures[name]) == 1]
     if single:
         yield f"{train.where}: only one picture of {listed(single)}"
 

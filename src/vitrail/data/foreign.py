@@ -18,7 +18,7 @@ class Dataset(Protocol):
     """Pictures and their labels as torchvision's data sets give them."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
+    def __getitem__(self, index: int, /) -> Any: ...  # (picture, label)
 
 
 class Foreign:
