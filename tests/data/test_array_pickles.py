@@ -1,0 +1,62 @@
+"""Pickles are read without running anything."""
+
+import pickle
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_data import noise
+
+from vitrail.data.array_pickles import read_pickle
+from vitrail.errors import DataError
+
+BATCH = {b"data": noise(2, 3), b"labels": [1, 2], b"filenames": [b"a.png", b"b.png"], "text": ("é", 1.5, None, True)}
+
+
+class Malicious:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return subprocess.getoutput, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_and_plain_containers_come_out(protocol: int, order: Any) -> None:
+    batch = {**BATCH, b"data": np.array(BATCH[b"data"], order=order)}
+    read = read_pickle(pickle.dumps(batch, protocol), Path("toy"))
+    assert np.array_equal(read.pop(b"data"), noise(2, 3))
+    assert read == {key: value for key, value in BATCH.items() if key != b"data"}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
+    data = pickle.dumps({**BATCH, "more": [Malicious(f"touch {tmp_path / 'ran'}")]}, protocol)
+    with pytest.raises(
+        DataError, match=r"^toy is a pickle that wants to run \w+\.getoutput; refused: expected arrays only$"
+    ):
+        read_pickle(data, Path("toy"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_numbers_and_objects_are_no_bytes() -> None:
+    for array in (np.zeros(3), np.array(["text", None], object)):
+        with pytest.raises(DataError, match="not of bytes"):
+            read_pickle(pickle.dumps({"data": array}), Path("toy"))
+
+
+def test_damaged_pickles_are_refused_in_one_line() -> None:
+    chance = random.Random(0)
+    for protocol in range(6):
+        whole = pickle.dumps(BATCH, protocol)
+        for _ in range(200):
+            data = bytearray(whole[: chance.randrange(1, len(whole) + 1)])
+            data[chance.randrange(len(data))] = chance.randrange(256)
+            try:
+                read_pickle(bytes(data), Path("toy"))
+            except DataError as error:
+                assert "\n" not in str(error)  # noqa: PT017

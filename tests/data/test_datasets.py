@@ -1,0 +1,91 @@
+"""A data set by name, by folder or as an object."""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_data import cifar10_binary, cifar10_python, class_folders, noise
+
+from vitrail.data.arrays import Arrays
+from vitrail.data.datasets import Data, Pictures, Subset, open_data
+from vitrail.errors import ConfigError, DataError
+
+
+def test_the_embedded_one() -> None:
+    data = open_data("fashion")
+    assert (data.name, len(data.train or ()), len(data.val or ()), len(data.classes)) == ("fashion", 6000, 1000, 10)
+    assert data.notes == ()
+
+
+def test_a_folder_is_found_by_its_path_though_it_is_called_fashion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_folders(tmp_path / "fashion", cat=2, dog=2)
+    monkeypatch.chdir(tmp_path)
+    assert open_data("./fashion").classes == ("cat", "dog")
+    assert open_data(Path("fashion")).classes == ("cat", "dog")
+
+
+def test_a_part_of_pictures() -> None:
+    arrays = Arrays(noise(5, 4, 4, 3), [0, 1, 0, 1, 1], ["cat", "dog"], "toys")
+    part = Subset(arrays, [4, 0])
+    assert isinstance(part, Pictures)
+    assert isinstance(arrays, Pictures)
+    assert len(part) == 2
+    assert part.classes == ("cat", "dog")
+    assert [part.label(0), part.label(1)] == [1, 0]
+    assert np.array_equal(part.source(0), arrays.source(4))
+    assert part[1][1] == 0
+    assert (part.name(0), part.answers(0)) == ("picture 4 of toys", None)
+    assert pickle.loads(pickle.dumps(part)).label(0) == 1
+
+
+def test_objects_are_taken_as_they_are() -> None:
+    arrays = Arrays(noise(20, 4, 4, 3), np.arange(20) % 2, ["cat", "dog"], "toys")
+    data = open_data(arrays)
+    assert (len(data.train or ()), len(data.val or ())) == (16, 4)
+    assert data.notes == ("Arrays: 4 of 20 pictures held out for validation, by seed 0",)
+    given = Data(name="mine", train=arrays, val=None, classes=arrays.classes)
+    assert open_data(given) is given
+
+
+@pytest.mark.parametrize("where", [5, None, iter(()), object()])
+def test_other_things_are_refused(where: Any) -> None:
+    with pytest.raises(DataError, match=f"^the data is a {type(where).__name__}; expected 'fashion', or a folder"):
+        open_data(where)
+
+
+def test_nothing_at_all_is_refused() -> None:
+    with pytest.raises(DataError, match="Arrays has no pictures in it; expected some"):
+        open_data(Arrays(noise(0, 4, 4, 3), [], ["cat"]))
+
+
+def test_a_wrong_name_or_path_shows_the_nearest(tmp_path: Path) -> None:
+    class_folders(tmp_path / "flowers", rose=1)
+    (tmp_path / "toys.zip").write_bytes(b"")
+    for where, expected in (
+        ("fashon", "'fashon' does not exist; expected 'fashion', or a folder: .*: did you mean 'fashion'?"),
+        (tmp_path / "flower", f": did you mean '{tmp_path / 'flowers'}'?"),
+        ("", "'' does not exist; expected"),
+        ("a\0b", r"'a\\x00b' does not exist; expected"),
+        ("x" * 300, "cannot be read: File name too long; expected"),
+        (tmp_path / "toys.zip", "toys.zip is a file; expected .*: unpack it first"),
+    ):
+        with pytest.raises(DataError, match=expected.replace("?", r"\?")) as caught:
+            open_data(where)
+        assert re.fullmatch(r"[^\n]+", str(caught.value))
+
+
+def test_two_data_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
+    cifar10_binary(tmp_path / "a")
+    cifar10_python(tmp_path / "b")
+    with pytest.raises(DataError, match=r"holds 2 data sets; expected one: give .*a or .*b$"):
+        open_data(tmp_path)
+
+
+def test_a_wrong_share_is_refused_even_where_none_is_needed() -> None:
+    with pytest.raises(ConfigError, match="val_share is 20; expected"):
+        open_data("fashion", val_share=20)
