@@ -69,12 +69,11 @@ def part_of_file(
         if image.format == "JPEG" and image.mode == "RGB" and turn not in TURNS:
             pixels = quickly_decoded(data, image, shrink)
             if pixels is not None:
-                top, left, height, width = scaled(box, pixels.shape[0] / rows, pixels.shape[1] / columns)
+                top, left, height, width = shrunk(box, shrink, pixels.shape[0], pixels.shape[1])
                 return pixels[top : top + height, left : left + width]
-        if shrink > 1:
-            image.draft(image.mode, (image.width // shrink, image.height // shrink))
-        whole = upright_rgb(image, where)
-    return cut(whole, scaled(box, whole.height / rows, whole.width / columns))
+        if shrink > 1 and image.draft(image.mode, (image.width // shrink, image.height // shrink)):
+            box = shrunk(box, shrink, -(-rows // shrink), -(-columns // shrink))
+        return cut(upright_rgb(image, where), box)
 
 
 def quickly_decoded(data: bytes, image: Image.Image, shrink: int) -> NDArray[np.uint8] | None:
@@ -87,10 +86,10 @@ def quickly_decoded(data: bytes, image: Image.Image, shrink: int) -> NDArray[np.
         return None
 
 
-def scaled(box: Box, down: float, across: float) -> Box:
-    top, left = round(box.top * down), round(box.left * across)
-    bottom, right = round((box.top + box.rows) * down), round((box.left + box.columns) * across)
-    return Box(top, left, bottom - top, right - left)
+def shrunk(box: Box, by: int, rows: int, columns: int) -> Box:
+    """The box in a picture decoded at a smaller size, to the nearest pixel inside."""
+    height, width = round(box.rows / by), round(box.columns / by)
+    return Box(min(round(box.top / by), rows - height), min(round(box.left / by), columns - width), height, width)
 
 
 def cut(image: Image.Image, box: Box) -> NDArray[np.uint8]:

@@ -128,7 +128,10 @@ def either_way(name: str, amount: float, random: Random) -> float:
 
 
 def changed(image: Image.Image, name: str, amount: float, canvas: Canvas) -> Image.Image:
-    """One operation; colour, contrast, brightness and sharpness by a factor of 1 + amount, shifts by shares of a side."""
+    """One operation; colour, contrast, brightness and sharpness by a factor of 1 + amount, shifts in shares of a side.
+
+    Posterizing keeps so many bits of a value, at none of them a black picture.
+    """
     match name:
         case "autocontrast":
             return ImageOps.autocontrast(image)
@@ -137,7 +140,8 @@ def changed(image: Image.Image, name: str, amount: float, canvas: Canvas) -> Ima
         case "invert":
             return ImageOps.invert(image)
         case "posterize":
-            return image if amount >= 8 else ImageOps.posterize(image, int(amount))
+            mask = 256 - 2 ** (8 - int(amount))  # Pillow's own refuses 0 bits
+            return image.point([value & mask for value in range(256)] * len(image.getbands()))
         case "solarize":  # a value is whole: under 28.3 is under 29
             return ImageOps.solarize(image, math.ceil(amount))
         case "solarize_add":

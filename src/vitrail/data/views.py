@@ -47,7 +47,7 @@ def resized(source: Any, augmentation: Augmentation, preprocessing: Preprocessin
     pixels = part(source, choose, size)
     if len(preprocessing.mean) == 1:
         pixels = np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
-    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     image = F.interpolate(image, size, mode=preprocessing.interpolation, antialias=True)[0]
     return image.flip(-1) if flip < augmentation.flip else image.contiguous()
 
