@@ -42,10 +42,11 @@ def test_curves(runs: dict[str, list[dict[str, float]]], tmp_path: Path) -> None
     assert is_drawn(tmp_path / "new" / "curves.png")
 
 
-@pytest.mark.parametrize("classes", [1, 2, 20, 60, 61, 201, 1000])
+@pytest.mark.parametrize("classes", [1, 2, 20, 61, 1000])
 def test_confusion(classes: int, tmp_path: Path) -> None:
     labels = [f"{n}: $日本_{n}" for n in range(classes)]
-    confusion_picture(torch.randint(9, (classes, classes)), labels, tmp_path / "confusion.png")
+    matrix = torch.randint(9, (classes, classes)) * (torch.rand(classes, classes) < 9 / classes)
+    confusion_picture(matrix + torch.eye(classes), labels, tmp_path / "confusion.png")
     assert is_drawn(tmp_path / "confusion.png")
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vitrail.train.runs import Finished
     from vitrail.train.tally import Evaluation
 
+IMAGENET = 1000  # classes, which ReaL labels number
+
 
 def eval(  # noqa: A001
     checkpoint: str,
@@ -96,6 +98,8 @@ def eval(  # noqa: A001
     pictures = opened.val
     if pictures is None or not len(pictures):
         raise DataError(f"{opened.name} has no validation pictures; expected some, say in val/CLASS/")
+    if real is not None and model.config.classes != IMAGENET:
+        raise ConfigError(f"--real for a model of {model.config.classes} classes; expected ImageNet's {IMAGENET}")
     mapping, note = class_mapping(checked.labels, model.config.classes, opened.classes)
     for line in filter(None, (*opened.notes, note)):
         print(f"vitrail: note: {line}", file=sys.stderr)
@@ -112,9 +116,6 @@ def eval(  # noqa: A001
             strict=strict,
             progress=advance,
         )
-    if real is not None and result.real is None:
-        hint = "expected pictures with ImageNet's names, ILSVRC2012_val_00000001.JPEG and so on"
-        raise DataError(f"--real {real}: none of the {len(pictures)} pictures has an answer there; {hint}")
     report = {"checkpoint": checkpoint, "data": opened.name, **result.to_json()}
     written = () if out is None else write_results(result, report, out)
     if as_json:

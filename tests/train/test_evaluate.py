@@ -1,0 +1,276 @@
+"""Every picture is answered once, as the model answers it by hand; and whose classes are whose."""
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import shake
+from PIL import Image
+from torch import Tensor
+
+import vitrail
+from vitrail.checkpoint import read
+from vitrail.data.arrays import Arrays
+from vitrail.data.datasets import Subset, open_data
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.train.distributed import Team
+from vitrail.train.evaluate import class_mapping, evaluate
+
+CLASSES = tuple("abcdefg")
+SEEN_AS = Preprocessing(image_size=32, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+
+
+def toy(**fields: Any) -> Any:
+    fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
+    return shake(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
+
+
+@pytest.fixture
+def pictures() -> Arrays:
+    draw = np.random.default_rng(0)
+    return Arrays(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
+
+
+def by_hand(model: Any, pictures: Arrays) -> tuple[Tensor, Tensor]:
+    """Logits and labels."""
+    inputs = [torch.from_numpy(prepare(open_image(pictures.source(n)), SEEN_AS)) for n in range(len(pictures))]
+    with torch.inference_mode():
+        return model(torch.stack(inputs)), torch.tensor([pictures.label(n) for n in range(len(pictures))])
+
+
+@pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])
+def test_every_picture_once_as_by_hand(pictures: Arrays, batch: int, workers: int) -> None:
+    model, counts = toy(), list[int]()
+    found = evaluate(model, pictures, SEEN_AS, batch=batch, workers=workers, progress=counts.append)
+    logits, labels = by_hand(model, pictures)
+    assert found.images == sum(counts) == 23
+    assert found.top1 == (logits.argmax(1) == labels).double().mean()
+    assert found.top5 == (logits.topk(5).indices == labels[:, None]).any(1).double().mean()
+    assert found.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert found.confusion is not None
+    assert found.confusion.sum(1).tolist() == labels.bincount(minlength=7).tolist()
+    assert found.labels == CLASSES
+    assert found.seconds > 0
+
+
+@dataclass(frozen=True)
+class Pair(Team):
+    """One of two ranks; the first adds what the second has summed."""
+
+    world: int = 2
+    sums: tuple[Tensor, ...] = ()
+
+    def total(self, values: Tensor) -> Tensor:
+        return torch.stack([values, *self.sums]).sum(0)
+
+
+def test_ranks_share_the_pictures_and_have_the_whole_result(pictures: Arrays) -> None:
+    model, sums = toy(), list[Tensor]()
+
+    class Second(Pair):
+        def total(self, values: Tensor) -> Tensor:
+            sums.append(values)
+            return values
+
+    half = evaluate(model, pictures, SEEN_AS, batch=4, team=Second(rank=1))
+    assert half.images == 11
+    whole, alone = (
+        evaluate(model, pictures, SEEN_AS, batch=4, team=Pair(sums=(sums[0],))),
+        evaluate(model, pictures, SEEN_AS),
+    )
+    assert (whole.images, whole.top1, whole.top5) == (23, alone.top1, alone.top5)
+    assert whole.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert whole.confusion is not None
+    assert alone.confusion is not None
+    assert whole.confusion.equal(alone.confusion)
+
+
+def test_each_module_keeps_its_mode(pictures: Arrays) -> None:
+    model = toy(dropout=0.5).train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    modes_inside = list[bool]()
+    model.norm.register_forward_hook(lambda *_: modes_inside.append(torch.is_inference_mode_enabled()))
+    first, again = (evaluate(model, pictures, SEEN_AS).loss for _ in range(2))
+    assert first == again  # without dropout
+    assert all(modes_inside)
+    assert [module.training for module in model.modules()] == modes
+    with torch.no_grad():
+        model.head.bias[0] = float("nan")
+    with pytest.raises(VitrailError, match="^the model answers NaN or infinity"):
+        evaluate(model, pictures, SEEN_AS)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_half_precision_and_one_channel(pictures: Arrays) -> None:
+    found = evaluate(toy().bfloat16(), pictures, SEEN_AS)
+    assert found.loss == pytest.approx(evaluate(toy(), pictures, SEEN_AS).loss, rel=0.2)
+    grey = Arrays(pictures.images[..., :1], pictures.labels, CLASSES)
+    assert evaluate(toy(channels=1), grey, Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))).images == 23
+
+
+def test_a_device_that_is_not_there(pictures: Arrays) -> None:
+    with pytest.raises(ConfigError, match="^device is 'nowhere'; expected one that torch can use: "):
+        evaluate(toy(), pictures, SEEN_AS, device="nowhere")
+
+
+def test_a_mapping_to_the_models_classes(pictures: Arrays) -> None:
+    model, mapping = toy(classes=9), (8, 7, 6, 5, 4, 3, 1)
+    found = evaluate(model, pictures, SEEN_AS, mapping=mapping)
+    logits, labels = by_hand(model, pictures)
+    assert found.top1 == (logits.argmax(1) == torch.tensor(mapping)[labels]).double().mean()
+    assert found.labels == ("0", "g", "2", "f", "e", "d", "c", "b", "a")
+    assert evaluate(model, pictures, SEEN_AS, mapping=mapping, labels="ABCDEFGHI").labels == tuple("ABCDEFGHI")
+
+
+def photos(folder: Path, count: int = 4) -> Path:
+    for name in ("ants", "bees"):
+        (folder / "val" / name).mkdir(parents=True)
+        for n in range(count):
+            pixels = np.random.default_rng(n).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "val" / name / f"{n}.png")
+    return folder
+
+
+def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path) -> None:
+    photos(tmp_path)
+    (tmp_path / "val" / "bees" / "2.png").write_bytes(b"no picture")
+    data, counts = open_data(tmp_path), list[int]()
+    assert data.val is not None
+    found = evaluate(toy(classes=2), data.val, SEEN_AS, batch=3, progress=counts.append)
+    assert (found.images, sum(counts)) == (7, 8)
+    assert len(found.skipped) == 1
+    assert "2.png' is no picture" in found.skipped[0]
+    with pytest.raises(DataError, match=r"2\.png' is no picture"):
+        evaluate(toy(classes=2), data.val, SEEN_AS, strict=True)
+    for path in (tmp_path / "val").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(
+        DataError, match=r"^no picture to evaluate; 8 cannot be read, for instance .*png' is no picture"
+    ):
+        evaluate(toy(classes=2), data.val, SEEN_AS)
+
+
+def test_a_dataset_of_others() -> None:
+    class Others:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+            return Image.new("RGB", (40, 30), (index * 50, 0, 0)), index % 3
+
+    data = open_data(Others(), val_share=1.0)
+    assert data.val is not None
+    found = evaluate(toy(classes=3), data.val, SEEN_AS)
+    assert [(each.label, each.images) for each in found.per_class] == [("0", 2), ("1", 2), ("2", 1)]
+
+
+def test_a_label_beyond_the_models_classes(pictures: Arrays) -> None:
+    with pytest.raises(DataError, match=r"^a label is [56]; expected 0 to 4, the classes of the model$"):
+        evaluate(toy(classes=5), pictures, SEEN_AS)
+
+
+IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
+
+
+@pytest.mark.parametrize(
+    ("labels", "data", "expected", "note"),
+    [
+        (("ants", "bees"), ("ants", "bees"), (0, 1), ""),
+        (("bees", "ants"), ("ants", "bees"), (1, 0), ""),
+        (("Ankle boot", "T-shirt/top"), ("t_shirt/top", "ankle-boot"), (1, 0), ""),
+        (IMAGENET, ("goldfish", "tench"), (1, 0), ""),
+        (IMAGENET, ("n03126707", "Tinca tinca"), (3, 0), ""),
+        (("3", "1"), ("1", "3"), (1, 0), ""),
+        (("an ant", "ant", "ant, emmet"), ("ant", "emmet"), (1, 2), ""),
+        (IMAGENET, ("000", "001"), (0, 1), "classes by number: .*, so 000 is n01440764 tench, Tinca tinca$"),
+        (None, ("3", "0"), (3, 0), "classes by number: the data's names are the model's$"),
+        (None, ("a", "b", "c", "d"), (0, 1, 2, 3), "the model's classes have no names: taken in order, a as class 0"),
+        (None, ("1", "2", "3", "4"), (0, 1, 2, 3), "the model's classes have no names: taken in order"),
+        (
+            ("tench", "goldfish"),
+            ("n01440764", "n01443537"),
+            (0, 1),
+            "the data's classes are WordNet's numbers: taken in order, n01440764 as class 0",
+        ),
+    ],
+)
+def test_whose_classes(
+    labels: tuple[str, ...] | None, data: tuple[str, ...], expected: tuple[int, ...], note: str
+) -> None:
+    mapping, said = class_mapping(labels, 4 if labels is None else len(labels), data)
+    assert mapping == expected
+    assert bool(said) == bool(note)
+    assert re.match(note, said), said
+
+
+@pytest.mark.parametrize(
+    ("labels", "data", "message"),
+    [
+        (
+            ("cats", "dogs"),
+            ("ants", "bees"),
+            r"^2 of the data's 2 classes \(ants, bees\) are none of the model's 2 \(cats",
+        ),
+        (
+            ("cats", "dogs"),
+            ("cats", "bees"),
+            r"^1 of the data's 2 classes \(bees\) are none of the model's 2 \(cats, dogs\)",
+        ),
+        (IMAGENET, ("crane", "tench"), r"^1 of the data's 2 classes \(crane\) are none"),  # there are two
+        (
+            IMAGENET,
+            ("tench", "Tinca tinca"),
+            r"^2 of the data's 2 classes \(tench, Tinca tinca\) are none",
+        ),  # one class
+        (None, ("a", "b"), r"^2 of the data's 2 classes \(a, b\) are none of the model's 4, which have no names; "),
+        (None, ("1", 5000 * "9"), "none of the model's 4"),
+    ],
+)
+def test_classes_that_do_not_fit(labels: tuple[str, ...] | None, data: tuple[str, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        class_mapping(labels, 4 if labels is None else len(labels), data)
+
+
+REAL = {  # file, top-1 and top-5 of 1,000 photos as in SOURCES.md
+    "vit_tiny_augreg": ("weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", 0.759, 0.932),
+    "deit_tiny": ("weights/deit_tiny_patch16_224.pth", 0.705, 0.902),
+}
+
+
+def photos_of_imagenet(shared: Callable[[str], Path], key: str, step: int) -> Any:
+
+    found = read(shared(REAL[key][0]))
+    data = open_data(shared("imagenet-val-1000"), val_share=1.0, real=shared("imagenet-real.json"))
+    assert data.val is not None
+    assert found.description.preprocessing is not None
+    seen_as = replace(found.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
+    mapping, _ = class_mapping(found.description.labels, 1000, data.classes)
+    return evaluate(found.model, Subset(data.val, range(0, 1000, step)), seen_as, batch=50, mapping=mapping)
+
+
+@pytest.mark.parametrize("key", REAL)
+def test_public_weights_on_real_photos(key: str, shared: Callable[[str], Path]) -> None:
+
+    with shared("imagenet-val-1000-reference.csv").open() as file:
+        rows = list(csv.DictReader(file))[::20]
+    guesses = [([int(index) for index in row[f"{key}_top5"].split()], int(row["label"])) for row in rows]
+    found = photos_of_imagenet(shared, key, step=20)
+    assert found.images == len(guesses) == 50
+    assert found.top1 == sum(guess[0] == label for guess, label in guesses) / 50
+    assert found.top5 == sum(label in guess for guess, label in guesses) / 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", REAL)
+def test_public_weights_on_all_real_photos(key: str, shared: Callable[[str], Path]) -> None:
+    found = photos_of_imagenet(shared, key, step=1)
+    assert (found.top1, found.top5) == REAL[key][1:]
