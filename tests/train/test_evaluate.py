@@ -97,28 +97,33 @@ def test_each_module_keeps_its_mode(pictures: Arrays) -> None:
     model = toy(dropout=0.5).train()
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
-    modes_inside = list[bool]()
-    model.norm.register_forward_hook(lambda *_: modes_inside.append(torch.is_inference_mode_enabled()))
+    inside = list[bool]()
+
+    def look(*_: object) -> None:
+        inside.append(torch.is_inference_mode_enabled())
+
+    model.norm.register_forward_hook(look)
     first, again = (evaluate(model, pictures, SEEN_AS).loss for _ in range(2))
     assert first == again  # without dropout
-    assert all(modes_inside)
+    assert inside == [True, True]
     assert [module.training for module in model.modules()] == modes
     with torch.no_grad():
         model.head.bias[0] = float("nan")
-    with pytest.raises(VitrailError, match="^the model answers NaN or infinity"):
+    with pytest.raises(VitrailError, match=r"^the model answers NaN or infinity"):
         evaluate(model, pictures, SEEN_AS)
     assert [module.training for module in model.modules()] == modes
 
 
 def test_half_precision_and_one_channel(pictures: Arrays) -> None:
-    found = evaluate(toy().bfloat16(), pictures, SEEN_AS)
-    assert found.loss == pytest.approx(evaluate(toy(), pictures, SEEN_AS).loss, rel=0.2)
+    model = toy()
+    expected = evaluate(model, pictures, SEEN_AS).loss
+    assert evaluate(model.bfloat16(), pictures, SEEN_AS).loss == pytest.approx(expected, rel=0.02)
     grey = Arrays(pictures.images[..., :1], pictures.labels, CLASSES)
     assert evaluate(toy(channels=1), grey, Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))).images == 23
 
 
 def test_a_device_that_is_not_there(pictures: Arrays) -> None:
-    with pytest.raises(ConfigError, match="^device is 'nowhere'; expected one that torch can use: "):
+    with pytest.raises(ConfigError, match=r"^device is 'nowhere'; expected one that torch can use: "):
         evaluate(toy(), pictures, SEEN_AS, device="nowhere")
 
 

@@ -1,0 +1,194 @@
+"""vitrail eval as a user meets it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from drawing import shake
+from PIL import Image
+
+import vitrail
+from vitrail.cli import app
+from vitrail.errors import ConfigError, DataError, VitrailError
+
+PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
+
+
+def run(*words: object) -> None:
+    app()(
+        [str(word) for word in ("eval", *words)], exit_on_error=False, print_error=False, result_action="return_value"
+    )
+
+
+def save_model(folder: Path, labels: list[str] | None, **fields: Any) -> Path:
+    fields = {"image_size": 32, "classes": 2, "depth": 1, "width": 16, "heads": 2, **fields}
+    model = shake(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
+    vitrail.save(model, folder, labels=labels, preprocessing=vitrail.Preprocessing(image_size=32))
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Six of each class, in one folder."""
+    for name in ("ants", "bees"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for n in range(6):
+            pixels = np.random.default_rng(n).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{n}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "model", ["bees", "ants"])
+
+
+def make_run(folder: Path, data: Path, **request: Any) -> Path:
+    save_model(folder / "model", ["ants", "bees"])
+    plan = {"request": {"data": str(data), "val_share": 0.5, **request}, "recipe": {"name": "probe", "seed": 3}}
+    (folder / "run.json").write_text(json.dumps(plan))
+    return folder
+
+
+def test_the_report(photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    run(model, "--data", photos)
+    out = capsys.readouterr().out
+    assert out.startswith("top-1 50.00%, loss ")
+    assert "; 12 images, " in out.splitlines()[0]
+    assert "\nants        6 " in out
+    assert "\nmost confused  taken for  images\n" in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_json_alone(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(model, "--data", photos, "--json", "--batch", "5")
+    data = json.loads(capsys.readouterr().out)
+    assert (data["images"], data["top1"], data["data"], data["checkpoint"]) == (12, 0.5, "photos", str(model))
+    assert [each["label"] for each in data["classes"]] == ["bees", "ants"]
+
+
+def test_results_in_a_folder(photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    run(model, "--data", photos, "--out", tmp_path / "new" / "results")
+    names = ["confusion.png", "evaluation.json", "reliability.png"]
+    assert sorted(path.name for path in (tmp_path / "new" / "results").iterdir()) == names
+    assert all(name in capsys.readouterr().out for name in names[:1])
+    assert json.loads((tmp_path / "new" / "results" / "evaluation.json").read_text("utf-8"))["images"] == 12
+
+
+def test_another_size_and_another_crop(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = list[float]()
+    for words in ((), ("--image-size", "48"), ("--preprocessing", "crop=0.5")):
+        run(model, "--data", photos, "--json", *words)
+        results.append(json.loads(capsys.readouterr().out)["loss"])
+    assert len(set(results)) == 3
+
+
+def test_a_run_is_evaluated_on_what_it_did_not_see(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run", photos)
+    for words in ((), ("--data", photos), ("--data", f"{photos}/../photos")):
+        run(folder, "--json", *words)
+        assert json.loads(capsys.readouterr().out)["images"] == 6
+    run(folder / "model", "--data", photos, "--json")
+    assert json.loads(capsys.readouterr().out)["images"] == 12
+
+
+def test_a_run_that_has_not_finished(photos: Path, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", photos)
+    (folder / "model" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"is a run that has not finished; .*: vitrail train --resume "):
+        run(folder, "--data", photos)
+
+
+def test_unreadable_pictures(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in range(3):
+        (photos / "ants" / f"{n}.png").write_bytes(b"no picture")
+    run(model, "--data", photos)
+    out = capsys.readouterr().out
+    assert "; 9 images, " in out
+    assert "\nleft out, 3 unreadable:\n" in out
+    assert "0.png' is no picture" in out
+    with pytest.raises(DataError, match=r"0\.png' is no picture"):
+        run(model, "--data", photos, "--strict")
+
+
+def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "other", ["cats", "dogs"])
+    headless = save_model(tmp_path / "headless", None, classes=0)
+    (tmp_path / "real.json").write_text(json.dumps([[0]] * 50_000))
+    real = tmp_path / "real.json"
+    for words, message in (
+        ((model,), r"^no --data; expected fashion, or a folder of pictures"),
+        ((model, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
+        ((tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
+        (
+            (other, "--data", photos),
+            r"^2 of the data's 2 classes \(ants, bees\) are none of the model's 2 \(cats, dogs\)",
+        ),
+        ((headless, "--data", photos), r"^the model has no head"),
+        ((model, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),
+        ((model, "--data", photos, "--workers", "-1"), r"^--workers -1; expected at least 0$"),
+        ((model, "--data", photos, "--device", "gpu"), r"^device is 'gpu'; expected one that torch can use"),
+        ((model, "--data", photos, "--image-size", "33"), r"33×33 pixels; expected a multiple of 16×16"),
+        (
+            (model, "--data", photos, "--preprocessing", "crip=1"),
+            r"^unknown preprocessing field 'crip'; did you mean 'crop'",
+        ),
+        ((model, "--data", photos, "--preprocessing", "mean=[0.5]"), r"1 means and 3 stds"),
+        (
+            (model, "--data", photos, "--real", real),
+            r"has ReaL labels, but not for photos; expected pictures ILSVRC2012_val_",
+        ),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            run(*words)
+
+
+def test_real_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, path in enumerate(sorted(photos.rglob("*.png")), 1):
+        path.rename(path.with_name(f"ILSVRC2012_val_{number:08}.png"))
+    answers = [[n % 1000, 1] if n % 2 else [] for n in range(50_000)]
+    (tmp_path / "real.json").write_text(json.dumps(answers))
+    model = save_model(tmp_path / "thousand", ["ants", "bees", *map(str, range(998))], classes=1000)
+    run(model, "--data", photos, "--real", tmp_path / "real.json", "--json")
+    data = json.loads(capsys.readouterr().out)
+    assert data["real_images"] == 6
+    assert 0 <= data["real"] <= 1
+    two = save_model(tmp_path / "two", ["ants", "bees"])
+    with pytest.raises(ConfigError, match=r"^--real for a model of 2 classes; expected ImageNet's 1000$"):
+        run(two, "--data", photos, "--real", tmp_path / "real.json")
+
+
+def test_in_a_process_of_its_own(photos: Path, model: Path) -> None:
+    def process(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", PROGRAM, "eval", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = process(model, "--data", photos)
+    assert (done.returncode, done.stderr, done.stdout[:6]) == (0, "", "top-1 ")  # and no progress bar
+    (photos / "ants" / "0.png").write_bytes(b"no picture")
+    done = process(model, "--data", photos, "--strict")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"vitrail: '{photos}/ants/0.png' is no picture; expected ")
+
+
+def test_public_weights_by_their_file(
+    shared: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in sorted(shared("imagenet-val-1000").iterdir())[:20]:
+        (tmp_path / path.name).symlink_to(path)
+    weights, real = shared("weights/deit_tiny_patch16_224.pth"), shared("imagenet-real.json")
+    run(weights, "--data", tmp_path, "--real", real, "--preprocessing", "crop=0.875")
+    seen = capsys.readouterr()
+    assert "; 20 images, " in seen.out
+    assert "ReaL top-1 " in seen.out
+    assert "classes by number" in seen.err

@@ -1,0 +1,78 @@
+"""vitrail runs as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli import app
+from vitrail.errors import DataError
+
+
+def run(*words: object) -> None:
+    app()(
+        [str(word) for word in ("runs", *words)], exit_on_error=False, print_error=False, result_action="return_value"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One run finished, one killed, one damaged, one empty."""
+    rows = [{"step": n, "epoch": n / 2, "loss": 1 / n, "seconds": 1800.4 * n} for n in (1, 2, 3)]
+    rows += [{"step": 4, "epoch": 2.0, "val_top1": 0.75, "val_loss": 0.5, "seconds": 7201.6}]
+    for name, count in (("done", 4), ("killed", 2), ("odd\x1b[31m", 0)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        plan = {"model": {"name": "ViT-Ti/16"}, "data": {"name": "fashion"}, "recipe": {"name": "scratch"}, "steps": 4}
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps(plan) if count else "{")
+        (tmp_path / "runs" / name / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
+    (tmp_path / "runs" / "done" / "model").mkdir()
+    (tmp_path / "runs" / "done" / "model" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "void").mkdir()
+    return tmp_path / "runs"
+
+
+def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder.parent)
+    run()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state"]
+    first = "done ViT-Ti/16 fashion scratch 4/4 75.00% 75.00% 0.3333 2:00:02 finished"
+    assert lines[2].split() == first.split()
+    assert lines[3].split() == [
+        "killed",
+        "ViT-Ti/16",
+        "fashion",
+        "scratch",
+        "2/4",
+        "0.5000",
+        "1:00:01",
+        *["stopped", "at", "step", "2"],
+    ]
+    assert lines[4].startswith("odd?[31m ")
+    assert "damaged: run.json: Expecting property name" in lines[4]
+    assert lines[5].split()[:2] == ["void", "0/?"]
+
+
+def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "--json")
+    data = json.loads(capsys.readouterr().out)
+    assert [each["state"].split(":")[0] for each in data] == ["finished", "stopped at step 2", "damaged", "damaged"]
+    assert data[0]["best_val_top1"] == 0.75
+    run(folder / "killed", "--json")
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["killed"]
+
+
+def test_curves(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    run(folder, "--out", tmp_path / "curves.png")
+    assert capsys.readouterr().out.endswith(f"\ncurves in {tmp_path / 'curves.png'}\n")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no runs; expected folders with a run\.json, as vitrail train makes$"):
+        run(tmp_path)
+    with pytest.raises(
+        DataError, match=r"nowhere cannot be read: No such file or directory; expected a folder of runs"
+    ):
+        run(tmp_path / "nowhere")
