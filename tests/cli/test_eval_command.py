@@ -82,6 +82,18 @@ def test_results_in_a_folder(photos: Path, model: Path, tmp_path: Path, capsys: 
     assert json.loads((tmp_path / "new" / "results" / "evaluation.json").read_text("utf-8"))["images"] == 12
 
 
+def test_a_place_for_results_is_looked_at_first(
+    photos: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(VitrailError, match=r"^cannot make the folder "):
+        run(model, "--data", photos, "--out", tmp_path / "file")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install vitrail\[plot\]$"):
+        run(model, "--data", photos, "--out", tmp_path / "results")
+    assert capsys.readouterr().out == ""
+
+
 def test_another_size_and_another_crop(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = list[float]()
     for words in ((), ("--image-size", "48"), ("--preprocessing", "crop=0.5")):

@@ -79,11 +79,13 @@ def eval(  # noqa: A001
         if value < least:
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
+    from vitrail.checkpoint.atomic import make_folder
     from vitrail.checkpoint.reading import read, warn_of
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Team, device_of
     from vitrail.train.evaluate import class_mapping, evaluate
+    from vitrail.train.pictures import new_figure
     from vitrail.train.runs import finished_run
 
     place = device_of(device, Team())
@@ -103,6 +105,9 @@ def eval(  # noqa: A001
     mapping, note = class_mapping(checked.labels, model.config.classes, opened.classes)
     for line in filter(None, (*opened.notes, note)):
         print(f"vitrail: note: {line}", file=sys.stderr)
+    if out is not None:  # what would fail in the end fails before the work
+        make_folder(out)
+        new_figure(1, 1)
     with progress(len(pictures)) as advance:
         result = evaluate(
             model,
@@ -153,10 +158,9 @@ def progress(pictures: int) -> Generator[Callable[[int], object] | None]:
 
 
 def write_results(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
-    from vitrail.checkpoint.atomic import make_folder, write_whole
+    from vitrail.checkpoint.atomic import write_whole
     from vitrail.train.pictures import confusion_picture, reliability_picture
 
-    make_folder(out)
     confusion, reliability, numbers = (out / n for n in ("confusion.png", "reliability.png", "evaluation.json"))
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     write_whole(numbers, lambda place: place.write_text(text, "utf-8"))

@@ -55,8 +55,7 @@ def confusion_picture(matrix: Any, labels: Sequence[str], path: Path) -> None:
     counts = np.asarray(matrix, dtype=np.int64)
     seen = np.flatnonzero(counts.sum(0) + counts.sum(1))
     seen = seen if len(seen) <= WITH_LABELS else np.arange(len(counts))  # without labels the axes count the classes
-    counts, names = counts[np.ix_(seen, seen)], [drawable(labels[index]) for index in seen.tolist()]
-    classes = len(seen)
+    counts, classes = counts[np.ix_(seen, seen)], len(seen)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(max(4.5, 1.5 + 0.42 * classes), 13.0)
     figure = new_figure(side + 1.2, side)
@@ -78,7 +77,7 @@ def confusion_picture(matrix: Any, labels: Sequence[str], path: Path) -> None:
     axes.set_xlabel("taken for")
     axes.set_ylabel("is")
     if classes <= WITH_LABELS:
-        size = 9 if classes <= 30 else 7
+        names, size = [drawable(labels[index]) for index in seen.tolist()], 9 if classes <= 30 else 7
         axes.set_xticks(range(classes), names, rotation=90 if classes > 6 else 0, fontsize=size, parse_math=False)
         axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
     if classes <= WITH_NUMBERS:
@@ -129,9 +128,9 @@ def drawable(text: str, most: int = 30) -> str:
     """What the font has no glyph for becomes □, instead of a warning for each; and long names are cut."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    known = get_font(findfont(FontProperties())).get_charmap()
-    shown = "".join(each if ord(each) in known and each.isprintable() else "□" for each in text)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    font = get_font(findfont(FontProperties()))
+    shown = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shown)
 
 
 def save(figure: "Figure", path: Path) -> None:

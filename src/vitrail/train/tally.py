@@ -116,7 +116,7 @@ class Evaluation:
 
 
 class Tally:
-    """Sums over all pictures seen so far, of all of which an Evaluation is made."""
+    """Sums over all pictures seen so far; an Evaluation is made of them."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
