@@ -98,7 +98,7 @@ def test_every_preset_goes_through_json_and_builds_on_the_meta_device(family: Fa
             assert callable(getattr(model, method))
 
 
-HEAVY = {"torch", "numpy", "PIL", "safetensors"}
+HEAVY = {"torch", "numpy", "PIL", "safetensors", "matplotlib"}
 RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_action='return_value')"
 
 
@@ -111,6 +111,9 @@ RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_a
         (RUN.format(words=["models"]), set[str]()),
         (RUN.format(words=["summary", "--help"]), set[str]()),
         (RUN.format(words=["inspect-checkpoint", "--help"]), set[str]()),
+        (RUN.format(words=["train", "--help"]), set[str]()),
+        (RUN.format(words=["eval", "--help"]), set[str]()),
+        (RUN.format(words=["runs", "--help"]), set[str]()),
         (RUN.format(words=["summary", "ViT-Ti/16"]), {"torch"}),  # the check can fail
     ],
 )

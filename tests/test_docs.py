@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from drawing import shake
 from PIL import Image
+from toy_data import class_folders
 
 import vitrail
 from vitrail.checkpoint import write
@@ -52,6 +53,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(model, folder / "weights.pth", to="deit")
     (folder / "labels.txt").write_text("\n".join(labels))
     Image.radial_gradient("L").convert("RGB").save(folder / "photo.jpg")
+    for part, count in (("train", 8), ("val", 2)):
+        class_folders(folder / "photos" / part, ants=count, bees=count)
+    words = f"train --epochs 1 --set depth=1 --set width=12 --out {folder / 'runs' / 'demo'}"
+    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     return folder
 
 

@@ -5,10 +5,11 @@ import timm
 import torch
 from timm.optim._param_groups import param_groups_layer_decay
 from torch import nn
-from torch.optim import SGD, AdamW, Muon
+from torch.optim import SGD, AdamW
 
 import vitrail
 from vitrail.errors import ConfigError
+from vitrail.train.muon import Muon
 from vitrail.train.optim import Average, freeze, groups, optimizers, set_lr, weights
 from vitrail.train.recipe import Optimization
 
@@ -78,10 +79,14 @@ def test_the_optimizers_are_torchs_and_fused() -> None:
     (sgd,) = optimizers(tiny(), replace(SETTINGS, optimizer="sgd"))
     assert isinstance(sgd, SGD)
     assert sgd.defaults["momentum"] == 0.9
-    rest, muon = optimizers(tiny(), replace(SETTINGS, optimizer="muon"))
+    model = tiny()
+    rest, muon = optimizers(model, replace(SETTINGS, optimizer="muon"))
     assert isinstance(rest, AdamW)
     assert isinstance(muon, Muon)
-    assert all(tensor.ndim == 2 for group in muon.param_groups for tensor in group["params"])
+    names = {id(tensor): name for name, tensor in model.named_parameters()}
+    moved = {names[id(tensor)]: group["parts"] for group in muon.param_groups for tensor in group["params"]}
+    expected = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 1, "mlp.fc2": 1}
+    assert moved == {f"blocks.{n}.{part}.weight": parts for n in range(3) for part, parts in expected.items()}
 
 
 def test_the_learning_rate_is_scaled_by_level() -> None:

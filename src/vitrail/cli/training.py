@@ -1,6 +1,7 @@
 """What `vitrail train` does once it knows what is asked: one sitting of a run, from its folder to its last line."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vitrail import __version__
+from vitrail.checkpoint.contents import CONFIG
 from vitrail.checkpoint.writing import write
 from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
@@ -24,7 +26,7 @@ from vitrail.train.fit import fit, order_of, total_steps, views_of
 from vitrail.train.job import Job, Request, assemble
 from vitrail.train.pictures import curves
 from vitrail.train.recipe import Recipe
-from vitrail.train.run import MODEL, Run
+from vitrail.train.run import MODEL, Run, step_of
 from vitrail.train.speed import Speed, measure
 from vitrail.train.watch import Several, TensorBoard, Terminal, Watch
 
@@ -72,6 +74,11 @@ def go_on(folder: Path, here: Here) -> None:
     run = Run(folder)
     plan = run.plan()
     request = Request.from_json(plan.get("request"), str(folder))
+    if finished(run, plan):
+        print(
+            f"run    {folder} is finished: vitrail eval {folder}, or a longer one from it: --init {folder} --epochs …"
+        )
+        return
     with joined() as team:
         job = assembled(request, here, team)
         now = plan_of(job, request, order_of(job.data, request.recipe, team), plan.get("steps"), team)
@@ -86,6 +93,11 @@ def go_on(folder: Path, here: Here) -> None:
             team, f"run    {folder}: on from {states[-1].stem if states else 'its beginning'} of {plan['steps']} steps"
         )
         sit(run, request, job, int(plan["steps"]), here, workers_for(job, here, team), team)
+
+
+def finished(run: Run, plan: Mapping[str, Any]) -> bool:
+    states = run.states()
+    return bool(states) and step_of(states[-1]) == plan.get("steps") and (run.folder / MODEL / CONFIG).exists()
 
 
 def sit(run: Run, request: Request, job: Job, steps: int, here: Here, workers: int, team: Team) -> None:

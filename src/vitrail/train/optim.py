@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
+from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optimization
 
 BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
@@ -64,27 +65,31 @@ def optimizers(model: nn.Module, settings: Optimization) -> list[Optimizer]:
     trained = [weight for weight in weights(model) if weight.tensor.requires_grad]
     if settings.optimizer == "sgd":
         return [SGD(groups(trained, settings), lr=settings.lr, momentum=settings.momentum)]
-    betas = (settings.momentum, settings.beta2)
-    to_muon = (
-        {each.name for each in trained if each.in_block and each.tensor.ndim == 2}
-        if settings.optimizer == "muon"
-        else ()
-    )
-    matrices = [each for each in trained if each.name in to_muon]
-    rest = [each for each in trained if each.name not in to_muon]
+    maps = {each.name for each in maps_between_features(trained)} if settings.optimizer == "muon" else set[str]()
+    rest = [each for each in trained if each.name not in maps]
     made: list[Optimizer] = []
     if rest:
         fused = rest[0].tensor.device.type in ("cpu", "cuda")
+        betas = (settings.momentum, settings.beta2)
         made.append(AdamW(groups(rest, settings), lr=settings.lr, betas=betas, fused=fused))
-    if matrices:  # its steps as large as AdamW's, so that one learning rate serves both
-        how: dict[str, Any] = {"momentum": settings.momentum, "adjust_lr_fn": "match_rms_adamw"}
-        made.append(Muon(groups(matrices, settings), lr=settings.lr, **how))
+    single = [each for each in trained if each.name in maps and "qkv" not in each.name]
+    triple = [each for each in trained if each.name in maps and "qkv" in each.name]
+    if maps:
+        members = [*groups(single, settings), *({**group, "parts": 3} for group in groups(triple, settings))]
+        made.append(Muon(members, lr=settings.lr))
     return made
+
+
+def maps_between_features(trained: Sequence[Weight]) -> list[Weight]:
+    """Matrices and kernels, but for the first, which sees pixels, those after the blocks, and those of one channel."""
+    matrices = [each for each in trained if each.decays]
+    last = max(each.level for each in trained)
+    return [each for each in matrices[1:] if each.level < last and each.tensor.shape[1] > 1]
 
 
 def groups(trained: Sequence[Weight], settings: Optimization) -> list[dict[str, Any]]:
     """Weights of the same level that do or do not decay."""
-    last = max(weight.level for weight in trained)
+    last = max((weight.level for weight in trained), default=0)
     kinds = sorted(trained, key=kind)
     return [
         {

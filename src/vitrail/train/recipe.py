@@ -24,12 +24,12 @@ class Optimization:
     """How the weights move."""
 
     optimizer: Literal["adamw", "sgd", "muon"] = explained(
-        "adamw", "adamw, sgd, or muon: for the matrices inside the blocks, AdamW for the rest."
+        "adamw", "adamw, sgd, or muon: for maps between features, with AdamW for the rest."
     )
     lr: float = explained(1e-3, "The learning rate at its peak.")
     lr_batch: int = explained(0, "The batch that lr is meant for; it grows with the batch. 0: for any.", MAY_BE_ZERO)
     weight_decay: float = explained(0.05, "On matrices; never on norms, biases, tokens and positions.", MAY_BE_ZERO)
-    momentum: float = explained(0.9, "Of SGD and Muon; the first beta of AdamW.", RATE)
+    momentum: float = explained(0.9, "Of SGD; the first beta of AdamW. Muon has 0.95.", RATE)
     beta2: float = explained(0.999, "The second beta of AdamW.", RATE)
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = explained(
         "cosine", "How the learning rate falls after the warm-up."

@@ -1,0 +1,51 @@
+import pytest
+import torch
+from torch import nn
+
+from vitrail.train.muon import Muon, orthogonal
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_orthogonal_brings_all_singular_values_near_one_and_turns_nothing(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = u.T @ orthogonal(matrix) @ v.T
+    assert found.diagonal().min() > 0.6
+    assert found.diagonal().max() < 1.3
+    assert (found - found.diagonal().diag()).abs().max() < 1e-4
+
+
+def test_it_is_torchs_rule() -> None:
+    """torch computes in bfloat16, so within its rounding."""
+    mine, its = nn.Linear(32, 16, bias=False), nn.Linear(32, 16, bias=False)
+    its.load_state_dict(mine.state_dict())
+    start = mine.weight.detach().clone()
+    ours = Muon([{"params": [mine.weight]}], lr=0.02, momentum=0.9, weight_decay=0.1)
+    theirs = torch.optim.Muon(
+        [its.weight], lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    for step in range(5):
+        gradient = torch.randn(16, 32, generator=torch.Generator().manual_seed(step))
+        mine.weight.grad, its.weight.grad = gradient.clone(), gradient.clone()
+        ours.step()
+        theirs.step()
+    moved = (its.weight - start).norm()
+    assert (mine.weight - its.weight).norm() < 0.02 * moved
+    assert moved > 0.1
+
+
+def test_parts_move_each_for_itself_and_kernels_as_matrices() -> None:
+    gradient = torch.randn(12, 2, 3, 3)
+    whole, first = nn.Parameter(torch.zeros(12, 2, 3, 3)), nn.Parameter(torch.zeros(4, 2, 3, 3))
+    whole.grad, first.grad = gradient.clone(), gradient[:4].clone()
+    Muon([{"params": [whole], "parts": 3}], lr=1.0).step()
+    Muon([{"params": [first]}], lr=1.0).step()
+    assert torch.allclose(whole[:4], first, atol=1e-5)
+    rms = first.square().mean().sqrt()
+    assert 0.1 < rms < 0.3, "as large as AdamW's steps"
+
+
+def test_a_weight_without_a_gradient_stays() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    Muon([{"params": [weight]}], lr=1.0).step()
+    assert torch.equal(weight, torch.ones(2, 2))
