@@ -13,9 +13,9 @@ from PIL import Image
 from vitrail.data.images import TURNS, faults_of, open_image, opened, orientation, upright_rgb
 
 try:
-    from simplejpeg import decode_jpeg
+    import simplejpeg
 except ImportError:  # Pillow decodes the same, more slowly
-    decode_jpeg: Callable[..., NDArray[np.uint8]] | None = None
+    simplejpeg: Any = None
 
 DRAWS = 22  # that `resized_box` uses: where, and ten times how large and how wide
 
@@ -61,29 +61,51 @@ def part(source: Any, choose: Callable[[int, int], Box], least: tuple[int, int])
 def part_of_file(
     data: bytes, where: str, choose: Callable[[int, int], Box], least: tuple[int, int]
 ) -> NDArray[np.uint8]:
+    quick = quick_part(data, choose, least) if simplejpeg else None
+    if quick is not None:
+        return quick
     with opened(BytesIO(data), where) as image:
-        turn = orientation(image)
-        rows, columns = (image.width, image.height) if turn in (5, 6, 7, 8) else (image.height, image.width)
+        turned = orientation(image) in (5, 6, 7, 8)
+        rows, columns = (image.width, image.height) if turned else (image.height, image.width)
         box = choose(rows, columns)
-        shrink = next((n for n in (8, 4, 2) if box.rows >= n * least[0] and box.columns >= n * least[1]), 1)
-        if image.format == "JPEG" and image.mode == "RGB" and turn not in TURNS:
-            pixels = quickly_decoded(data, image, shrink)
-            if pixels is not None:
-                top, left, height, width = shrunk(box, shrink, pixels.shape[0], pixels.shape[1])
-                return pixels[top : top + height, left : left + width]
-        if shrink > 1 and image.draft(image.mode, (image.width // shrink, image.height // shrink)):
-            box = shrunk(box, shrink, -(-rows // shrink), -(-columns // shrink))
+        by = shrinkage(box, least)
+        if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):  # None if it is no JPEG
+            box = shrunk(box, by, -(-rows // by), -(-columns // by))
         return cut(upright_rgb(image, where), box)
 
 
-def quickly_decoded(data: bytes, image: Image.Image, shrink: int) -> NDArray[np.uint8] | None:
-    """By simplejpeg, if it is there and finds nothing to complain of: what is wrong with a file, Pillow says."""
-    if decode_jpeg is None:
-        return None
+def quick_part(data: bytes, choose: Callable[[int, int], Box], least: tuple[int, int]) -> NDArray[np.uint8] | None:
+    """By simplejpeg, if it is an upright JPEG in colour with nothing to complain of; the rest is left to Pillow."""
     try:
-        return decode_jpeg(data, min_height=-(-image.height // shrink), min_width=-(-image.width // shrink))
-    except ValueError:
+        rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if colours not in ("YCbCr", "RGB") or rows * columns > (Image.MAX_IMAGE_PIXELS or math.inf):
+            return None
+        if is_annotated(data):
+            with Image.open(BytesIO(data)) as image:
+                if orientation(image) in TURNS:
+                    return None
+        box = choose(rows, columns)
+        by = shrinkage(box, least)
+        pixels = simplejpeg.decode_jpeg(data, min_height=-(-rows // by), min_width=-(-columns // by))
+    except Exception:  # Pillow says what is wrong, or reads it all the same
         return None
+    top, left, height, width = shrunk(box, by, pixels.shape[0], pixels.shape[1])
+    return pixels[top : top + height, left : left + width]
+
+
+def is_annotated(jpeg: bytes) -> bool:
+    """Whether EXIF or XMP, which may say that the picture lies on its side, come before the pixels."""
+    at = 2
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1] != 0xDA:  # each segment has its kind and its length
+        if jpeg[at + 1] == 0xE1:
+            return True
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    return jpeg[at : at + 1] != b"\xff"  # or else the walk got lost: look closer
+
+
+def shrinkage(box: Box, least: tuple[int, int]) -> int:
+    """By how much a JPEG may be decoded smaller, as its decoder can."""
+    return next((by for by in (8, 4, 2) if box.rows >= by * least[0] and box.columns >= by * least[1]), 1)
 
 
 def shrunk(box: Box, by: int, rows: int, columns: int) -> Box:
