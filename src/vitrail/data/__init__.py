@@ -1,1 +1,1 @@
-"""Pictures in: any file or array to RGB, and from there to what a model was trained to see. Numpy and Pillow only."""
+"""Pictures in: any file or array to RGB, and from there to what a model is trained on and was trained to see."""

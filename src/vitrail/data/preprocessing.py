@@ -44,9 +44,7 @@ def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any,
 
 def frame(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """The picture resized and cropped to the model's size, in grey if there is one mean; not yet normalised."""
-    if len(preprocessing.mean) not in (1, 3):
-        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for a grey picture")
-    image = image.convert("L" if len(preprocessing.mean) == 1 else "RGB")
+    image = image.convert(mode_of(preprocessing))
     rows, columns = resized_to((image.height, image.width), preprocessing)
     if rows * columns > MOST_PIXELS:
         given = f"a picture of {image.height}×{image.width} pixels would be resized to {rows}×{columns}"
@@ -54,6 +52,13 @@ def frame(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     if image.size != (columns, rows):
         image = image.resize((columns, rows), FILTERS[preprocessing.interpolation])
     return centre_crop(image, pair(preprocessing.image_size), preprocessing.middle == "floored")
+
+
+def mode_of(preprocessing: Preprocessing) -> str:
+    """Pillow's name for grey or for RGB."""
+    if len(preprocessing.mean) not in (1, 3):
+        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for a grey picture")
+    return "L" if len(preprocessing.mean) == 1 else "RGB"
 
 
 def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from vitrail.data.crops import DRAWS, Box, part, resized_box
 from vitrail.data.draws import uniforms
 from vitrail.data.images import open_image
 from vitrail.data.policies import recoloured
-from vitrail.data.preprocessing import Preprocessing, frame
+from vitrail.data.preprocessing import Preprocessing, frame, mode_of
 from vitrail.models.checks import pair
 
 
@@ -46,7 +46,7 @@ def resized(source: Any, augmentation: Augmentation, preprocessing: Preprocessin
         return resized_box(rows, columns, augmentation.area, augmentation.aspect, draws)
 
     pixels = part(source, choose, size)
-    if len(preprocessing.mean) == 1:
+    if mode_of(preprocessing) == "L":
         pixels = np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     image = F.interpolate(image, size, mode=preprocessing.interpolation, antialias=True)[0]
