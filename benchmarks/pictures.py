@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,9 +80,10 @@ def theirs(augmentation: Augmentation) -> Epoch:
 
 def without_simplejpeg(epoch: Epoch) -> Epoch:
     def slower(files: list[Path], number: int) -> None:
-        kept, crops.simplejpeg = crops.simplejpeg, None
+        kept: object = getattr(crops, "simplejpeg")  # noqa: B009
+        setattr(crops, "simplejpeg", None)  # noqa: B010
         epoch(files, number)
-        crops.simplejpeg = kept
+        setattr(crops, "simplejpeg", kept)  # noqa: B010
 
     return slower
 
@@ -133,7 +135,7 @@ def main(
 ) -> None:
     """Measures every folder and prints the table."""
     torch.set_num_threads(1)
-    quick = "installed" if crops.simplejpeg else "missing"
+    quick = "installed" if find_spec("simplejpeg") else "missing"
     print(f"torch {torch.__version__}, simplejpeg {quick}, {rounds} rounds; pictures/s of torchvision on Pillow, then")
     print("ratios to it: median (quartiles)")
     table: list[list[str]] = []

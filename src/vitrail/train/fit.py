@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from vitrail.data.augmentation import Augmentation
-from vitrail.data.datasets import Data, Pictures, open_data
+from vitrail.data.datasets import Data, Pictures, Subset, open_data
 from vitrail.data.foreign import Dataset
-from vitrail.data.loader import Batch, Order, Views, training_batches
+from vitrail.data.loader import Batch, Order, Views, evaluation_batches, training_batches
+from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.train.distributed import Team, device_of
@@ -46,7 +47,7 @@ class StoppedError(VitrailError):
     """Somebody sent SIGTERM or pressed Ctrl-C; everything is saved."""
 
     def __init__(self, by: int, step: int, where: Path | None) -> None:
-        saved = f"saved in {where}" if where else "nothing is kept, since no folder was given"
+        saved = f"go on with: vitrail train --resume {where}" if where else "nothing is kept, since no folder was given"
         super().__init__(f"stopped by {signal.Signals(by).name} after step {step}; {saved}")
         self.exit_code = 128 + by
 
@@ -82,6 +83,12 @@ def fit(
     preprocessing = preprocessing or Preprocessing(image_size=config.image_size, crop=1.0)
     order = order_of(found, recipe, team)
     views = views_of(found, recipe, preprocessing, transform)
+    if recipe.loop.early_size and not getattr(config, "dynamic", False):
+        raise ConfigError(
+            f"early_size is {recipe.loop.early_size}; expected 0, or a model that is dynamic: --set dynamic=true"
+        )
+    if recipe.loop.whiten:
+        whiten(model, views.pictures, preprocessing)
     steps = steps or total_steps(recipe, order)
     training = Training(
         model,
@@ -253,6 +260,18 @@ class Loop:
         if reasons and self.strict:
             raise DataError(min(reasons))
         self.skipped |= reasons
+
+
+def whiten(model: Any, pictures: Pictures, preprocessing: Preprocessing, count: int = 2000) -> None:
+    """Lets the model's first layer see some of the pictures before training, if it can make something of them."""
+    stem = getattr(model, "patch_embed", None)
+    if not hasattr(stem, "whiten"):
+        raise ConfigError(
+            "whiten is true; expected false, or a model whose first layer can be whitened, such as cct_cpu_32"
+        )
+    some = Subset(pictures, range(min(count, len(pictures))))
+    batches = evaluation_batches(some, preprocessing)
+    cast(Any, stem).whiten(torch.cat([normalise(batch.images, preprocessing) for batch in batches]))
 
 
 def order_of(data: Data, recipe: Recipe, team: Team) -> Order:

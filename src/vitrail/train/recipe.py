@@ -65,6 +65,11 @@ class Loop:
     compile: bool = explained(False, "Compile the model first (torch.compile).")
     eval_every: int = explained(1, "Epochs from one evaluation to the next; 0: only at the end.", MAY_BE_ZERO)
     save_every: int = explained(0, "Steps from one checkpoint to the next; 0: as time allows.", MAY_BE_ZERO)
+    early_size: int = explained(
+        0, "Pixels a side of the first pictures, which are quicker; the model must be dynamic. 0: as ever.", MAY_BE_ZERO
+    )
+    early_share: float = explained(0.5, "How much of the training goes with pictures of early_size.", RATE)
+    whiten: bool = explained(False, "Start the first filters at the principal patches of the pictures (cct).")
     seed: int = explained(0, "Of starting weights, order and augmentation.", MAY_BE_ZERO)
 
     def __post_init__(self) -> None:

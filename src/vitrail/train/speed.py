@@ -1,6 +1,7 @@
 """How fast a training would go and what memory it would take, measured on a copy of the model before it begins."""
 
 import resource
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from math import floor
@@ -9,7 +10,7 @@ from time import monotonic
 import torch
 
 from vitrail.data.datasets import Subset
-from vitrail.data.loader import Order, Views, training_batches
+from vitrail.data.loader import Batch, Order, Views, training_batches
 from vitrail.errors import ConfigError
 from vitrail.train.distributed import Team
 from vitrail.train.evaluate import evaluate
@@ -72,15 +73,11 @@ def measure(
         world=team.world,
         pin=device.type == "cuda",
     )
-    for _ in range(2):  # to compile, to fill caches
-        training.step(batches)
-    start, steps = monotonic(), 0
-    while steps < 3 or (monotonic() - start < TRIED and training.done < 1000):
-        training.step(batches)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        steps += 1
-    step = (monotonic() - start) / steps
+    step = timed(training, batches)
+    if training.is_early:  # both halves of a training with growing pictures
+        training.done = training.steps - 1000
+        share = recipe.loop.early_share
+        step = share * step + (1 - share) * timed(training, batches)
     seconds = 0.0
     if job.data.val is not None and len(job.data.val):
         some = min(len(job.data.val), max(recipe.loop.batch, 64))
@@ -96,6 +93,19 @@ def measure(
     torch.set_rng_state(before)
     memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
     return Speed(step, seconds, memory)
+
+
+def timed(training: Training, batches: Iterator[Batch]) -> float:
+    """Seconds a step, once it is compiled and caches are full."""
+    for _ in range(2):
+        training.step(batches)
+    start, steps = monotonic(), 0
+    while steps < 3 or (monotonic() - start < TRIED and steps < 400):
+        training.step(batches)
+        if training.device.type == "cuda":
+            torch.cuda.synchronize(training.device)
+        steps += 1
+    return (monotonic() - start) / steps
 
 
 def peak_memory() -> float:

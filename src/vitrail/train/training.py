@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.draws import keys
@@ -73,6 +74,11 @@ class Training:
         """Of the step to come."""
         return self.peak * share(self.done, self.steps, self.warmup, self.recipe.optimization)
 
+    @property
+    def is_early(self) -> bool:
+        """Whether the step to come is one of those with smaller pictures (progressive resizing)."""
+        return bool(self.recipe.loop.early_size) and self.done < self.recipe.loop.early_share * self.steps
+
     def step(self, batches: Iterator[Batch]) -> set[str]:
         """Takes its micro-batches from `batches` and moves the weights once; gives why pictures were skipped."""
         accumulate, skipped = self.recipe.loop.accumulate, set[str]()
@@ -113,6 +119,9 @@ class Training:
         labels = batch.labels.to(self.device, non_blocking=True)
         if images.dtype == torch.uint8:
             images = normalise(images, self.preprocessing)
+        if self.is_early:
+            side = self.recipe.loop.early_size
+            images = F.interpolate(images, (side, side), mode="bilinear", antialias=True)
         if augmentation.erase:
             images = erase(images, batch.keys, augmentation.erase)
         images, targets = mix(images, labels, self.classes, augmentation, int(keys(seed, self.done, MIXING, 0)[0]))

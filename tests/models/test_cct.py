@@ -1,0 +1,159 @@
+"""CCT: published counts, answers equal to vit-pytorch's, and what the variant for a CPU adds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from drawing import shake
+from torch import Tensor, nn
+from vit_pytorch.cct import CCT as Peer  # noqa: N811
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import merge_heads
+from vitrail.models.cct import AROUND, CCT, PRESETS, CCTConfig, LocalAttention
+
+TOY = CCTConfig(image_size=(16, 8), stem=(64,), width=16, depth=2, heads=2, classes=5)
+VARIANT = replace(TOY, stem=(4, 8), pools=2, batch_norm=True, published=False, neighbours=True, heads=8)
+PARAMETERS = {
+    "cct_2_3x2_32": 283_723,
+    "cct_4_3x2_32": 482_123,
+    "cct_6_3x1_32": 3_233_803,
+    "cct_7_3x1_32": 3_760_139,
+    "cct_7_3x2_32": 3_853_259,
+    "cct_14_7x2_224": 22_367_273,
+    "cct_14_7x2_384": 22_513_193,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+def test_parameters_to_the_unit(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        model = CCT(PRESETS[name])
+    assert all(p.is_meta for p in model.parameters())
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def from_peer(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """vit-pytorch's names, which are the authors', to ours."""
+    names = {
+        "classifier.positional_emb": "pos_embed",
+        "classifier.attention_pool": "attn_pool",
+        "classifier.fc": "head",
+        "classifier.": "",
+        "self_attn": "attn",
+        "norm1": "norm2",
+        "pre_norm": "norm1",
+        "linear1": "mlp.fc1",
+        "linear2": "mlp.fc2",
+        "tokenizer.conv_layers.0.0": "patch_embed.layers.0",
+        "tokenizer.conv_layers.1.0": "patch_embed.layers.3",
+    }
+    ours: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        for theirs, our in names.items():
+            name = name.replace(theirs, our)
+        ours[name] = tensor
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "stem", "size"), [(3, 1, (), (8, 12)), (3, 1, (64,), (16, 8)), (7, 2, (64,), (32, 32))]
+)
+@pytest.mark.parametrize("positions", ["learnable", "sine"])
+def test_answers_are_the_peers(
+    kernel: int, stride: int, stem: tuple[int, ...], size: tuple[int, int], positions: str
+) -> None:
+    peer: nn.Module = shake(
+        Peer(
+            img_size=size,  # pyright: ignore[reportArgumentType]
+            embedding_dim=16,
+            n_conv_layers=len(stem) + 1,
+            kernel_size=kernel,
+            stride=stride,
+            padding=kernel // 2,
+            num_layers=2,
+            num_heads=2,
+            mlp_ratio=2,
+            num_classes=5,
+            positional_embedding=positions,
+        )
+    )
+    config = replace(TOY, image_size=size, stem=stem, kernel=kernel, stride=stride)
+    model = CCT(replace(config, learned_positions=positions == "learnable")).eval()
+    drawn = model.pos_embed.clone()
+    model.load_state_dict(from_peer(peer.state_dict()))
+    assert positions == "learnable" or (model.pos_embed - drawn).abs().max() < 0.5  # the same sines, before the noise
+    images = torch.randn(3, 3, *size)
+    torch.testing.assert_close(model(images), peer(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [TOY, VARIANT], ids=["published", "variant"])
+def test_every_weight_learns(config: CCTConfig) -> None:
+    model = shake(CCT(config)).train()
+    model(torch.randn(4, 3, 16, 8)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert name == "attn_pool.bias" or parameter.grad.abs().sum() > 0, name  # a softmax ignores a common bias
+
+
+def test_shapes() -> None:
+    images = torch.randn(2, 3, 16, 8)
+    model = CCT(TOY).eval()
+    assert model.grid == (4, 2)
+    assert model.tokens(images).shape == (2, 8, 16)
+    assert not model(images).any()  # untrained: even odds
+    assert CCT(replace(TOY, classes=0))(images).shape == (2, 16)
+    assert CCT(VARIANT).grid == (4, 2)
+    assert CCT(replace(VARIANT, pools=3)).grid == (2, 1)
+    shake(model)
+    torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
+
+
+def test_heads_look_at_their_neighbours_at_first() -> None:
+    model = CCT(replace(VARIANT, image_size=32, depth=1)).eval()
+    attention = model.blocks[0].attn
+    assert isinstance(attention, LocalAttention)
+    nn.init.zeros_(attention.qkv.weight)
+    weights = attention.weights(torch.randn(1, 64, 16), (8, 8))[0]  # (H, n, n)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(8, 64))
+    for head, (row, column) in enumerate(AROUND):
+        assert weights[head, 3 * 8 + 4].argmax() == (3 + row) * 8 + 4 + column
+    x = torch.randn(2, 64, 16)
+    _, _, v, _ = attention.project(x, (8, 8))
+    torch.testing.assert_close(attention(x, (8, 8)), attention.proj(merge_heads(attention.weights(x, (8, 8)) @ v)))
+    larger = attention.weights(torch.randn(1, 100, 16), (10, 10))[0]
+    assert larger[0, 34].argmax() == 35  # an offset means the same on any grid
+
+
+def test_whitened_filters_answer_alike() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(64, 3, 16, 8).cumsum(-1)  # neighbours are alike, as in a photo
+    tokenizer = CCT(replace(VARIANT, stem=(48, 8))).patch_embed
+    tokenizer.whiten(images)
+    answers = tokenizer.layers[0](images)[:, :24, 1:-1, 1:-1].transpose(0, 1).flatten(1)  # (24, m) inside the border
+    torch.testing.assert_close(answers @ answers.T / answers.shape[1], torch.eye(24), rtol=0, atol=0.01)
+    weight = tokenizer.layers[0].get_parameter("weight")
+    torch.testing.assert_close(weight[24:], -weight[:24])
+    wide = CCT(replace(VARIANT, stem=(64, 8))).patch_embed
+    wide.whiten(images)  # 27 patterns of 3×3×3 and no more: the other filters stay
+    assert wide.layers[0].get_parameter("weight")[54:].std() > 0.1
+
+
+@pytest.mark.parametrize("config", [TOY, VARIANT], ids=["published", "variant"])
+def test_dynamic_size(config: CCTConfig) -> None:
+    model = shake(CCT(replace(config, dynamic=True)))
+    assert model.tokens(torch.randn(2, 3, 12, 24)).shape == (2, 18, 16)
+    with pytest.raises(ConfigError, match=r"12×10 pixels; expected a multiple of 4×4"):
+        model(torch.randn(1, 3, 12, 10))
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"30×32 pixels; expected a multiple of 4×4"):
+        CCTConfig(image_size=(30, 32))
+    with pytest.raises(ConfigError, match=r"kernel 4; expected an odd number"):
+        CCTConfig(kernel=4)
+    with pytest.raises(ConfigError, match=r"attention_dropout with neighbours"):
+        CCTConfig(neighbours=True, attention_dropout=0.1)
+    with pytest.raises(ConfigError, match=r"3 pools; expected at most 2"):
+        CCTConfig(pools=3)
