@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,test,parity]'
 	touch $@
 
-demo: setup  ## the models, ViT-B/16 beside the paper's table, one forward pass
+demo: setup  ## a small ViT learns the embedded pictures from nothing
 	$(BIN)/python examples/demo.py
 
 test: setup  ## everything that is fast
@@ -38,10 +38,11 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## throughput and loading against timm, transformers and vit-pytorch, interleaved
+bench: setup  ## throughput, loading and pictures against the peers, interleaved
 	MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184 PYTHONPATH=tests \
 		$(BIN)/python benchmarks/throughput.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/loading.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/pictures.py
 
 costs: setup  ## after adding a preset: counts parameters and MACs of every model again, for `vitrail models`
 	$(BIN)/python -m vitrail.inspection.costs

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitrail.checkpoint.reading import describe, load
     from vitrail.checkpoint.writing import save
+    from vitrail.data.datasets import open_data
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
     from vitrail.predict.predictor import Predictor
+    from vitrail.train.evaluate import evaluate
+    from vitrail.train.fit import fit
+    from vitrail.train.recipe import open_recipe
 
 __version__ = "0.1.0"
 
@@ -26,8 +30,12 @@ _HOMES = {
     "Preprocessing": "vitrail.data.preprocessing",
     "create": "vitrail.models.catalog",
     "describe": "vitrail.checkpoint.reading",
+    "evaluate": "vitrail.train.evaluate",
+    "fit": "vitrail.train.fit",
     "list_models": "vitrail.models.catalog",
     "load": "vitrail.checkpoint.reading",
+    "open_data": "vitrail.data.datasets",
+    "open_recipe": "vitrail.train.recipe",
     "save": "vitrail.checkpoint.writing",
     "summarize": "vitrail.inspection.summary",
 }
@@ -40,8 +48,12 @@ __all__ = [
     "VitrailError",
     "create",
     "describe",
+    "evaluate",
+    "fit",
     "list_models",
     "load",
+    "open_data",
+    "open_recipe",
     "save",
     "summarize",
 ]

@@ -302,3 +302,17 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     trained(PLAIN, run)
     with pytest.raises(VitrailError, match="does not fit its model"):
         trained(PLAIN, run, fields={"depth": 3})
+
+
+def test_filters_are_whitened_only_where_they_can_be() -> None:
+    recipe = replace(PLAIN, loop=Loop(epochs=1, batch=8, whiten=True))
+    with pytest.raises(ConfigError, match="whiten is true; expected false"):
+        fit(model(), data(), recipe, device="cpu")
+    torch.manual_seed(0)
+    small = {"image_size": 20, "width": 16, "depth": 1, "heads": 8, "classes": 4, "stem": (8, 8)}
+    first = vitrail.create("cct_cpu_32", **small)
+    before = first.patch_embed.layers[0].weight.clone()
+    still = replace(recipe, optimization=Optimization(lr=1e-12, weight_decay=0.0))
+    after = fit(first, data(), still, device="cpu").model.patch_embed.layers[0].weight
+    assert torch.allclose(after[:4], -after[4:8], atol=1e-6)
+    assert not torch.allclose(before, after, atol=1e-3)

@@ -59,7 +59,8 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
         steps, minutes, every = total_steps(recipe, order), recipe.loop.minutes, recipe.loop.eval_every
         if minutes is not None or dry_run:
             tell(team, "speed  is being measured …")
-            speed = measure(job, recipe, order, views_of(job.data, recipe, job.preprocessing), device, team, workers)
+            views = views_of(job.data, recipe, job.preprocessing)
+            speed = measure(job.model, job.data, recipe, job.preprocessing, views, device, team, workers)
             if minutes is not None:
                 left = minutes * 60 - (monotonic() - start)
                 steps = team.from_first(speed.steps_within(left, order.steps, every))

@@ -85,8 +85,11 @@ def joined() -> Generator[Team]:
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Team()
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    local = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
-        yield Team(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+        yield Team(dist.get_rank(), dist.get_world_size(), local)
     finally:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import Any
 
 from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.errors import CheckpointError, one_line
-from vitrail.train.state import State, read_state, write_state
+from vitrail.train.state import State, read_numbers, read_state, write_state
 
 PLAN, LOG, STATES, MODEL = "run.json", "log.jsonl", "checkpoints", "model"
 NAME = re.compile(r"step-(\d{8,})\.safetensors")
@@ -52,6 +52,11 @@ class Run:
     def latest(self) -> State | None:
         states = self.states()
         return read_state(states[-1]) if states else None
+
+    def steps_planned(self) -> int | None:
+        """How many steps the last checkpoint was on its way to, if there is one."""
+        states = self.states()
+        return int(read_numbers(states[-1])["steps"]) if states else None
 
     def save(self, state: State, step: int, keep: int = 2) -> Path:
         """The new checkpoint, and only once it is durable the old ones go."""

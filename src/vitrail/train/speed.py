@@ -8,13 +8,14 @@ from math import floor
 from time import monotonic
 
 import torch
+from torch import nn
 
-from vitrail.data.datasets import Subset
+from vitrail.data.datasets import Data, Subset
 from vitrail.data.loader import Batch, Order, Views, training_batches
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.train.distributed import Team
 from vitrail.train.evaluate import evaluate
-from vitrail.train.job import Job
 from vitrail.train.losses import classify
 from vitrail.train.recipe import Recipe
 from vitrail.train.training import Training
@@ -47,17 +48,25 @@ class Speed:
 
 
 def measure(
-    job: Job, recipe: Recipe, order: Order, views: Views, device: torch.device, team: Team, workers: int
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    preprocessing: Preprocessing,
+    views: Views,
+    device: torch.device,
+    team: Team,
+    workers: int,
 ) -> Speed:
     """Takes a few steps on a copy, and evaluates on a few pictures; nothing of it is left afterwards."""
+    order = Order(pictures=len(views), batch=recipe.loop.batch, repeats=recipe.augmentation.repeats)
     before = torch.get_rng_state()
     training = Training(
-        deepcopy(job.model),
+        deepcopy(model),
         recipe,
         steps=10**6,
         steps_per_epoch=order.steps,
-        classes=len(job.data.classes),
-        preprocessing=job.preprocessing,
+        classes=len(data.classes),
+        preprocessing=preprocessing,
         objective=classify,
         device=device,
         team=team,
@@ -79,17 +88,17 @@ def measure(
         share = recipe.loop.early_share
         step = share * step + (1 - share) * timed(training, batches)
     seconds = 0.0
-    if job.data.val is not None and len(job.data.val):
-        some = min(len(job.data.val), max(recipe.loop.batch, 64))
+    if data.val is not None and len(data.val):
+        some = min(len(data.val), max(recipe.loop.batch, 64))
         start = monotonic()
         evaluate(
             training.result,
-            Subset(job.data.val, range(some)),
-            job.preprocessing,
+            Subset(data.val, range(some)),
+            preprocessing,
             batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
             device=device,
         )
-        seconds = (monotonic() - start) * len(job.data.val) / some / team.world
+        seconds = (monotonic() - start) * len(data.val) / some / team.world
     torch.set_rng_state(before)
     memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
     return Speed(step, seconds, memory)

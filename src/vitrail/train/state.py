@@ -4,7 +4,8 @@ Weights, their average, what the optimizers remember, the state of the random nu
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,29 @@ def write_state(state: State, path: Path) -> None:
 
 
 def read_state(path: Path) -> State:
+    with opened(path) as file:
+        return State({name: file.get_tensor(name).clone() for name in file.keys()}, numbers_in(file))  # noqa: SIM118
+
+
+def read_numbers(path: Path) -> dict[str, Any]:
+    """What stands beside the tensors, without reading them."""
+    with opened(path) as file:
+        return numbers_in(file)
+
+
+@contextmanager
+def opened(path: Path) -> Generator[Any]:
     try:
         with safe_open(path, "pt") as file:
-            numbers = json.loads((file.metadata() or {})[HEADER])
-            return State({name: file.get_tensor(name).clone() for name in file.keys()}, numbers)  # noqa: SIM118
+            yield file
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {one_line(error)}; expected what `vitrail train` wrote"
         ) from None
+
+
+def numbers_in(file: Any) -> dict[str, Any]:
+    return json.loads((file.metadata() or {})[HEADER])
 
 
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

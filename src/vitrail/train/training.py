@@ -136,8 +136,9 @@ class Training:
         place = self.done % self.log_every
         for name, value in values.items():
             if name not in self.window:
-                self.window[name] = torch.zeros(self.log_every, dtype=torch.float64, device=self.device)
-            self.window[name][place] += value.double() * weight
+                exact = torch.float32 if self.device.type == "mps" else torch.float64  # which has no other
+                self.window[name] = torch.zeros(self.log_every, dtype=exact, device=self.device)
+            self.window[name][place] += value.to(self.window[name].dtype) * weight
 
     def observed(self) -> dict[str, float]:
         """Means since the last log, over all processes; a loss that is no number ends the training."""

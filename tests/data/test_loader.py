@@ -1,0 +1,173 @@
+"""What stands in a batch depends on the seed and the step alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_data import class_folders, noise
+
+from vitrail.data.arrays import Arrays
+from vitrail.data.augmentation import Augmentation
+from vitrail.data.cache import Cached, decoded_bytes, held
+from vitrail.data.datasets import Subset, open_data
+from vitrail.data.loader import Order, Views, evaluation_batches, training_batches
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import DataError
+
+SMALL = Preprocessing(image_size=8, crop=1.0)
+RANDOM = Augmentation(crop="resized", flip=0.5, policy="rand", jitter=0.3)
+
+
+def arrays(count: int = 20, size: int = 8, channels: int = 3) -> Arrays:
+    return Arrays(noise(count, size, size, channels), np.arange(count) % 4, ("a", "b", "c", "d"))
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4), st.integers(0, 5))
+def test_an_epoch_shows_each_picture_at_most_once_and_every_batch_is_full(
+    pictures: int, batch: int, repeats: int, seed: int
+) -> None:
+    order = Order(pictures=pictures, batch=batch, repeats=repeats, seed=seed)
+    seen = list[tuple[int, int]]()
+    for step in range(order.steps):
+        places = order.at(step)
+        assert len(places.indices) == len(places.replicas) == batch
+        assert places.epoch == 0
+        seen += zip(places.indices.tolist(), places.replicas.tolist(), strict=True)
+    assert len(set(seen)) == len(seen)
+    assert all(0 <= index < pictures for index, _ in seen)
+    assert order.steps == pictures // batch
+    if batch <= pictures:
+        assert order.at(order.steps).epoch == 1
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    order, other = Order(pictures=50, batch=50), Order(pictures=50, batch=50, seed=1)
+    orders = [order.at(0).indices.tolist(), order.at(1).indices.tolist(), other.at(0).indices.tolist()]
+    assert all(sorted(each) == list(range(50)) for each in orders)
+    assert len({tuple(each) for each in orders}) == 3
+
+
+def test_repeats_are_different_views_of_one_picture_and_no_neighbours() -> None:
+    """Side by side Mixup would blend a picture with itself."""
+    order = Order(pictures=24, batch=12, repeats=3)
+    views = Views(pictures=arrays(24, 16), augmentation=RANDOM, preprocessing=SMALL)
+    batch = next(training_batches(views, order, range(1)))
+    assert sorted(np.bincount(batch.indices.numpy(), minlength=24).tolist())[-4:] == [3, 3, 3, 3]
+    for pair in batch.indices.reshape(-1, 2).tolist():
+        assert pair[0] != pair[1]
+    for index in set(batch.indices.tolist()):
+        mine = batch.images[batch.indices == index]
+        assert len(mine) == 3
+        assert not torch.equal(mine[0], mine[1])
+        assert not torch.equal(mine[1], mine[2])
+        assert batch.labels[batch.indices == index].unique().numel() == 1
+
+
+@pytest.mark.parametrize("augmentation", [RANDOM, Augmentation(crop="shift", shift=2, flip=0.5)])
+def test_parts_of_ranks_and_micro_batches_are_the_batch(augmentation: Augmentation) -> None:
+    views = Views(pictures=arrays(), augmentation=augmentation, preprocessing=SMALL, seed=4)
+    order = Order(pictures=20, batch=8, seed=4)
+    whole = list(training_batches(views, order, range(3)))
+    for world, accumulate, workers in ((2, 1, 0), (1, 2, 2), (2, 2, 0)):
+        parts = [
+            list(training_batches(views, order, range(3), rank=r, world=world, accumulate=accumulate, workers=workers))
+            for r in range(world)
+        ]
+        for step, batch in enumerate(whole):
+            mine = [each for rank in parts for each in rank[step * accumulate : (step + 1) * accumulate]]
+            assert torch.equal(torch.cat([each.images for each in mine]), batch.images)
+            assert torch.equal(torch.cat([each.labels for each in mine]), batch.labels)
+            assert np.array_equal(np.concatenate([each.keys for each in mine]), batch.keys)
+
+
+def test_beginning_at_a_step_gives_what_follows_it() -> None:
+    views = Views(pictures=arrays(), augmentation=RANDOM, preprocessing=SMALL)
+    order = Order(pictures=20, batch=8)
+    whole, later = list(training_batches(views, order, range(6))), list(training_batches(views, order, range(3, 6)))
+    for mine, its in zip(whole[3:], later, strict=True):
+        assert torch.equal(mine.images, its.images)
+
+
+def test_arrays_at_once_are_arrays_one_by_one() -> None:
+    """The batched path, also of some of the pictures, against the path of a picture at a time."""
+    shift, order = Augmentation(crop="shift", shift=2, flip=0.5), Order(pictures=12, batch=12)
+    some = Subset(arrays(), range(3, 15))
+    quick = Views(pictures=some, augmentation=shift, preprocessing=SMALL)
+    assert quick.ready is not None
+    slow = Views(pictures=Cached(some), augmentation=shift, preprocessing=SMALL)
+    assert slow.ready is None
+    mine, its = (next(training_batches(views, order, range(1))) for views in (quick, slow))
+    assert torch.equal(mine.images, its.images)
+    assert torch.equal(mine.labels, its.labels)
+
+
+def test_grey_arrays_become_three_channels_for_a_model_of_three() -> None:
+    for channels in (1, 3):
+        how = Preprocessing(image_size=8, crop=1.0, mean=(0.5,) * channels, std=(0.5,) * channels)
+        batch = next(evaluation_batches(arrays(channels=1), how))
+        assert batch.images.shape == (20, channels, 8, 8)
+        assert torch.equal(batch.images[:, 0], torch.from_numpy(arrays(channels=1).images[..., 0]))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_shows_every_picture_once_over_all_ranks(world: int, workers: int) -> None:
+    seen = [
+        index
+        for rank in range(world)
+        for batch in evaluation_batches(arrays(), SMALL, batch=3, rank=rank, world=world, workers=workers)
+        for index in batch.indices.tolist()
+    ]
+    assert sorted(seen) == list(range(20))
+
+
+def test_unreadable_pictures_are_replaced_in_training_and_left_out_in_evaluation(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", ants=4, bees=4)
+    (tmp_path / "photos" / "ants" / "1.png").write_text("no picture")
+    pictures = open_data(tmp_path / "photos", val_share=0).train
+    assert pictures is not None
+    for source in (pictures, Cached(pictures)):
+        views = Views(pictures=source, augmentation=Augmentation(), preprocessing=SMALL, replacing=True)
+        batch = next(training_batches(views, Order(pictures=8, batch=8), range(1)))
+        assert batch.images.shape == (8, 3, 8, 8)
+        assert sorted(batch.indices.tolist()) == [0, 2, 2, 3, 4, 5, 6, 7]
+        assert [pictures.label(index) for index in batch.indices.tolist()] == batch.labels.tolist()
+        (reason,) = batch.skipped
+        assert "1.png" in reason
+        left = next(evaluation_batches(source, SMALL, batch=8))
+        assert left.indices.tolist() == [0, 2, 3, 4, 5, 6, 7]
+        assert left.skipped == (reason,)
+
+
+def test_a_folder_without_a_readable_picture_is_given_up(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", ants=2, bees=2)
+    for path in (tmp_path / "photos").rglob("*.png"):
+        path.write_text("no picture")
+    pictures = open_data(tmp_path / "photos", val_share=0).train
+    assert pictures is not None
+    views = Views(pictures=pictures, augmentation=Augmentation(), preprocessing=SMALL, replacing=True)
+    with pytest.raises(DataError, match="no picture can be read, for instance"):
+        next(training_batches(views, Order(pictures=4, batch=2), range(1)))
+    batch = next(evaluation_batches(pictures, SMALL))
+    assert batch.images.shape == (0, 3, 8, 8)
+    assert len(batch.skipped) == 4
+
+
+def test_only_data_that_fit_are_held_in_memory(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", ants=5, bees=5)
+    data = open_data(tmp_path / "photos")
+    assert data.train is not None
+    assert decoded_bytes(data.train) == len(data.train) * 6 * 5 * 3
+    assert held(data, 100) is data
+    decoded = list[int]()
+    kept = held(data, 1e6, lambda: decoded.append(1))
+    assert isinstance(kept.train, Cached)
+    assert isinstance(kept.val, Cached)
+    assert len(decoded) == 10
+    for path in (tmp_path / "photos").rglob("*.png"):
+        path.unlink()
+    assert kept.train.source(0).shape == (6, 5, 3)
+    assert decoded_bytes(arrays()) == 0

@@ -1,0 +1,63 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from test_train_fit import PLAIN, data, model
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.train.distributed import Team
+from vitrail.train.fit import fit, views_of
+from vitrail.train.recipe import Loop
+from vitrail.train.speed import Speed, measure
+
+HOW = Preprocessing(image_size=16, crop=1.0)
+
+
+def test_a_budget_is_filled_with_steps_and_their_evaluations() -> None:
+    speed = Speed(step=0.5, evaluation=10.0, memory=0)
+    steps = speed.steps_within(600, steps_per_epoch=100, eval_every=1)
+    assert steps == (600 * 0.97 - 10) // (0.5 + 0.1)
+    assert speed.seconds(steps, 100, 1) <= 600
+    assert speed.steps_within(600, 100, 0) == (600 * 0.97 - 10) // 0.5
+    with pytest.raises(ConfigError, match="expected more --minutes"):
+        speed.steps_within(9, 100, 1)
+
+
+def test_measuring_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.train.speed.TRIED", 0.0)
+    start, chance = model(dropout=0.1), torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in start.state_dict().items()}
+    found = measure(start, data(), PLAIN, HOW, views_of(data(), PLAIN, HOW), torch.device("cpu"), Team(), 0)
+    assert found.step > 0
+    assert found.evaluation > 0
+    assert found.memory > 1e7
+    assert all(torch.equal(tensor, before[name]) for name, tensor in start.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), chance)
+
+
+def test_growing_pictures_are_measured_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.train.speed.TRIED", 0.0)
+    sizes = list[int]()
+    grown = model(dynamic=True)
+    grown.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[-1]))
+    recipe = replace(PLAIN, loop=Loop(batch=8, early_size=8, early_share=0.5))
+    measure(grown, data(), recipe, HOW, views_of(data(), recipe, HOW), torch.device("cpu"), Team(), 0)
+    assert sizes[:-3] == [8] * 5 + [16] * 5
+
+
+def test_pictures_grow_at_the_share_that_was_asked_for() -> None:
+    sizes = list[int]()
+    grown = model(dynamic=True)
+    grown.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[-1] * module.training))
+    fit(grown, data(), replace(PLAIN, loop=Loop(epochs=2, batch=8, early_size=8, early_share=0.3)), device="cpu")
+    assert [size for size in sizes if size] == [8] * 3 + [16] * 7
+    with pytest.raises(ConfigError, match="early_size is 8; expected 0, or a model that is dynamic"):
+        fit(model(), data(), replace(PLAIN, loop=Loop(batch=8, early_size=8)), device="cpu")
+
+
+def test_a_budget_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.train.speed.TRIED", 0.0)
+    result = fit(model(), data(), replace(PLAIN, loop=Loop(batch=8, minutes=0.05, eval_every=0)), device="cpu")
+    assert result.steps >= 1
+    assert result.evaluation is not None
