@@ -46,7 +46,7 @@ def test_a_folder_of_photos(photos: Path, capsys: pytest.CaptureFixture[str]) ->
     assert about.provenance["data"] == "photos"
     assert vitrail.Predictor("run/model").predict(photos / "val" / "ants" / "0.png").top[0].label in ("ants", "bees")
     with Image.open("run/curves.png") as curves:
-        assert curves.size > (300, 100)
+        assert min(curves.size) > 200
     assert list(Path("run/tensorboard").iterdir())
     plan = json.loads(Path("run/run.json").read_text())
     assert plan["recipe"]["ema"] == 0.9
@@ -204,6 +204,8 @@ def test_strict_makes_a_bad_picture_an_error(photos: Path) -> None:
         ("--resume missing", "holds no run.json"),
         ("--resume run --model ViT-B/16", "beside --model; expected it alone"),
         ("--resume run --lr 1", "beside --lr; expected it alone"),
+        ("--resume run --set depth=1", "beside --set; expected it alone"),
+        ("--resume run --dry-run", "beside --dry-run; expected it alone"),
     ],
 )
 def test_bad_requests_are_one_line(photos: Path, words: str, message: str) -> None:
@@ -235,3 +237,26 @@ def test_grey_data_make_a_model_of_one_channel() -> None:
     train("--epochs 0.1 --set depth=1 --set width=12 --out run")
     assert vitrail.load("run/model").config.channels == 1
     assert len(vitrail.describe("run/model").labels or ()) == 10
+
+
+def test_epochs_on_the_command_line_take_the_place_of_a_recipes_minutes(photos: Path) -> None:
+    Path("mine.yaml").write_text("minutes: 60\nbatch: 4\n")
+    train(f"--data photos --recipe mine.yaml {TINY} --epochs 1 --out run")
+    plan = json.loads(Path("run/run.json").read_text())
+    assert plan["steps"] == 4
+    assert plan["recipe"]["minutes"] is None
+
+
+def test_a_run_is_resumed_from_anywhere(photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    train(f"--data photos {TINY} --batch 4 --epochs 1 --out run")
+    shutil.rmtree("run/model")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train("--resume ../run")
+    assert vitrail.describe(tmp_path / "run" / "model").provenance["validation"]["top1"] >= 0
+
+
+def test_colours_of_a_recipe_make_grey_data_coloured(tmp_path: Path) -> None:
+    Path("mine.yaml").write_text("preprocessing: {mean: [0.4, 0.5, 0.6], std: [0.2, 0.2, 0.2]}\nbatch: 100\n")
+    train(f"--recipe mine.yaml --data fashion {TINY.replace('=16', '=24')} --epochs 0.1 --out run")
+    assert vitrail.load("run/model").config.channels == 3

@@ -130,13 +130,13 @@ def test_whitened_filters_answer_alike() -> None:
     torch.manual_seed(0)
     images = torch.randn(64, 3, 16, 8).cumsum(-1)  # neighbours are alike, as in a photo
     tokenizer = CCT(replace(VARIANT, stem=(48, 8))).patch_embed
-    tokenizer.whiten(images)
+    tokenizer.whiten(images.chunk(3))
     answers = tokenizer.layers[0](images)[:, :24, 1:-1, 1:-1].transpose(0, 1).flatten(1)  # (24, m) inside the border
     torch.testing.assert_close(answers @ answers.T / answers.shape[1], torch.eye(24), rtol=0, atol=0.01)
     weight = tokenizer.layers[0].get_parameter("weight")
     torch.testing.assert_close(weight[24:], -weight[:24])
     wide = CCT(replace(VARIANT, stem=(64, 8))).patch_embed
-    wide.whiten(images)  # 27 patterns of 3×3×3 and no more: the other filters stay
+    wide.whiten([images])  # 27 patterns of 3×3×3 and no more: the other filters stay
     assert wide.layers[0].get_parameter("weight")[54:].std() > 0.1
 
 

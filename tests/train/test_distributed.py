@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from vitrail.train.run import Run
 
 PROGRAM = """
 import json, sys
@@ -52,3 +55,31 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         for name in ("loss", "val_loss", "val_top1", "accuracy"):
             assert mine.get(name) == pytest.approx(its.get(name), abs=1e-5), mine
     assert one["weights"] == pytest.approx(two["weights"], abs=1e-3)
+
+
+def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) -> None:
+    """Also with a budget, for which all processes must measure the same number of steps."""
+    folder = tmp_path / "run"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "vitrail"]
+    words = ["train", "--minutes", "0.6", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*run, *words, "--eval-every", "0"], stdout=pipe, stderr=pipe, text=True)
+    while process.poll() is None and not (folder / "log.jsonl").exists():
+        time.sleep(0.01)
+    process.terminate()
+    out, err = process.communicate(timeout=100)
+    assert f"--resume {folder}" in err, err[-2000:]
+    assert out.count("10 classes") == 1, "only the first process speaks"
+    state = Run(folder).latest()
+    assert state is not None
+    assert {"random/0/cpu", "random/1/cpu"} <= set(state.tensors)
+    plan = Run(folder).plan()
+    assert plan["world"] == 2
+    assert 0 < state.numbers["step"] < plan["steps"]
+    plan["steps"] = state.numbers["step"] + 2  # so that going on does not take the rest of the budget
+    (folder / "run.json").write_text(json.dumps(plan))
+    words = [sys.executable, "-m", "vitrail", "train", "--resume", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "world was 2 and is 1" in done.stdout
+    assert (folder / "model" / "model.safetensors").exists()

@@ -33,6 +33,8 @@ def test_norms_biases_tokens_and_positions_do_not_decay() -> None:
     [
         ("vit_tiny_patch16_224", {}),
         ("vit_tiny_patch16_224", {"positions": "relative"}),
+        ("vit_tiny_r_s16_p8_224", {"image_size": 128}),
+        ("cct_cpu_32", {"heads": 8}),
         ("vit_tiny_patch16_224", {"positions": "learned_2d", "pool": "map", "registers": 2, "layer_scale": 1e-5}),
     ],
 )
@@ -52,7 +54,7 @@ def test_layer_decay_is_that_of_timm() -> None:
             if any(tensor is each for each in group["params"]):
                 theirs[name] = (group["lr_scale"], group["weight_decay"])
     ours = {}
-    for group in groups(weights(model), SETTINGS):
+    for group in groups(weights(model), 4, SETTINGS):
         for name, tensor in model.named_parameters():
             if any(tensor is each for each in group["params"]):
                 ours[name] = (group["scale"], group["weight_decay"])
@@ -135,3 +137,28 @@ def test_the_average_is_the_exponential_one_after_a_quick_start() -> None:
     assert copy.weight.item() == pytest.approx(expected)
     assert not copy.weight.requires_grad
     assert torch.equal(model.weight, torch.full((1, 1), 199.0))
+
+
+def test_the_blocks_of_a_hybrids_stem_are_stem() -> None:
+    levels = {weight.name: weight.level for weight in weights(tiny("vit_small_r26_s32_224", image_size=64))}
+    assert {level for name, level in levels.items() if name.startswith("patch_embed")} == {0}
+    assert levels["blocks.0.attn.qkv.weight"] == 1
+    assert levels["head.weight"] == 4
+
+
+def test_a_block_has_one_learning_rate_whatever_moves_it() -> None:
+    model = tiny("vit_tiny_patch16_224")
+    made = optimizers(model, replace(SETTINGS, optimizer="muon"))
+    set_lr(made, 1.0)
+    rates = {id(t): group["lr"] for each in made for group in each.param_groups for t in group["params"]}
+    named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
+    assert named["blocks.1.attn.qkv.weight"] == named["blocks.1.mlp.fc1.weight"] == named["blocks.1.norm1.bias"] == 0.25
+    freeze(model, 1)
+    maps = {
+        id(t)
+        for each in optimizers(model, replace(SETTINGS, optimizer="muon"))[1:]
+        for group in each.param_groups
+        for t in group["params"]
+    }
+    names = {name for name, tensor in model.named_parameters() if id(tensor) in maps}
+    assert names == {f"blocks.2.{part}.weight" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}

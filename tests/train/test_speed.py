@@ -3,15 +3,21 @@ from dataclasses import replace
 import pytest
 import torch
 from test_train_fit import PLAIN, data, model
+from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.train.distributed import Team
-from vitrail.train.fit import fit, views_of
-from vitrail.train.recipe import Loop
+from vitrail.train.fit import fit
+from vitrail.train.recipe import Loop, Recipe
+from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
 
-HOW = Preprocessing(image_size=16, crop=1.0)
+
+def measured(given: nn.Module, recipe: Recipe) -> Speed:
+    how = Preprocessing(image_size=16, crop=1.0)
+    place = torch.device("cpu")
+    return measure(Setup(model=given, data=data(), recipe=recipe, preprocessing=how, device=place, team=Team()))
 
 
 def test_a_budget_is_filled_with_steps_and_their_evaluations() -> None:
@@ -28,7 +34,7 @@ def test_measuring_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("vitrail.train.speed.TRIED", 0.0)
     start, chance = model(dropout=0.1), torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in start.state_dict().items()}
-    found = measure(start, data(), PLAIN, HOW, views_of(data(), PLAIN, HOW), torch.device("cpu"), Team(), 0)
+    found = measured(start, PLAIN)
     assert found.step > 0
     assert found.evaluation > 0
     assert found.memory > 1e7
@@ -42,7 +48,7 @@ def test_growing_pictures_are_measured_at_both_sizes(monkeypatch: pytest.MonkeyP
     grown = model(dynamic=True)
     grown.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[-1]))
     recipe = replace(PLAIN, loop=Loop(batch=8, early_size=8, early_share=0.5))
-    measure(grown, data(), recipe, HOW, views_of(data(), recipe, HOW), torch.device("cpu"), Team(), 0)
+    measured(grown, recipe)
     assert sizes[:-3] == [8] * 5 + [16] * 5
 
 

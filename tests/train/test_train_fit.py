@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -131,6 +132,41 @@ def test_resuming_equals_never_stopping_by_any_optimizer(optimizer: Any, precisi
     assert_same(whole, cut)
 
 
+@pytest.mark.parametrize("stop", [2, 3])
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(stop: int, tmp_path: Path) -> None:
+    recipe = replace(PLAIN, loop=Loop(epochs=1, batch=8, save_every=4))
+    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    trained(recipe, whole)
+    with pytest.raises(KeyboardInterrupt):
+        trained(recipe, cut, stop=stop)
+    assert cut.records()
+    with (cut.folder / "log.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')  # a line that a crash cut off
+    trained(recipe, cut)
+    assert_same(whole, cut)
+
+
+def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path: Path) -> None:
+    """A stop at the end of an epoch saves at once; killed after the last checkpoint, the result is still measured."""
+    recipe = replace(PLAIN, loop=Loop(epochs=2, batch=8, save_every=5))
+    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    trained(recipe, whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.train.sitting.evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trained(recipe, cut)
+    assert not any("val_top1" in each for each in cut.records())
+    result = trained(recipe, cut)
+    assert result.evaluation is not None
+    assert_same(whole, cut)
+    assert trained(recipe, cut).evaluation is not None, "finished, and measured again"
+    assert_same(whole, cut)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_run_may_be_stopped_many_times(tmp_path: Path) -> None:
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=2))
     whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
@@ -245,6 +281,19 @@ def test_torchvisions_data_sets_and_transforms_are_taken() -> None:
     assert fit(model(), Foreign(), recipe, device="cpu").steps == 2, "of 24 pictures a fifth is held out"
 
 
+def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
+    as_tensors = Foreign(
+        lambda image: torch.from_numpy(np.asarray(image.resize((16, 16))) / 51.0 - 2).movedim(2, 0).float()
+    )
+    both = Data(name="floats", train=as_tensors, val=as_tensors, classes=tuple("abcd"))  # pyright: ignore[reportArgumentType]
+    result = fit(model(), both, replace(PLAIN, loop=Loop(epochs=1, batch=8)), device="cpu")
+    inputs = torch.stack([as_tensors[index][0] for index in range(24)])
+    loss = F.cross_entropy(result.model(inputs), torch.arange(24) % 4)
+    assert result.records[-1]["val_loss"] == pytest.approx(loss.item(), abs=1e-5)
+    found = vitrail.evaluate(result.model, as_tensors, vitrail.Preprocessing(image_size=16))
+    assert found.loss == pytest.approx(loss.item(), abs=1e-5)
+
+
 def test_bad_requests_are_one_line() -> None:
     with pytest.raises(ConfigError, match="batch 64 and 40 pictures to train on"):
         fit(model(), data(), replace(PLAIN, loop=Loop(batch=64)), device="cpu")
@@ -252,8 +301,13 @@ def test_bad_requests_are_one_line() -> None:
         fit(model(), replace(data(), train=None), PLAIN, device="cpu")
     with pytest.raises(ConfigError, match="device is 'gpu'"):
         fit(model(), data(), PLAIN, device="gpu")
-    with pytest.raises(ConfigError, match="classes"):
+    with pytest.raises(ConfigError, match="a model of 3 classes; expected 4"):
         fit(model(classes=3), data(), PLAIN, device="cpu")
+    with pytest.raises(ConfigError, match="3 means for a model of 1 channels"):
+        fit(model(channels=1), data(), PLAIN, device="cpu", preprocessing=vitrail.Preprocessing(image_size=16))
+    mixing = Recipe(augmentation=Augmentation(mixup=1.0), loop=Loop(batch=6, accumulate=2))
+    with pytest.raises(ConfigError, match="parts of an even size"):
+        fit(model(), data(), mixing, device="cpu")
 
 
 def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_whole(tmp_path: Path) -> None:
@@ -273,6 +327,24 @@ def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_
     state = run.latest()
     assert state is not None
     assert state.numbers["step"] == 3
+    assert all(tensor.isfinite().all() for tensor in state.part("model").values())
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    """The loss is finite, its gradient is not: the step after would be the first to show it."""
+
+    def steep(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+        loss, metrics = classify(model, inputs)
+        return loss + (loss - loss.detach()) * (1e38 if steps.pop() else 0), metrics
+
+    steps = [False, False, True, False, False]  # from the last
+    run = Run.begun(tmp_path / "run", {})
+    recipe = Recipe(optimization=Optimization(optimizer="sgd", lr=100.0), loop=Loop(epochs=1, batch=8, save_every=1))
+    with pytest.raises(VitrailError, match="step 3") as caught:
+        fit(model(), data(), recipe, objective=steep, run=run, device="cpu")
+    assert "step-00000002" in str(caught.value)
+    state = run.latest()
+    assert state is not None
     assert all(tensor.isfinite().all() for tensor in state.part("model").values())
 
 

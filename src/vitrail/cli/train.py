@@ -30,7 +30,7 @@ def train(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     device: str = "auto",
     workers: int | None = None,
-    cache: float = 1.0,
+    cache: float | None = None,
     val_share: float | None = None,
     real: Path | None = None,
     strict: Annotated[bool, Parameter(negative=())] = False,
@@ -82,7 +82,7 @@ def train(
     workers
         Processes that prepare pictures; without it as many as help.
     cache
-        Gigabytes up to which decoded pictures are held in memory; 0: none.
+        Gigabytes up to which decoded pictures are held in memory; 1 unless said, 0: none.
     val_share
         Share of a folder without a validation part that is kept for validation; 0.2 unless said.
     real
@@ -94,39 +94,49 @@ def train(
     """
     start = monotonic()
     changes = given(settings)
-    at_rates = {
-        name: value for name, value in zip(RATES, (dropout, stochastic_depth), strict=True) if value is not None
-    }
-    at_model = {**dict(parse_field(item) for item in fields or ()), **at_rates}
+    if "epochs" in changes:
+        changes.setdefault("minutes", None)  # a recipe's budget gives way
+    rates = {name: value for name, value in zip(RATES, (dropout, stochastic_depth), strict=True) if value is not None}
+    at_model = {**dict(parse_field(item) for item in fields or ()), **rates}
     if image_size is not None:
         at_model["image_size"] = parse_size(image_size)
+    here = {"device": device, "workers": workers, "strict": strict}
     if resume is not None:
         told = {"data": data, "model": model, "recipe": recipe, "init": init, "out": out, "val_share": val_share}
-        other = [name for name, value in {**told, **changes, **at_model}.items() if value is not None]
+        told |= {"real": real, "cache": cache, "dry_run": dry_run or None, "set": fields, "image_size": image_size}
+        other = [name for name, value in {**told, **rates, **changes}.items() if value is not None]
         if other:
             raise ConfigError(
                 f"--resume {resume} beside --{other[0].replace('_', '-')}; expected it alone: a run goes on as it "
                 "began; for another, start a new one, from its weights with --init"
             )
-        from vitrail.cli.training import Here, go_on
+        from vitrail.cli.runner import Here, go_on
 
-        go_on(resume, Here(device=device, workers=workers, cache=cache, strict=strict))
+        go_on(resume, Here(**here))
         return
+    if cache is not None and cache < 0:
+        raise ConfigError(f"--cache {cache}; expected gigabytes, or 0 for none")
     name = recipe or ("finetune" if init else "fashion" if data in (None, "fashion") and model is None else "scratch")
     chosen = open_recipe(name)
     if chosen.model is not None and (init or model not in (None, chosen.model)):
-        chosen = replace(chosen, model=None, fields={}, preprocessing={})  # they are for the model that it names
+        # they are for the starting weights of the model that it names
+        chosen = replace(chosen, model=None, fields={}, preprocessing={}).changed({"whiten": False, "early_size": 0})
     chosen = chosen.changed({**changes, "fields": at_model, **({"model": model} if model else {})})
 
-    from vitrail.cli.training import Here, begin
+    from vitrail.cli.runner import Here, begin
     from vitrail.train.job import Request
 
     request = Request(
-        data=data or "fashion",
+        data=anywhere(data or "fashion"),
         recipe=chosen,
-        init=init,
+        init=None if init is None else anywhere(init),
         val_share=0.2 if val_share is None else val_share,
-        real=None if real is None else str(real),
+        real=None if real is None else anywhere(str(real)),
+        cache=1.0 if cache is None else cache,
     )
-    here = Here(device=device, workers=workers, cache=cache, strict=strict)
-    begin(request, out, here, start=start, dry_run=dry_run)
+    begin(request, out, Here(**here), start=start, dry_run=dry_run)
+
+
+def anywhere(place: str) -> str:
+    """A path so that it can be resumed from another folder; a name as it is."""
+    return str(Path(place).resolve()) if Path(place).exists() and place != "fashion" else place

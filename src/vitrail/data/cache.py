@@ -38,7 +38,7 @@ class Cached:
     def source(self, index: int) -> NDArray[np.uint8]:
         found = self.decoded[index]
         if isinstance(found, DataError):
-            raise found
+            raise DataError(str(found))  # a new one: each raise adds its frames to an error, and this one stays
         return found
 
     def label(self, index: int) -> int:

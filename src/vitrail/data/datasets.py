@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data import cifar, fashion, idx
+from vitrail.data.arrays import Arrays
 from vitrail.data.folders import Files, entries, listed, read_folder
 from vitrail.data.foreign import Dataset, Foreign
 from vitrail.data.real import read_real
@@ -48,13 +49,20 @@ class Data:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for part in ("train", "val"):  # torchvision's data sets, say
+            given: Any = getattr(self, part)
+            if given is not None and not isinstance(given, Pictures):
+                object.__setattr__(self, part, Foreign(given))
+
 
 class Subset:
     """Some pictures of others."""
 
     def __init__(self, pictures: Pictures, indices: Sequence[int] | NDArray[np.int64]) -> None:
-        self.pictures = pictures
-        self.indices = np.asarray(indices, np.int64)
+        inner = isinstance(pictures, Subset)
+        self.pictures: Pictures = pictures.pictures if inner else pictures
+        self.indices = pictures.indices[np.asarray(indices, np.int64)] if inner else np.asarray(indices, np.int64)
         self.classes = pictures.classes
 
     def __len__(self) -> int:
@@ -155,14 +163,21 @@ def has_answers(pictures: Pictures | None) -> bool:
     return pictures is not None and any(pictures.answers(index) is not None for index in range(len(pictures)))
 
 
-def split(pictures: Pictures, seed: int, share: float) -> tuple[Subset | None, Subset | None, list[str]]:
+def split(pictures: Pictures, seed: int, share: float) -> tuple[Pictures | None, Pictures | None, list[str]]:
     """Training and validation, None for no pictures, and notes; files go by their names, others by their numbers."""
     names = pictures.paths if isinstance(pictures, Files) else [str(index) for index in range(len(pictures))]
     labels = np.array([pictures.label(index) for index in range(len(pictures))], np.int64)
     held = held_out(names, labels, seed=seed, share=share)
-    train, val = (Subset(pictures, np.flatnonzero(part)) if part.any() else None for part in (~held, held))
+    train, val = (some_of(pictures, np.flatnonzero(part)) if part.any() else None for part in (~held, held))
     if share in (0, 1):
         return train, val, []
     single = [pictures.classes[label] for label in np.flatnonzero(np.bincount(labels) == 1)]
     notes = [f"only one picture of {listed(single)}; not validated"] if single else []
     return train, val, [*notes, f"{held.sum()} of {len(held)} pictures held out for validation, by seed {seed}"]
+
+
+def some_of(pictures: Pictures, indices: NDArray[np.int64]) -> Pictures:
+    """Arrays stay arrays, which go to batches all at once."""
+    if isinstance(pictures, Arrays):
+        return Arrays(pictures.images[indices], pictures.labels[indices], pictures.classes, pictures.of)
+    return Subset(pictures, indices)

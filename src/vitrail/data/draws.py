@@ -6,6 +6,8 @@ from numpy.typing import ArrayLike, NDArray
 STRIDE = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64 (Steele, Lea and Flood, 2014), with its two multipliers
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
+VIEW, ORDER, ERASING = range(3)  # what a number is drawn for: no two of them may follow from one another
+
 
 def keys(seed: int, epochs: ArrayLike, indices: ArrayLike, replicas: ArrayLike) -> NDArray[np.uint64]:
     """One key for each view of a picture; numbers and arrays of whole numbers are broadcast, to one axis at least."""
@@ -15,7 +17,7 @@ def keys(seed: int, epochs: ArrayLike, indices: ArrayLike, replicas: ArrayLike) 
     return state
 
 
-def uniforms(keys: NDArray[np.uint64], count: int, purpose: int = 0) -> NDArray[np.float64]:
+def uniforms(keys: NDArray[np.uint64], count: int, purpose: int = VIEW) -> NDArray[np.float64]:
     """`count` numbers from 0 to less than 1 for each key, (keys, count); others for every purpose."""
     start = scattered(keys ^ np.uint64(purpose))
     bits = scattered(start[:, None] + np.arange(count, dtype=np.uint64) * STRIDE)

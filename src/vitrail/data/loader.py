@@ -3,8 +3,8 @@
 B batch, C channels, H and W rows and columns of the model's input.
 """
 
+import os
 import random
-import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.data.arrays import Arrays
 from vitrail.data.augmentation import Augmentation
 from vitrail.data.datasets import Pictures, Subset
-from vitrail.data.draws import keys, uniforms
+from vitrail.data.draws import ORDER, keys, uniforms
 from vitrail.data.foreign import Foreign
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, resized_to
@@ -29,8 +29,7 @@ from vitrail.data.views import batch_views, is_batched, view
 from vitrail.errors import DataError
 from vitrail.models.checks import pair
 
-ORDER = 1  # what a draw is for; the views of a picture take 0
-MOST_IN_A_ROW = 1000  # unreadable pictures, before the folder is given up
+MOST_IN_A_ROW = 1000  # unreadable pictures, before a batch goes on without
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,6 @@ class Views(Dataset[Batch]):
                 return self.seen(place, key), place
             except DataError as error:
                 skipped.append(str(error))
-        if self.replacing:
-            raise DataError(f"no picture can be read, for instance {skipped[0]}")
         return None
 
     def seen(self, place: int, key: int) -> Tensor:
@@ -214,17 +211,16 @@ def evaluation_batches(
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
-    pin: bool = False,
 ) -> Iterator[Batch]:
     """Every picture once over all ranks, as the model is meant to see it; what cannot be read is in `skipped`."""
     indices = np.arange(rank, len(pictures), world)
     starts = range(0, len(indices), batch)
     places = (indices[start : start + batch] for start in starts)
     views = Views(pictures=pictures, augmentation=Augmentation(), preprocessing=preprocessing)
-    return loaded(views, (Places(0, each, np.zeros_like(each)) for each in places), workers, pin)
+    return loaded(views, (Places(0, each, np.zeros_like(each)) for each in places), workers)
 
 
-def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool) -> Iterator[Batch]:
+def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool = False) -> Iterator[Batch]:
     if not workers:
         return map(views.__getitems__, places)
     sampler: Any = places  # torch asks for lists of numbers, and hands over whatever it is given
@@ -248,5 +244,5 @@ def as_it_is(batch: Batch) -> Batch:
 
 
 def deaf(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; a worker goes on, so that the first process can save and end it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C and torchrun signal a whole group of processes; a worker leaves it, so that the first can save."""
+    os.setpgrp()

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from vitrail.data.augmentation import Augmentation
 from vitrail.data.crops import Box
-from vitrail.data.draws import uniforms
+from vitrail.data.draws import ERASING, uniforms
 from vitrail.data.preprocessing import Preprocessing
-
-ERASING = 1  # the purpose of its draws; 0 is the view's
 
 
 def normalise(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """uint8 (…, channels, rows, columns) as the floats a model sees, the same bits as `prepare` gives."""
+    """uint8 (…, channels, rows, columns) as the floats a model sees, the bits of `prepare`; floats are so already."""
+    if pixels.is_floating_point():
+        return pixels
     images = pixels.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     # tensors, for by a plain number torch may multiply with its rounded inverse
     full, mean, std = (images.new_tensor(n).reshape(-1, 1, 1) for n in (255, preprocessing.mean, preprocessing.std))

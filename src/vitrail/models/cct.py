@@ -4,6 +4,7 @@ B batch, n = h·w tokens, D width, H heads, K width of a head; no class token, e
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -153,11 +154,14 @@ class Tokenizer(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     @torch.no_grad()
-    def whiten(self, images: Tensor) -> None:
+    def whiten(self, batches: Iterable[Tensor]) -> None:
         """Starts the first filters at ± the principal patches of some training images, each answer of variance 1."""
         weight = self.layers[0].get_parameter("weight")  # (out, C, P, P)
-        patches = F.unfold(images, weight.shape[2:]).transpose(1, 2).flatten(0, 1)  # (B·n, C·P·P)
-        variances, patterns = torch.linalg.eigh(patches.T @ patches / len(patches))
+        products, count = torch.zeros(2 * (weight[0].numel(),)), 0
+        for images in batches:
+            patches = F.unfold(images, weight.shape[2:]).transpose(1, 2).flatten(0, 1)  # (B·n, C·P·P)
+            products, count = products + patches.T @ patches, count + len(patches)
+        variances, patterns = torch.linalg.eigh(products / count)
         filters = (patterns / (variances + 5e-4).sqrt()).T.flip(0)[: len(weight) // 2].unflatten(1, weight.shape[1:])
         weight[: 2 * len(filters)] = torch.cat([filters, -filters])
 

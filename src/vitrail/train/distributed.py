@@ -3,7 +3,6 @@
 torchrun --nproc-per-node 8 -m vitrail train --data photos --model ViT-B/16
 """
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +47,20 @@ class Team:
         dist.all_gather(found, value)
         return found
 
+    def all_of(self, value: Any) -> list[Any]:
+        """What each process has, by rank."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+    def alike(self, model: nn.Module) -> None:
+        """Gives all processes the first one's buffers: batch norm counts its own share in each."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
     def from_first(self, value: Any) -> Any:
         """What the first process has, on all of them."""
         if self.world == 1:
@@ -85,7 +98,7 @@ def joined() -> Generator[Team]:
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Team()
         return
-    local = int(os.environ["LOCAL_RANK"])
+    local = dist.get_node_local_rank()
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")

@@ -11,6 +11,7 @@ from torch import nn
 
 from vitrail.checkpoint.report import listed
 from vitrail.data.datasets import Pictures
+from vitrail.data.foreign import Dataset, Foreign
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
@@ -23,7 +24,7 @@ WNID = re.compile(r"n\d{8}")  # WordNet's number of a class, as ImageNet's folde
 
 def evaluate(
     model: Any,
-    pictures: Pictures,
+    pictures: Pictures | Dataset,
     preprocessing: Preprocessing,
     *,
     batch: int = 64,
@@ -42,6 +43,7 @@ def evaluate(
     each batch how many pictures were in it. In a team each process answers its share, and all get the whole result.
     """
     start, team = perf_counter(), team or Team()
+    pictures = pictures if isinstance(pictures, Pictures) else Foreign(pictures)
     tally, skipped = Tally(model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
     with evaluating(model, device), torch.inference_mode():

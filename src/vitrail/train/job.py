@@ -12,7 +12,6 @@ from vitrail.checkpoint.reading import Checkpoint, known_family, read, warn_of
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Data, open_data
-from vitrail.data.foreign import Dataset
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown
 from vitrail.models.catalog import find
@@ -31,6 +30,7 @@ class Request:
     init: str | None = None  # a checkpoint of any layout to start from
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
+    cache: float = 1.0  # gigabytes; a JPEG that is held is decoded whole, which gives slightly other crops
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(replace(self, recipe=Recipe())), "recipe": self.recipe.flat()}
@@ -54,7 +54,6 @@ class Job:
     family: Family
     data: Data
     preprocessing: Preprocessing
-    report: str = ""  # what became of the tensors of the checkpoint that it starts from
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
     resampling: Policy = "timm"
 
@@ -62,11 +61,11 @@ class Job:
         return replace(self, data=data)
 
 
-def assemble(request: Request, data: Data | Dataset | None = None) -> Job:
+def assemble(request: Request) -> Job:
     """Opens the data, and makes the model for its classes, from the seed or from a checkpoint."""
     recipe = request.recipe
     found = open_data(
-        data if data is not None else request.data,
+        request.data,
         seed=recipe.loop.seed,
         val_share=request.val_share,
         real=Path(request.real) if request.real else None,
@@ -84,6 +83,7 @@ def begun(recipe: Recipe, data: Data) -> Job:
     family, preset = find(recipe.model)
     images = data.train.images if isinstance(data.train, Arrays) else None
     channels = preset.channels if images is None else images.shape[3]
+    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe's for colours makes grey pictures so
     config = family.configure(preset, **{"channels": channels, "classes": len(data.classes), **recipe.fields})
     if config.classes != len(data.classes):
         raise ConfigError(f"classes is {config.classes}; expected {len(data.classes)}, as many as {data.name} has")
@@ -116,7 +116,6 @@ def continued(request: Request, data: Data) -> Job:
         known_family(found.description.family, init),
         data,
         how,
-        str(found.report),
         {"started from": init},
         found.description.resampling,
     )

@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optimization
 
-BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+BLOCK = re.compile(r"blocks\.(\d+)\.")  # of the model itself: a hybrid has others inside its stem
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class Weight:
     name: str
     tensor: nn.Parameter
     level: int
-    in_block: bool
 
     @property
     def decays(self) -> bool:
@@ -35,13 +34,13 @@ class Weight:
 def weights(model: nn.Module) -> list[Weight]:
     """In the order of the model, so what stands before its first block is its stem, what stands after it its head."""
     found = list[Weight]()
-    numbers = [int(match[1]) for name, _ in model.named_parameters() if (match := BLOCK.search(name))]
+    numbers = [int(match[1]) for name, _ in model.named_parameters() if (match := BLOCK.match(name))]
     last, passed = max(numbers, default=-1) + 1, False
     for name, tensor in model.named_parameters():
-        match = BLOCK.search(name)
+        match = BLOCK.match(name)
         passed = passed or match is not None
         level = int(match[1]) + 1 if match else (last + 1) * passed
-        found.append(Weight(name, tensor, level, match is not None))
+        found.append(Weight(name, tensor, level))
     return found
 
 
@@ -62,42 +61,39 @@ def freeze(model: nn.Module, blocks: int | None) -> None:
 
 def optimizers(model: nn.Module, settings: Optimization) -> list[Optimizer]:
     """One, or with Muon two; each group of weights has its share of the learning rate in `scale`."""
-    trained = [weight for weight in weights(model) if weight.tensor.requires_grad]
+    every = weights(model)
+    trained, last = [each for each in every if each.tensor.requires_grad], max(each.level for each in every)
     if settings.optimizer == "sgd":
-        return [SGD(groups(trained, settings), lr=settings.lr, momentum=settings.momentum)]
-    maps = {each.name for each in maps_between_features(trained)} if settings.optimizer == "muon" else set[str]()
-    rest = [each for each in trained if each.name not in maps]
+        return [SGD(groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
+    pixels = next((each.name for each in every if each.decays), "")
+    maps = [each for each in trained if settings.optimizer == "muon" and is_map(each, pixels, last)]
+    rest = [each for each in trained if each.name not in {each.name for each in maps}]
     made: list[Optimizer] = []
     if rest:
         fused = rest[0].tensor.device.type in ("cpu", "cuda")
         betas = (settings.momentum, settings.beta2)
-        made.append(AdamW(groups(rest, settings), lr=settings.lr, betas=betas, fused=fused))
-    single = [each for each in trained if each.name in maps and "qkv" not in each.name]
-    triple = [each for each in trained if each.name in maps and "qkv" in each.name]
+        made.append(AdamW(groups(rest, last, settings), lr=settings.lr, betas=betas, fused=fused))
     if maps:
-        members = [*groups(single, settings), *({**group, "parts": 3} for group in groups(triple, settings))]
-        made.append(Muon(members, lr=settings.lr))
+        single, triple = ([each for each in maps if ("qkv" in each.name) == joined] for joined in (False, True))
+        joined = [{**group, "parts": 3} for group in groups(triple, last, settings)]
+        made.append(Muon([*groups(single, last, settings), *joined], lr=settings.lr))
     return made
 
 
-def maps_between_features(trained: Sequence[Weight]) -> list[Weight]:
-    """Matrices and kernels, but for the first, which sees pixels, those after the blocks, and those of one channel."""
-    matrices = [each for each in trained if each.decays]
-    last = max(each.level for each in trained)
-    return [each for each in matrices[1:] if each.level < last and each.tensor.shape[1] > 1]
+def is_map(weight: Weight, pixels: str, last: int) -> bool:
+    """A matrix or kernel between features: not the one that sees pixels, nor a head, nor one of a single channel."""
+    return weight.decays and weight.name != pixels and weight.level < last and weight.tensor.shape[1] > 1
 
 
-def groups(trained: Sequence[Weight], settings: Optimization) -> list[dict[str, Any]]:
+def groups(trained: Sequence[Weight], last: int, settings: Optimization) -> list[dict[str, Any]]:
     """Weights of the same level that do or do not decay."""
-    last = max((weight.level for weight in trained), default=0)
-    kinds = sorted(trained, key=kind)
     return [
         {
             "params": [weight.tensor for weight in members],
             "scale": settings.layer_decay ** (last - level),
             "weight_decay": settings.weight_decay if decays else 0.0,
         }
-        for (level, decays), members in groupby(kinds, key=kind)
+        for (level, decays), members in groupby(sorted(trained, key=kind), key=kind)
     ]
 
 

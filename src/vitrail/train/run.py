@@ -56,7 +56,7 @@ class Run:
     def steps_planned(self) -> int | None:
         """How many steps the last checkpoint was on its way to, if there is one."""
         states = self.states()
-        return int(read_numbers(states[-1])["steps"]) if states else None
+        return read_numbers(states[-1]).get("steps") if states else None
 
     def save(self, state: State, step: int, keep: int = 2) -> Path:
         """The new checkpoint, and only once it is durable the old ones go."""

@@ -20,6 +20,7 @@ from vitrail.train.training import DivergedError, Training
 from vitrail.train.watch import Start, Watch
 
 SHARE_OF_SAVING = 0.05  # of the time, at most, where the recipe does not say how often
+MOST = 1000  # skipped pictures that a checkpoint remembers
 
 
 class StoppedError(VitrailError):
@@ -52,9 +53,11 @@ class Sitting:
     def go_on_from_last(self) -> None:
         training = self.training
         state = self.run.latest() if self.run else None
-        if self.run and state:
+        if state:
             training.restore(state)
             self.begun -= float(state.numbers["seconds"])
+            self.skipped = set(state.numbers.get("skipped", ()))
+        if self.run:
             if training.team.first:
                 self.run.forget_after(training.done)
             self.records = [each for each in self.run.records() if each["step"] <= training.done]
@@ -64,8 +67,10 @@ class Sitting:
         )
 
     def run_all(self, batches: Iterator[Batch], pressed: list[int]) -> None:
+        """Each step is logged, then saved, then evaluated: who stops it does not wait, and resuming evaluates first."""
         training = self.training
         try:
+            self.evaluate_if_due()
             while training.done < training.steps:
                 self.skip(training.step(batches))
                 self.watch.stepped(training.done)
@@ -73,13 +78,12 @@ class Sitting:
                 if last or training.done % training.log_every == 0:
                     self.log(self.observed())
                     training.window.clear()
-                if last or self.due(training.recipe.loop.eval_every):
-                    self.evaluate()
                 stop, save = self.agreed(pressed)
                 if last or stop or save:
                     self.save()
                 if stop and not last:
                     raise StoppedError(stop, training.done, self.run.folder if self.run else None)
+                self.evaluate_if_due()
         finally:
             self.watch.finished()
 
@@ -92,11 +96,27 @@ class Sitting:
         return {**self.checked(), "lr": lr, "images_per_second": round(speed, 1)}
 
     def checked(self) -> dict[str, float]:
-        """The means so far, if they are numbers."""
+        """The means since the last log, if they are numbers."""
         try:
             return self.training.observed()
         except DivergedError as error:
             raise VitrailError(f"{error}; {self.kept()}") from None
+
+    def check(self) -> None:
+        """Before anything is made of the weights: they and the losses so far are numbers."""
+        if self.training.window:
+            self.checked()
+        try:
+            self.training.check_weights()
+        except DivergedError as error:
+            raise VitrailError(f"{error}; {self.kept()}") from None
+
+    @contextmanager
+    def naming_what_is_kept(self) -> Generator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self.kept()}") from error
 
     def kept(self) -> str:
         states = self.run.states() if self.run else []
@@ -131,13 +151,20 @@ class Sitting:
         self.records.append(line)
         if training.team.first:
             if self.run:
-                self.run.log(line)
+                with self.naming_what_is_kept():
+                    self.run.log(line)
             self.watch.logged(line)
 
-    def evaluate(self) -> None:
-        if self.val is None:
-            return
+    def evaluate_if_due(self) -> None:
         training = self.training
+        last = training.done == training.steps
+        known = any(each["step"] == training.done and "val_top1" in each for each in self.records)
+        if self.val is None or not training.done or not (last or self.due(training.recipe.loop.eval_every)):
+            return
+        if known and not last:
+            return
+        self.check()
+        training.team.alike(training.result)
         found = evaluate(
             training.result,
             self.val,
@@ -149,21 +176,20 @@ class Sitting:
         )
         self.skip(set(found.skipped))
         self.evaluation = found
-        self.log({"val_loss": found.loss, "val_top1": found.top1, "val_top5": found.top5})
+        if not known:
+            self.log({"val_loss": found.loss, "val_top1": found.top1, "val_top5": found.top5})
         self.logged = monotonic()
 
     def save(self) -> None:
         training, start = self.training, monotonic()
         if self.run is None:
             return
-        if training.window:
-            self.checked()
-        state = training.state({"steps": training.steps, "seconds": monotonic() - self.begun})
+        self.check()
+        numbers = {"steps": training.steps, "seconds": monotonic() - self.begun, "skipped": sorted(self.skipped)[:MOST]}
+        state = training.state(numbers)
         if training.team.first:
-            try:
+            with self.naming_what_is_kept():
                 self.run.save(state, training.done)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; {self.kept()}") from error
         self.saved = monotonic()
         self.saving = self.saved - start
 
@@ -175,7 +201,7 @@ class Sitting:
 
 @contextmanager
 def interrupts() -> Generator[list[int]]:
-    """Signals that came, to be looked at between steps; a second one of a kind does what it always does."""
+    """Signals that came, to be looked at between steps; who presses Ctrl-C twice does not want to wait for that."""
     came = list[int]()
     if threading.current_thread() is not threading.main_thread():
         yield came
@@ -183,7 +209,8 @@ def interrupts() -> Generator[list[int]]:
 
     def note(number: int, _: object) -> None:
         came.append(number)
-        signal.signal(number, before[signal.Signals(number)])
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
 
     before = {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT)}
     try:

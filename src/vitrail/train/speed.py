@@ -1,6 +1,7 @@
 """How fast a training would go and what memory it would take, measured on a copy of the model before it begins."""
 
 import resource
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -8,16 +9,12 @@ from math import floor
 from time import monotonic
 
 import torch
-from torch import nn
 
-from vitrail.data.datasets import Data, Subset
-from vitrail.data.loader import Batch, Order, Views, training_batches
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.datasets import Subset
+from vitrail.data.loader import Batch
 from vitrail.errors import ConfigError
-from vitrail.train.distributed import Team
 from vitrail.train.evaluate import evaluate
-from vitrail.train.losses import classify
-from vitrail.train.recipe import Recipe
+from vitrail.train.setup import Setup
 from vitrail.train.training import Training
 
 TRIED = 4.0  # seconds of steps, at least
@@ -47,41 +44,11 @@ class Speed:
         return floor(left / each)
 
 
-def measure(
-    model: nn.Module,
-    data: Data,
-    recipe: Recipe,
-    preprocessing: Preprocessing,
-    views: Views,
-    device: torch.device,
-    team: Team,
-    workers: int,
-) -> Speed:
+def measure(setup: Setup) -> Speed:
     """Takes a few steps on a copy, and evaluates on a few pictures; nothing of it is left afterwards."""
-    order = Order(pictures=len(views), batch=recipe.loop.batch, repeats=recipe.augmentation.repeats)
-    before = torch.get_rng_state()
-    training = Training(
-        deepcopy(model),
-        recipe,
-        steps=10**6,
-        steps_per_epoch=order.steps,
-        classes=len(data.classes),
-        preprocessing=preprocessing,
-        objective=classify,
-        device=device,
-        team=team,
-        log_every=1000,
-    )
-    batches = training_batches(
-        views,
-        order,
-        range(1000),
-        accumulate=recipe.loop.accumulate,
-        workers=workers,
-        rank=team.rank,
-        world=team.world,
-        pin=device.type == "cuda",
-    )
+    before, recipe, data = torch.get_rng_state(), setup.recipe, setup.data
+    training = setup.with_model(deepcopy(setup.model)).training(10**6)
+    batches = setup.batches(range(2000))
     step = timed(training, batches)
     if training.is_early:  # both halves of a training with growing pictures
         training.done = training.steps - 1000
@@ -94,14 +61,15 @@ def measure(
         evaluate(
             training.result,
             Subset(data.val, range(some)),
-            preprocessing,
+            setup.preprocessing,
             batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
-            device=device,
+            device=setup.device,
         )
-        seconds = (monotonic() - start) * len(data.val) / some / team.world
+        seconds = (monotonic() - start) * len(data.val) / some / setup.team.world
     torch.set_rng_state(before)
-    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
-    return Speed(step, seconds, memory)
+    gpu = setup.device.type == "cuda"
+    memory = torch.cuda.max_memory_allocated(setup.device) if gpu else peak_memory()
+    return setup.team.from_first(Speed(step, seconds, memory))
 
 
 def timed(training: Training, batches: Iterator[Batch]) -> float:
@@ -109,13 +77,15 @@ def timed(training: Training, batches: Iterator[Batch]) -> float:
     for _ in range(2):
         training.step(batches)
     start, steps = monotonic(), 0
-    while steps < 3 or (monotonic() - start < TRIED and steps < 400):
+    more = torch.ones(1)
+    while more.item():  # as long as any process wants to, since all must take the same steps
         training.step(batches)
         if training.device.type == "cuda":
             torch.cuda.synchronize(training.device)
         steps += 1
+        more = training.team.largest(torch.tensor([float(steps < 3 or (monotonic() - start < TRIED and steps < 400))]))
     return (monotonic() - start) / steps
 
 
 def peak_memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)

@@ -14,7 +14,8 @@ from vitrail.data.draws import keys
 from vitrail.data.loader import Batch
 from vitrail.data.mixing import erase, mix, normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, VitrailError
+from vitrail.errors import CheckpointError, DataError, VitrailError
+from vitrail.models.checks import pair
 from vitrail.train.distributed import Team
 from vitrail.train.losses import Inputs, Objective
 from vitrail.train.optim import Average, freeze, optimizers, set_lr
@@ -88,6 +89,8 @@ class Training:
         for part in range(accumulate):
             batch = next(batches)
             skipped.update(batch.skipped)
+            if not len(batch.labels):
+                raise DataError(f"no picture of a batch can be read, for instance {min(skipped)}")
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.team.world == 1 else cast(Any, self.forward).no_sync()
             with waiting:
@@ -117,11 +120,11 @@ class Training:
         augmentation, seed = self.recipe.augmentation, self.recipe.loop.seed
         images = batch.images.to(self.device, non_blocking=True)
         labels = batch.labels.to(self.device, non_blocking=True)
-        if images.dtype == torch.uint8:
-            images = normalise(images, self.preprocessing)
+        images = normalise(images, self.preprocessing)
         if self.is_early:
+            rows, columns = pair(self.preprocessing.image_size)
             side = self.recipe.loop.early_size
-            images = F.interpolate(images, (side, side), mode="bilinear", antialias=True)
+            images = F.interpolate(images, (side, side * columns // rows), mode="bilinear", antialias=True)
         if augmentation.erase:
             images = erase(images, batch.keys, augmentation.erase)
         images, targets = mix(images, labels, self.classes, augmentation, int(keys(seed, self.done, MIXING, 0)[0]))
@@ -149,6 +152,11 @@ class Training:
             if not isfinite(loss):
                 raise DivergedError(self.done - count + place + 1, loss)
         return dict(zip(self.window, rows.mean(1).tolist(), strict=True))
+
+    def check_weights(self) -> None:
+        """A finite loss may have an infinite gradient, and be the last that is finite."""
+        if not all(weight.isfinite().all() for weight in self.model.parameters()):
+            raise DivergedError(self.done, float("nan"))
 
     def state(self, numbers: Mapping[str, Any]) -> State:
         ranks = self.team.gathered(random_state(self.device)["cpu"])

@@ -25,11 +25,12 @@ from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.train.distributed import Team, device_of, joined
-from vitrail.train.fit import fit, order_of, total_steps, views_of
+from vitrail.train.fit import fit
 from vitrail.train.job import Job, Request, assemble
 from vitrail.train.pictures import curves
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import MODEL, Run, step_of
+from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
 from vitrail.train.watch import Several, TensorBoard, Terminal, Watch
 
@@ -43,7 +44,6 @@ class Here:
 
     device: str = "auto"
     workers: int | None = None
-    cache: float = 1.0  # gigabytes
     strict: bool = False
 
 
@@ -51,27 +51,24 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
     """A new run, or only what it would be."""
     keep_freed_memory()
     with joined() as team:
-        recipe, device = request.recipe, device_of(here.device, team)
-        job = assembled(request, here, team)
-        order = order_of(job.data, recipe, team)
-        workers = workers_for(job, here, team)
-        tell(team, *introduced(job, request, device, workers))
-        steps, minutes, every = total_steps(recipe, order), recipe.loop.minutes, recipe.loop.eval_every
+        recipe, job = request.recipe, assembled(request, team)
+        setup = setup_of(job, recipe, here, team)
+        tell(team, *introduced(job, request, setup))
+        steps, minutes = setup.steps, recipe.loop.minutes
         if minutes is not None or dry_run:
             tell(team, "speed  is being measured …")
-            views = views_of(job.data, recipe, job.preprocessing)
-            speed = measure(job.model, job.data, recipe, job.preprocessing, views, device, team, workers)
+            speed = measure(setup)
             if minutes is not None:
-                left = minutes * 60 - (monotonic() - start)
-                steps = team.from_first(speed.steps_within(left, order.steps, every))
-            tell(team, *foreseen(speed, steps, order, recipe))
+                left = team.from_first(minutes * 60 - (monotonic() - start))
+                steps = speed.steps_within(left, setup.order.steps, recipe.loop.eval_every)
+            tell(team, *foreseen(speed, steps, setup.order, recipe))
         if dry_run:
             return
         run = None
         if team.first:
-            run = Run.begun(out or free_folder(job, recipe), plan_of(job, request, order, steps, team))
-            tell(team, f"run    {run.folder}: {steps} steps, {steps / order.steps:.4g} epochs")
-        sit(team.from_first(run), request, job, steps, here, workers, team)
+            run = Run.begun(out or free_folder(job, recipe), plan_of(job, request, setup, steps))
+            tell(team, f"run    {run.folder}: {steps} steps, {steps / setup.order.steps:.4g} epochs")
+        sit(team.from_first(run), request, job, setup, steps, here)
 
 
 def go_on(folder: Path, here: Here) -> None:
@@ -80,24 +77,38 @@ def go_on(folder: Path, here: Here) -> None:
     run = Run(folder)
     plan = run.plan()
     request = Request.from_json(plan.get("request"), str(folder))
-    if finished(run, plan):
-        print(
-            f"run    {folder} is finished: vitrail eval {folder}, or a longer one from it: --init {folder} --epochs …"
-        )
-        return
     with joined() as team:
-        job = assembled(request, here, team)
-        now = plan_of(job, request, order_of(job.data, request.recipe, team), plan.get("steps"), team)
+        if finished(run, plan):
+            tell(team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}")
+            return
+        job = assembled(request, team)
+        setup = setup_of(job, request.recipe, here, team)
+        now = plan_of(job, request, setup, plan["steps"])
         for what in ("model", "data"):
             if apart := differences(plan.get(what), now[what]):
                 raise CheckpointError(
                     f"{folder} began with another {what}: {apart[0]}; expected the same: put it back, or begin anew"
                 )
+        for what in ("torch", "simplejpeg", "world"):
+            if plan.get(what) != now[what]:
+                tell(team, f"note   {what} was {plan.get(what)} and is {now[what]}: it goes on, but not to the bit")
         states = run.states()
         tell(
             team, f"run    {folder}: on from {states[-1].stem if states else 'its beginning'} of {plan['steps']} steps"
         )
-        sit(run, request, job, int(plan["steps"]), here, workers_for(job, here, team), team)
+        sit(run, request, job, setup, int(plan["steps"]), here)
+
+
+def setup_of(job: Job, recipe: Recipe, here: Here, team: Team) -> Setup:
+    return Setup(
+        model=job.model,
+        data=job.data,
+        recipe=recipe,
+        preprocessing=job.preprocessing,
+        device=device_of(here.device, team),
+        team=team,
+        workers=workers_for(job, here, team),
+    )
 
 
 def keep_freed_memory() -> None:
@@ -114,8 +125,9 @@ def finished(run: Run, plan: Mapping[str, Any]) -> bool:
     return bool(states) and step_of(states[-1]) == plan.get("steps") and (run.folder / MODEL / CONFIG).exists()
 
 
-def sit(run: Run, request: Request, job: Job, steps: int, here: Here, workers: int, team: Team) -> None:
+def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: Here) -> None:
     """Trains to the end, and leaves the model, the curves and a last word."""
+    team = setup.team
     result = fit(
         job.model,
         job.data,
@@ -124,7 +136,7 @@ def sit(run: Run, request: Request, job: Job, steps: int, here: Here, workers: i
         run=run,
         steps=steps,
         device=here.device,
-        workers=workers,
+        workers=setup.workers,
         strict=here.strict,
         team=team,
         watch=watches(team),
@@ -155,17 +167,15 @@ def sit(run: Run, request: Request, job: Job, steps: int, here: Here, workers: i
     )
 
 
-def assembled(request: Request, here: Here, team: Team) -> Job:
+def assembled(request: Request, team: Team) -> Job:
     """The job, its pictures held in memory if they fit."""
     job = assemble(request)
     for note in job.data.notes:
         tell(team, f"note   {note}")
-    if here.cache < 0:
-        raise ConfigError(f"--cache {here.cache}; expected gigabytes, or 0 for none")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not (team.first and console.is_terminal)) as progress:
         task = progress.add_task("decoding", total=None)
-        return job.with_data(held(job.data, here.cache * 1e9, lambda: progress.advance(task)))
+        return job.with_data(held(job.data, request.cache * 1e9, lambda: progress.advance(task)))
 
 
 def workers_for(job: Job, here: Here, team: Team) -> int:
@@ -185,7 +195,7 @@ def watches(team: Team) -> Watch:
     return Several([Terminal(), *board])
 
 
-def introduced(job: Job, request: Request, device: torch.device, workers: int) -> list[str]:
+def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
     data, config, recipe = job.data, job.model.config, request.recipe
     parameters = sum(weight.numel() for weight in job.model.parameters())
     trained = 0 if data.train is None else len(data.train)
@@ -200,7 +210,7 @@ def introduced(job: Job, request: Request, device: torch.device, workers: int) -
         f"data   {data.name}: {trained} pictures to train on, {validated} to validate, {len(data.classes)} classes",
         f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
         f"recipe {recipe.name}: {', '.join(said)}",
-        f"device {device}, {torch.get_num_threads()} threads, {workers} workers",
+        f"device {setup.device}, {torch.get_num_threads()} threads, {setup.workers} workers",
     ]
 
 
@@ -216,12 +226,13 @@ def foreseen(speed: Speed, steps: int, order: Order, recipe: Recipe) -> list[str
     ]
 
 
-def plan_of(job: Job, request: Request, order: Order, steps: Any, team: Team) -> dict[str, Any]:
+def plan_of(job: Job, request: Request, setup: Setup, steps: int) -> dict[str, Any]:
     """run.json: what was asked for, and all that it came to."""
     data, recipe = job.data, request.recipe
     return {
         "vitrail": __version__,
         "torch": torch.__version__,
+        "simplejpeg": find_spec("simplejpeg") is not None,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv[1:],
         "request": request.to_json(),
@@ -244,10 +255,10 @@ def plan_of(job: Job, request: Request, order: Order, steps: Any, team: Team) ->
         },
         "init": request.init,
         "recipe": request.to_json()["recipe"],
-        "epochs": None if steps is None else steps / order.steps,
+        "epochs": steps / setup.order.steps,
         "steps": steps,
-        "steps_per_epoch": order.steps,
-        "world": team.world,
+        "steps_per_epoch": setup.order.steps,
+        "world": setup.team.world,
     }
 
 

@@ -1,0 +1,129 @@
+"""A training about to begin: model, data and recipe that fit together, and what is made of them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import floor
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitrail.data.augmentation import Augmentation
+from vitrail.data.datasets import Data, Pictures, Subset
+from vitrail.data.loader import Batch, Order, Views, evaluation_batches, training_batches
+from vitrail.data.mixing import normalise
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError, DataError
+from vitrail.train.distributed import Team
+from vitrail.train.losses import Objective, classify
+from vitrail.train.recipe import Recipe
+from vitrail.train.training import Training
+
+SEEN_FIRST = 2000  # pictures that filters are whitened by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Checked when it is made; `transform` is code of others that takes the place of the recipe's augmentation."""
+
+    model: Any
+    data: Data
+    recipe: Recipe
+    preprocessing: Preprocessing
+    device: torch.device
+    team: Team
+    workers: int = 0
+    objective: Objective = classify
+    transform: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        config, loop, classes = self.model.config, self.recipe.loop, len(self.data.classes)
+        if config.classes != classes:
+            raise ConfigError(
+                f"a model of {config.classes} classes; expected {classes}, as many as {self.data.name} has"
+            )
+        if len(self.preprocessing.mean) != config.channels:
+            means = len(self.preprocessing.mean)
+            raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one a channel")
+        if loop.early_size and not getattr(config, "dynamic", False):
+            raise ConfigError(
+                f"early_size is {loop.early_size}; expected 0, or a model that is dynamic: --set dynamic=true"
+            )
+        if loop.whiten and not hasattr(getattr(self.model, "patch_embed", None), "whiten"):
+            raise ConfigError("whiten is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
+        check_batch(self.recipe, len(self.pictures), self.team)
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        if self.data.train is None or not len(self.data.train):
+            raise DataError(f"{self.data.name} has no pictures to train on; expected some in train/")
+        return self.data.train
+
+    @cached_property
+    def order(self) -> Order:
+        loop = self.recipe.loop
+        repeats = self.recipe.augmentation.repeats
+        return Order(pictures=len(self.pictures), batch=loop.batch, repeats=repeats, seed=loop.seed)
+
+    @property
+    def steps(self) -> int:
+        """That the recipe's epochs come to."""
+        return max(floor(self.recipe.loop.epochs * self.order.steps), 1)
+
+    def with_model(self, model: nn.Module) -> "Setup":
+        return replace(self, model=model)
+
+    def training(self, steps: int) -> Training:
+        return Training(
+            self.model,
+            self.recipe,
+            steps=steps,
+            steps_per_epoch=self.order.steps,
+            classes=len(self.data.classes),
+            preprocessing=self.preprocessing,
+            objective=self.objective,
+            device=self.device,
+            team=self.team,
+            log_every=max(1, min(50, self.order.steps // 10)),
+        )
+
+    def batches(self, steps: range) -> Iterator[Batch]:
+        views = Views(
+            pictures=self.pictures,
+            augmentation=Augmentation() if self.transform else self.recipe.augmentation,
+            preprocessing=self.preprocessing,
+            seed=self.recipe.loop.seed,
+            replacing=True,
+            transform=self.transform,
+        )
+        return training_batches(
+            views,
+            self.order,
+            steps,
+            accumulate=self.recipe.loop.accumulate,
+            workers=self.workers,
+            rank=self.team.rank,
+            world=self.team.world,
+            pin=self.device.type == "cuda",
+        )
+
+    def whiten(self) -> None:
+        """Lets the model's first layer see some of the pictures, spread over all, before it begins."""
+        count = len(self.pictures)
+        some = Subset(self.pictures, np.linspace(0, count - 1, min(SEEN_FIRST, count)).astype(np.int64))
+        seen = (normalise(batch.images, self.preprocessing) for batch in evaluation_batches(some, self.preprocessing))
+        cast(Any, self.model.patch_embed).whiten(seen)
+
+
+def check_batch(recipe: Recipe, pictures: int, team: Team) -> None:
+    batch, parts = recipe.loop.batch, team.world * recipe.loop.accumulate
+    if batch > pictures:
+        raise ConfigError(f"batch {batch} and {pictures} pictures to train on; expected at most so many: --batch")
+    split = f"batch {batch} over {team.world} processes of {recipe.loop.accumulate} micro-batches"
+    if batch % parts:
+        raise ConfigError(f"{split}; expected equal parts: a multiple of {parts}")
+    mixing = recipe.augmentation.mixup or recipe.augmentation.cutmix
+    if mixing and batch // parts % 2 and (parts > 1 or batch == 1):
+        raise ConfigError(f"{split}, with Mixup or CutMix; expected parts of an even size, since two and two are mixed")
