@@ -64,7 +64,7 @@ def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) 
     words = ["train", "--minutes", "0.6", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen([*run, *words, "--eval-every", "0"], stdout=pipe, stderr=pipe, text=True)
-    while process.poll() is None and not (folder / "log.jsonl").exists():
+    while process.poll() is None and not Run(folder).records():
         time.sleep(0.01)
     process.terminate()
     out, err = process.communicate(timeout=100)

@@ -31,7 +31,7 @@ def started(words: list[str], folder: Path) -> subprocess.Popen[str]:
     """A run in a session of its own, that has taken its first steps."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    while process.poll() is None and not (folder / "log.jsonl").exists():
+    while process.poll() is None and not Run(folder).records():
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
     return process

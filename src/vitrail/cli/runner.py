@@ -76,14 +76,16 @@ def go_on(folder: Path, here: Here) -> None:
     keep_freed_memory()
     run = Run(folder)
     plan = run.plan()
-    request = Request.from_json(plan.get("request"), str(folder))
+    request, steps = Request.from_json(plan.get("request"), str(folder)), plan.get("steps")
+    if type(steps) is not int or steps < 1:
+        raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
     with joined() as team:
         if finished(run, plan):
             tell(team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}")
             return
         job = assembled(request, team)
         setup = setup_of(job, request.recipe, here, team)
-        now = plan_of(job, request, setup, plan["steps"])
+        now = plan_of(job, request, setup, steps)
         for what in ("model", "data"):
             if apart := differences(plan.get(what), now[what]):
                 raise CheckpointError(
@@ -93,10 +95,8 @@ def go_on(folder: Path, here: Here) -> None:
             if plan.get(what) != now[what]:
                 tell(team, f"note   {what} was {plan.get(what)} and is {now[what]}: it goes on, but not to the bit")
         states = run.states()
-        tell(
-            team, f"run    {folder}: on from {states[-1].stem if states else 'its beginning'} of {plan['steps']} steps"
-        )
-        sit(run, request, job, setup, int(plan["steps"]), here)
+        tell(team, f"run    {folder}: on from {states[-1].stem if states else 'its beginning'} of {steps} steps")
+        sit(run, request, job, setup, steps, here)
 
 
 def setup_of(job: Job, recipe: Recipe, here: Here, team: Team) -> Setup:

@@ -20,8 +20,8 @@ def flags() -> Any:
     for section, each in settings():
         hint = get_type_hints(SECTIONS[section])[each.name]
         hint = tuple[float, float] if hint == tuple[float, ...] else hint
-        negative = {} if hint is bool else {"negative": ()}
-        how = Parameter(help=each.metadata["help"], group=HEADINGS[section], **negative)
+        negative = f"--no-{each.name}" if hint is bool else ()
+        how = Parameter(help=each.metadata["help"], group=HEADINGS[section], negative=negative)
         found.append((each.name, Annotated[hint | None, how], None))
     made = make_dataclass("Settings", found, kw_only=True)
     made.__module__ = __name__

@@ -100,7 +100,6 @@ def train(
     at_model = {**dict(parse_field(item) for item in fields or ()), **rates}
     if image_size is not None:
         at_model["image_size"] = parse_size(image_size)
-    here = {"device": device, "workers": workers, "strict": strict}
     if resume is not None:
         told = {"data": data, "model": model, "recipe": recipe, "init": init, "out": out, "val_share": val_share}
         told |= {"real": real, "cache": cache, "dry_run": dry_run or None, "set": fields, "image_size": image_size}
@@ -112,7 +111,7 @@ def train(
             )
         from vitrail.cli.runner import Here, go_on
 
-        go_on(resume, Here(**here))
+        go_on(resume, Here(device=device, workers=workers, strict=strict))
         return
     if cache is not None and cache < 0:
         raise ConfigError(f"--cache {cache}; expected gigabytes, or 0 for none")
@@ -134,7 +133,8 @@ def train(
         real=None if real is None else anywhere(str(real)),
         cache=1.0 if cache is None else cache,
     )
-    begin(request, out, Here(**here), start=start, dry_run=dry_run)
+    here = Here(device=device, workers=workers, strict=strict)
+    begin(request, out, here, start=start, dry_run=dry_run)
 
 
 def anywhere(place: str) -> str:

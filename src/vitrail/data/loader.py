@@ -5,6 +5,7 @@ B batch, C channels, H and W rows and columns of the model's input.
 
 import os
 import random
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -225,8 +226,9 @@ def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool = Fal
         return map(views.__getitems__, places)
     sampler: Any = places  # torch asks for lists of numbers, and hands over whatever it is given
     collate: Any = as_it_is  # as it does with the batch that `__getitems__` made of them
-    return iter(
-        DataLoader(
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more than there are cores: as was asked for
+        loader = DataLoader(
             views,
             batch_sampler=sampler,
             num_workers=workers,
@@ -236,7 +238,7 @@ def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool = Fal
             worker_init_fn=deaf,
             generator=torch.Generator(),  # of its own, or starting it would take a draw from dropout's
         )
-    )
+        return iter(loader)
 
 
 def as_it_is(batch: Batch) -> Batch:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import ConfigError
@@ -98,7 +99,7 @@ def joined() -> Generator[Team]:
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Team()
         return
-    local = dist.get_node_local_rank()
+    local = distributed_c10d.get_node_local_rank()
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")

@@ -80,8 +80,8 @@ def fit(
     training = setup.training(steps or setup.steps)
     torch.manual_seed(recipe.loop.seed * 1009 + team.rank + 1)  # dropout's, other than that of the starting weights
     sitting = Sitting(training, setup.data.val, run, workers, strict, watch or Several())
-    sitting.go_on_from_last()
     with interrupts() as pressed:
+        sitting.go_on_from_last()
         sitting.run_all(setup.batches(range(training.done, training.steps)), pressed)
     skipped = set[str]().union(*team.all_of(sitting.skipped))
     return Fitted(training.result.eval(), training.done, sitting.evaluation, sitting.records, tuple(sorted(skipped)))

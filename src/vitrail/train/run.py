@@ -37,11 +37,16 @@ class Run:
 
     def plan(self) -> dict[str, Any]:
         try:
-            return json.loads((self.folder / PLAN).read_text("utf-8"))
+            found = json.loads((self.folder / PLAN).read_text("utf-8"))
         except FileNotFoundError:
             raise CheckpointError(f"{self.folder} holds no {PLAN}; expected the folder of a run") from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.folder / PLAN} cannot be read: {one_line(error)}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{self.folder / PLAN} cannot be read: {one_line(error)}; expected what `vitrail train` wrote"
+            ) from None
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self.folder / PLAN} is no object; expected what `vitrail train` wrote")
+        return found
 
     def states(self) -> list[Path]:
         """The checkpoints, the oldest first."""
@@ -91,6 +96,8 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Takes from the log what a resumed run will write again."""
+        if not (self.folder / LOG).exists():
+            return
         kept = [json.dumps(each) + "\n" for each in self.records() if each.get("step", 0) <= step]
         write_whole(self.folder / LOG, lambda place: place.write_text("".join(kept), "utf-8"))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class Setup:
         count = len(self.pictures)
         some = Subset(self.pictures, np.linspace(0, count - 1, min(SEEN_FIRST, count)).astype(np.int64))
         seen = (normalise(batch.images, self.preprocessing) for batch in evaluation_batches(some, self.preprocessing))
-        cast(Any, self.model.patch_embed).whiten(seen)
+        self.model.patch_embed.whiten(seen)
 
 
 def check_batch(recipe: Recipe, pictures: int, team: Team) -> None:
