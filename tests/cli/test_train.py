@@ -191,8 +191,13 @@ def test_strict_makes_a_bad_picture_an_error(photos: Path) -> None:
     ("words", "message"),
     [
         ("--data photos --epochs 1", "no model is named"),
-        (f"--data photos {TINY} --batch 64", "batch 64 and 16 pictures to train on"),
+        (f"--data photos {TINY} --batch 64", "batch 64 is more than the 16 pictures"),
         (f"--data photos {TINY} --batch 4 --epochs 0", "epochs is 0"),
+        (f"--data photos {TINY} --batch 4 --epochs 1 --minutes 1", "--minutes beside --epochs"),
+        (f"--data '' {TINY} --batch 4", "does not exist"),
+        (f"--data photos/train/.. {TINY} --batch 4 --out photos", "photos holds other things"),
+        (f"--data photos {TINY} --batch 4 --out photos/val/ants/0.png", "0.png is a file; expected a new folder"),
+        (f"--data photos {TINY} --batch 4 --device meta", "device is 'meta'; expected auto, cpu"),
         (f"--data photos {TINY} --batch 5 --accumulate 2", "batch 5 in 2 micro-batches"),
         (f"--data photo {TINY}", "did you mean 'photos'"),
         (f"--data photos {TINY} --recipe deitt", "did you mean 'deit'"),
@@ -260,3 +265,26 @@ def test_colours_of_a_recipe_make_grey_data_coloured(tmp_path: Path) -> None:
     Path("mine.yaml").write_text("preprocessing: {mean: [0.4, 0.5, 0.6], std: [0.2, 0.2, 0.2]}\nbatch: 100\n")
     train(f"--recipe mine.yaml --data fashion {TINY.replace('=16', '=24')} --epochs 0.1 --out run")
     assert vitrail.load("run/model").config.channels == 3
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    class_folders(tmp_path / "above", photos=6)
+    with pytest.raises(VitrailError, match=r"has one class \(photos\); expected two at least"):
+        train(f"--data above {TINY} --batch 4")
+
+
+def test_a_run_that_took_no_step_may_be_begun_again(photos: Path) -> None:
+    with pytest.raises(VitrailError, match="train_blocks is 9"):
+        train(f"--data photos {TINY} --batch 4 --epochs 1 --train-blocks 9 --out run")
+    train(f"--data photos {TINY} --batch 4 --epochs 1 --out run")
+    shutil.rmtree("run/model")
+    shutil.rmtree("run/checkpoints")
+    train("--resume run")
+    states = Run(Path("run")).states()
+    states[-1].write_bytes(b"damaged")
+    shutil.rmtree("run/model")
+    with pytest.raises(VitrailError, match="there is no other"):
+        train("--resume run")
+    states[-1].with_name("step-00000002.safetensors").write_bytes(b"older")
+    with pytest.raises(VitrailError, match="to go on from step-00000002, delete it"):
+        train("--resume run")

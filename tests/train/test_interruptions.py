@@ -67,6 +67,7 @@ def step_reached(run: Run) -> int:
     return max((int(read_state(path).numbers["step"]) for path in run.states()), default=0)
 
 
+@pytest.mark.timeout(3600)
 def test_killed_at_random_moments_it_ends_as_if_never_killed(tmp_path: Path, kills: int) -> None:
     """20 times here, 200 in `make torture`."""
     whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})

@@ -67,7 +67,7 @@ def test_a_log_cut_off_in_a_line_goes_on_from_a_step(tmp_path: Path) -> None:
 
 
 def test_a_run_is_begun_once(tmp_path: Path) -> None:
-    Run.begun(tmp_path / "run", {})
+    Run.begun(tmp_path / "run", {}).log({"step": 1})
     with pytest.raises(CheckpointError, match="already holds a run"):
         Run.begun(tmp_path / "run", {})
     with pytest.raises(CheckpointError, match=r"holds no run\.json"):

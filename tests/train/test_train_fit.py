@@ -295,7 +295,7 @@ def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
 
 
 def test_bad_requests_are_one_line() -> None:
-    with pytest.raises(ConfigError, match="batch 64 and 40 pictures to train on"):
+    with pytest.raises(ConfigError, match="batch 64 is more than the 40 pictures"):
         fit(model(), data(), replace(PLAIN, loop=Loop(batch=64)), device="cpu")
     with pytest.raises(DataError, match="no pictures to train on"):
         fit(model(), replace(data(), train=None), PLAIN, device="cpu")
@@ -305,6 +305,14 @@ def test_bad_requests_are_one_line() -> None:
         fit(model(classes=3), data(), PLAIN, device="cpu")
     with pytest.raises(ConfigError, match="3 means for a model of 1 channels"):
         fit(model(channels=1), data(), PLAIN, device="cpu", preprocessing=vitrail.Preprocessing(image_size=16))
+    for recipe in ({"epochs": 1}, 3):
+        with pytest.raises(ConfigError, match="recipe is a"):
+            fit(model(), data(), recipe, device="cpu")  # pyright: ignore[reportArgumentType]
+    for wrong in ("ViT-Ti/16", nn.Linear(2, 2)):
+        with pytest.raises(ConfigError, match="has no config"):
+            fit(wrong, data(), PLAIN, device="cpu")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="unknown recipe"):
+        fit(model(), data(), "scratched", device="cpu")
     mixing = Recipe(augmentation=Augmentation(mixup=1.0), loop=Loop(batch=6, accumulate=2))
     with pytest.raises(ConfigError, match="parts of an even size"):
         fit(model(), data(), mixing, device="cpu")

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from itertools import count
 from os import cpu_count
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Any
 
@@ -50,6 +51,8 @@ class Here:
 def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_run: bool) -> None:
     """A new run, or only what it would be."""
     keep_freed_memory()
+    if out is not None and not dry_run:
+        Run.check_free(out)  # at once, and again when it is made
     with joined() as team:
         recipe, job = request.recipe, assembled(request, team)
         setup = setup_of(job, recipe, here, team)
@@ -162,7 +165,7 @@ def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: He
         tell(team, f"done   validation top-1 {result.evaluation.top1:.2%}, loss {result.evaluation.loss:.4f}{drawn}")
     tell(
         team,
-        f"model  {run.folder / MODEL}: vitrail eval {run.folder} --data {request.data}, "
+        f"model  {run.folder / MODEL}: vitrail eval {quote(str(run.folder))} --data {quote(request.data)}, "
         f'or in Python vitrail.Predictor("{run.folder / MODEL}").predict("photo.jpg")',
     )
 

@@ -95,7 +95,9 @@ def train(
     start = monotonic()
     changes = given(settings)
     if "epochs" in changes:
-        changes.setdefault("minutes", None)  # a recipe's budget gives way
+        if "minutes" in changes:
+            raise ConfigError("--minutes beside --epochs; expected one of them")
+        changes["minutes"] = None  # a recipe's budget gives way
     rates = {name: value for name, value in zip(RATES, (dropout, stochastic_depth), strict=True) if value is not None}
     at_model = {**dict(parse_field(item) for item in fields or ()), **rates}
     if image_size is not None:
@@ -126,7 +128,7 @@ def train(
     from vitrail.train.job import Request
 
     request = Request(
-        data=anywhere(data or "fashion"),
+        data=anywhere("fashion" if data is None else data),
         recipe=chosen,
         init=None if init is None else anywhere(init),
         val_share=0.2 if val_share is None else val_share,
@@ -139,4 +141,4 @@ def train(
 
 def anywhere(place: str) -> str:
     """A path so that it can be resumed from another folder; a name as it is."""
-    return str(Path(place).resolve()) if Path(place).exists() and place != "fashion" else place
+    return str(Path(place).resolve()) if place not in ("", "fashion") and Path(place).exists() else place

@@ -83,13 +83,14 @@ def device_of(name: str, team: Team) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise ConfigError(f"device is {name!r}; expected auto, cpu, cuda, cuda:1 or mps")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", team.local)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
-        raise ConfigError(
-            f"device is {name!r}; expected one that torch can use: {str(error).splitlines()[0]}"
-        ) from None
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(f"device is {name!r}; expected auto, cpu, cuda, cuda:1 or mps: {reason}") from None
     return device
 
 

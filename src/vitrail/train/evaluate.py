@@ -25,7 +25,7 @@ WNID = re.compile(r"n\d{8}")  # WordNet's number of a class, as ImageNet's folde
 def evaluate(
     model: Any,
     pictures: Pictures | Dataset,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | None = None,
     *,
     batch: int = 64,
     workers: int = 0,
@@ -44,6 +44,7 @@ def evaluate(
     """
     start, team = perf_counter(), team or Team()
     pictures = pictures if isinstance(pictures, Pictures) else Foreign(pictures)
+    preprocessing = preprocessing or plain_preprocessing(model)
     tally, skipped = Tally(model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
     with evaluating(model, device), torch.inference_mode():
@@ -66,6 +67,16 @@ def evaluate(
         tally.add_state(team.total(share.to(device)))
     names = labels or names_of(pictures.classes, mapping, tally.classes)
     return tally.result(names, skipped=skipped, seconds=perf_counter() - start)
+
+
+def plain_preprocessing(model: Any) -> Preprocessing:
+    """For a model of which nothing else is known: the whole picture, pixels from −1 to 1."""
+    config: Any = getattr(model, "config", None)
+    if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
+        kind = type(model).__name__
+        raise ConfigError(f"{kind} has no config; expected a model with its image_size, channels and classes in it")
+    grey = (0.5,) * config.channels
+    return Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
 
 
 @contextmanager

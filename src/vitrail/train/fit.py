@@ -12,9 +12,11 @@ from torch import nn
 from vitrail.data.datasets import Data, open_data
 from vitrail.data.foreign import Dataset
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
 from vitrail.train.distributed import Team, device_of
+from vitrail.train.evaluate import plain_preprocessing
 from vitrail.train.losses import Objective, classify
-from vitrail.train.recipe import Recipe
+from vitrail.train.recipe import Recipe, open_recipe
 from vitrail.train.run import Run
 from vitrail.train.setup import Setup
 from vitrail.train.sitting import Sitting, interrupts
@@ -37,7 +39,7 @@ class Fitted:
 def fit(
     model: nn.Module,
     data: Data | Dataset | str | Path,
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | None = None,
     *,
     objective: Objective = classify,
     preprocessing: Preprocessing | None = None,
@@ -55,11 +57,11 @@ def fit(
     `data` is what `open_data` takes, `transform` a function from a Pillow image to the model's input (torchvision's
     are such), used in training in place of the recipe's augmentation. With `strict` an unreadable picture is an error.
     """
-    start, recipe, team = monotonic(), recipe or Recipe(), team or Team()
-    config: Any = model.config
-    if preprocessing is None:
-        grey = (0.5,) * config.channels
-        preprocessing = Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
+    start, team = monotonic(), team or Team()
+    recipe = open_recipe(recipe) if isinstance(recipe, str) else recipe or Recipe()
+    if not isinstance(recipe, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"recipe is a {type(recipe).__name__}; expected a name, or vitrail.open_recipe(…).changed(…)")
+    preprocessing = preprocessing or plain_preprocessing(model)
     setup = Setup(
         model=model,
         data=open_data(data, seed=recipe.loop.seed),

@@ -42,8 +42,10 @@ class Request:
             flat = dict(given.pop("recipe"))
             recipe = Recipe(name=str(flat.pop("name"))).changed(flat)
             return cls(recipe=recipe, **given)
-        except (TypeError, ValueError, KeyError, ConfigError) as error:
-            raise CheckpointError(f"{where} is not what `vitrail train` wrote: {error}") from None
+        except KeyError as error:
+            raise CheckpointError(f"{where}: run.json lacks {error}; expected what `vitrail train` wrote") from None
+        except (TypeError, ValueError, ConfigError) as error:
+            raise CheckpointError(f"{where}: {error}; expected run.json as `vitrail train` wrote it") from None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ class Optimization:
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = explained(
         "cosine", "How the learning rate falls after the warm-up."
     )
-    warmup: float = explained(0.0, "Epochs over which the learning rate rises from zero.", MAY_BE_ZERO)
+    warmup: float = explained(
+        0.0, "Epochs in which the learning rate rises from zero; at most half of all.", MAY_BE_ZERO
+    )
     final_lr: float = explained(0.0, "What cosine and linear end at, as a share of lr.", MAY_BE_ZERO)
     layer_decay: float = explained(1.0, "Factor on the learning rate from each block to the one before it; 1: none.")
     clip: float = explained(0.0, "The largest norm of all gradients together; 0: any.", MAY_BE_ZERO)

@@ -26,14 +26,25 @@ class Run:
     @classmethod
     def begun(cls, folder: Path, plan: Mapping[str, Any]) -> "Run":
         """A new run: the folder with its plan, before anything else happens."""
-        if (folder / PLAN).exists():
-            raise CheckpointError(
-                f"{folder} already holds a run; expected a new folder, or to go on with it: --resume {folder}"
-            )
+        cls.check_free(folder)
         make_folder(folder / STATES)
         text = json.dumps(plan, indent=2, ensure_ascii=False) + "\n"
         write_whole(folder / PLAN, lambda place: place.write_text(text, "utf-8"))
         return cls(folder)
+
+    @classmethod
+    def check_free(cls, folder: Path) -> None:
+        """Nobody's work is written over: a run that has taken a step, a folder with other things in it, a file."""
+        run = cls(folder)
+        if folder.exists() and not folder.is_dir():
+            raise CheckpointError(f"{folder} is a file; expected a new folder")
+        if (folder / PLAN).exists():
+            if run.states() or run.records():
+                raise CheckpointError(
+                    f"{folder} already holds a run; expected a new folder, or to go on with it: --resume {folder}"
+                )
+        elif folder.exists() and any(folder.iterdir()):
+            raise CheckpointError(f"{folder} holds other things; expected a new folder, or an empty one")
 
     def plan(self) -> dict[str, Any]:
         try:
@@ -56,7 +67,11 @@ class Run:
 
     def latest(self) -> State | None:
         states = self.states()
-        return read_state(states[-1]) if states else None
+        try:
+            return read_state(states[-1]) if states else None
+        except CheckpointError as error:
+            other = f"to go on from {states[-2].stem}, delete it" if len(states) > 1 else "there is no other"
+            raise CheckpointError(f"{error}; {other}") from None
 
     def steps_planned(self) -> int | None:
         """How many steps the last checkpoint was on its way to, if there is one."""
@@ -65,6 +80,7 @@ class Run:
 
     def save(self, state: State, step: int, keep: int = 2) -> Path:
         """The new checkpoint, and only once it is durable the old ones go."""
+        make_folder(self.folder / STATES)
         path = self.folder / STATES / f"step-{step:08}.safetensors"
         write_state(state, path)
         for old in self.states()[:-keep]:

@@ -40,6 +40,11 @@ class Setup:
 
     def __post_init__(self) -> None:
         config, loop, classes = self.model.config, self.recipe.loop, len(self.data.classes)
+        if classes < 2:
+            only = ", ".join(self.data.classes)
+            raise DataError(
+                f"{self.data.name} has one class ({only}); expected two at least: does its path end too early?"
+            )
         if config.classes != classes:
             raise ConfigError(
                 f"a model of {config.classes} classes; expected {classes}, as many as {self.data.name} has"
@@ -120,7 +125,9 @@ class Setup:
 def check_batch(recipe: Recipe, pictures: int, team: Team) -> None:
     batch, parts = recipe.loop.batch, team.world * recipe.loop.accumulate
     if batch > pictures:
-        raise ConfigError(f"batch {batch} and {pictures} pictures to train on; expected at most so many: --batch")
+        raise ConfigError(
+            f"batch {batch} is more than the {pictures} pictures to train on; expected --batch {pictures}, or less"
+        )
     split = f"batch {batch} over {team.world} processes of {recipe.loop.accumulate} micro-batches"
     if batch % parts:
         raise ConfigError(f"{split}; expected equal parts: a multiple of {parts}")

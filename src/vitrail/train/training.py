@@ -58,7 +58,9 @@ class Training:
         self.optimizers = optimizers(self.model, settings)
         self.average = Average(self.model, deepcopy(self.model), loop.ema) if loop.ema else None
         self.scaler = torch.GradScaler(device.type, enabled=loop.precision == "float16")
-        self.warmup = round(settings.warmup * steps_per_epoch)
+        self.warmup = min(
+            round(settings.warmup * steps_per_epoch), steps // 2
+        )  # a short training must come to its peak
         self.peak = settings.lr * (loop.batch / settings.lr_batch if settings.lr_batch else 1)
         self.window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         compiled = torch.compile(self.model) if loop.compile else self.model
