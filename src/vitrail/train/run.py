@@ -85,7 +85,9 @@ class Run:
         write_state(state, path)
         for old in self.states()[:-keep]:
             old.unlink(missing_ok=True)
-        for cut_off in (self.folder / STATES).glob(".step-*"):  # by a crash, earlier
+        for cut_off in (self.folder / STATES).glob(
+            ".*"
+        ):  # by a crash, earlier; safetensors has names of its own for it
             cut_off.unlink(missing_ok=True)
         return path
 
