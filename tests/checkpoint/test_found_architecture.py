@@ -11,7 +11,10 @@ from vitrail.checkpoint.architecture import architecture
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import find
 
-UNSEEN = {"vit_base_patch16_gap_224"}  # 16 heads, as no other model of this width: timm's file names tell
+UNSEEN = {
+    "vit_base_patch16_gap_224",  # 16 heads, as no other model of this width: timm's file names tell
+    *vitrail.list_models("cct*"),  # no public layout holds them
+}
 GUESSED = ("dropout", "attention_dropout", "stochastic_depth", "dynamic", "layer_scale", "norm_eps")
 
 

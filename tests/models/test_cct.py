@@ -1,6 +1,7 @@
 """CCT: published counts, answers equal to vit-pytorch's, and what the variant for a CPU adds."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from drawing import shake
 from torch import Tensor, nn
 from vit_pytorch.cct import CCT as Peer  # noqa: N811
 
-from vitrail.errors import ConfigError
+from vitrail.checkpoint import load, write
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import merge_heads
 from vitrail.models.cct import AROUND, CCT, PRESETS, CCTConfig, LocalAttention
 
@@ -157,3 +159,14 @@ def test_what_does_not_fit_is_said() -> None:
         CCTConfig(neighbours=True, attention_dropout=0.1)
     with pytest.raises(ConfigError, match=r"3 pools; expected at most 2"):
         CCTConfig(pools=3)
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google", "deit", "dino", "mae"])
+def test_no_public_layout_holds_it_and_ours_does(to: str, tmp_path: Path) -> None:
+    model = shake(CCT(VARIANT))
+    with pytest.raises(CheckpointError, match=f"{to} has no place for a model of the family 'cct'"):
+        write(model, tmp_path / "theirs", to)
+    write(model, tmp_path / "ours")
+    back = load(tmp_path / "ours")
+    images = torch.randn(2, 3, 16, 8)
+    assert torch.equal(back(images), model.eval()(images))

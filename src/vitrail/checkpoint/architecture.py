@@ -147,6 +147,8 @@ def heads_of(found: Mapping[str, Any]) -> tuple[int, bool]:
     if (width, depth, mlp_width) in OTHERS:
         return OTHERS[width, depth, mlp_width], True
     for preset in (preset for family in families() for preset in family.presets.values()):
+        if not hasattr(preset, "patch_size"):  # of an architecture that no public layout holds
+            continue
         if (preset.width, getattr(preset, "mlp_width", None) or 4 * preset.width) == (width, mlp_width):
             return preset.heads, True
     if width % 64:

@@ -47,6 +47,8 @@ def write(
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     family = family or family_of(model)
     config: Any = model.config
+    if to != "vitrail" and not hasattr(config, "patch_size"):
+        raise CheckpointError(f"{to} has no place for a model of the family {family.name!r}; expected to='vitrail'")
     try:
         description = Description(
             family=family.name,
