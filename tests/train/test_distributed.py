@@ -39,7 +39,7 @@ def started(folder: Path, processes: int) -> dict[str, object]:
     program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(folder)))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr
     return json.loads((folder / "result.json").read_text())
 
 

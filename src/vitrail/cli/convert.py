@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field, parse_size
-from vitrail.errors import ConfigError, unknown
-
-if TYPE_CHECKING:
-    from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
 
 OPENS = {  # how the result is opened where it belongs
     "vitrail": "vitrail.load({path!r})",
@@ -92,7 +89,7 @@ def convert(
     found = read(checkpoint, source=source, policy=policy, **given)
     about, size = found.description, found.model.config.image_size
     if how:
-        about = replace(about, preprocessing=changed(about.preprocessing or Preprocessing(image_size=size), how))
+        about = replace(about, preprocessing=(about.preprocessing or Preprocessing(image_size=size)).changed(how))
     if labels is not None:
         about = replace(about, labels=lines_of(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
@@ -108,13 +105,6 @@ def convert(
     )
     opens = OPENS.get(to if out.is_dir() else "", "").format(path=str(out))
     print(f"{out}: {to} layout, whole{f'; open it with {opens}' if opens else ''}")
-
-
-def changed(how: "Preprocessing", changes: dict[str, Any]) -> "Preprocessing":
-    for name in changes:
-        if name not in vars(how):
-            raise unknown("preprocessing field", name, vars(how))
-    return replace(how, **changes)
 
 
 def lines_of(path: Path) -> tuple[str, ...]:

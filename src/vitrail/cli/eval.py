@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.convert import changed
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError, DataError
 
@@ -94,7 +93,7 @@ def eval(  # noqa: A001
     warn_of(found, checkpoint)
     model, seen_as = found.model, found.description.preprocessing
     if how:
-        seen_as = changed(seen_as or Preprocessing(image_size=model.config.image_size), how)
+        seen_as = (seen_as or Preprocessing(image_size=model.config.image_size)).changed(how)
     checked = Predictor(model, preprocessing=seen_as, labels=found.description.labels, device=place)
     opened = opened_data(data, real, run)
     pictures = opened.val

@@ -1,6 +1,7 @@
 """What `vitrail train` does once it knows what is asked: one sitting of a run, from its folder to its last line."""
 
 import ctypes
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -201,8 +202,7 @@ def watches(team: Team) -> Watch:
 def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
     data, config, recipe = job.data, job.model.config, request.recipe
     parameters = sum(weight.numel() for weight in job.model.parameters())
-    trained = 0 if data.train is None else len(data.train)
-    validated = 0 if data.val is None else len(data.val)
+    trained, validated = len(data.train or ()), len(data.val or ())
     size = "×".join(map(str, config.image_size))
     begun = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
     default = Recipe().flat()
@@ -241,20 +241,15 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int) -> dict[str, A
         "request": request.to_json(),
         "data": {
             "name": data.name,
-            "train": 0 if data.train is None else len(data.train),
-            "val": 0 if data.val is None else len(data.val),
+            "train": len(data.train or ()),
+            "val": len(data.val or ()),
             "classes": list(data.classes),
         },
         "model": {
             "name": recipe.model or job.family.name,
             "family": job.family.name,
-            "config": {
-                name: list(each) if isinstance(each, tuple) else each for name, each in asdict(job.model.config).items()
-            },
-            "preprocessing": {
-                name: list(each) if isinstance(each, tuple) else each
-                for name, each in asdict(job.preprocessing).items()
-            },
+            "config": json.loads(json.dumps(asdict(job.model.config))),  # tuples as a file gives them back
+            "preprocessing": json.loads(json.dumps(asdict(job.preprocessing))),
         },
         "init": request.init,
         "recipe": request.to_json()["recipe"],

@@ -1,13 +1,14 @@
 """From a picture to a model's input: resize with antialiasing, crop, normalise; number by number as timm does it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 
 MOST_PIXELS = 2**26  # of a resized picture: 256 MB in Pillow
@@ -32,6 +33,13 @@ class Preprocessing:
             raise ConfigError(f"{len(self.mean)} means and {len(self.std)} stds; expected one of each a channel")
         if self.crop > min(pair(self.image_size)):
             raise ConfigError(f"crop is {self.crop}; expected the share of the picture that is kept, say 0.9")
+
+    def changed(self, changes: Mapping[str, Any]) -> "Preprocessing":
+        """With these fields in place of its own."""
+        for name in changes:
+            if name not in vars(self):
+                raise unknown("preprocessing field", name, vars(self))
+        return replace(self, **changes)
 
 
 def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -13,7 +13,7 @@ from vitrail.checkpoint.resample import Policy
 from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Data, open_data
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.catalog import find
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
@@ -93,7 +93,7 @@ def begun(recipe: Recipe, data: Data) -> Job:
     whole = images is not None and images.shape[1:3] == size
     grey = (0.5,) * config.channels
     how = Preprocessing(image_size=size, crop=1.0 if whole else 0.9, mean=grey, std=grey)
-    return Job(family.build(config), family, data, changed(how, recipe.preprocessing))
+    return Job(family.build(config), family, data, how.changed(recipe.preprocessing))
 
 
 def continued(request: Request, data: Data) -> Job:
@@ -112,7 +112,7 @@ def continued(request: Request, data: Data) -> Job:
     model = owned(found.model)
     size = pair(model.config.image_size)
     how = found.description.preprocessing or Preprocessing(image_size=size)
-    how = changed(replace(how, image_size=size), recipe.preprocessing)
+    how = replace(how, image_size=size).changed(recipe.preprocessing)
     return Job(
         model,
         known_family(found.description.family, init),
@@ -139,10 +139,3 @@ def owned(model: nn.Module) -> Any:
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
     return model
-
-
-def changed(how: Preprocessing, changes: Mapping[str, Any]) -> Preprocessing:
-    for name in changes:
-        if name not in vars(how):
-            raise unknown("preprocessing field", name, vars(how))
-    return replace(how, **changes)

@@ -93,30 +93,22 @@ class Sitting:
         speed = count * training.recipe.loop.batch / max(now - self.logged, 1e-9)
         self.logged = now
         lr = training.optimizers[0].param_groups[-1]["lr"]
-        return {**self.checked(), "lr": lr, "images_per_second": round(speed, 1)}
-
-    def checked(self) -> dict[str, float]:
-        """The means since the last log, if they are numbers."""
-        try:
-            return self.training.observed()
-        except DivergedError as error:
-            raise VitrailError(f"{error}; {self.kept()}") from None
+        with self.naming_what_is_kept():
+            return {**training.observed(), "lr": lr, "images_per_second": round(speed, 1)}
 
     def check(self) -> None:
         """Before anything is made of the weights: they and the losses so far are numbers."""
-        if self.training.window:
-            self.checked()
-        try:
+        with self.naming_what_is_kept():
+            if self.training.window:
+                self.training.observed()
             self.training.check_weights()
-        except DivergedError as error:
-            raise VitrailError(f"{error}; {self.kept()}") from None
 
     @contextmanager
     def naming_what_is_kept(self) -> Generator[None]:
         try:
             yield
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; {self.kept()}") from error
+        except (CheckpointError, DivergedError) as error:
+            raise VitrailError(f"{error}; {self.kept()}") from error
 
     def kept(self) -> str:
         states = self.run.states() if self.run else []
