@@ -13,7 +13,10 @@ from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
 
 HEADS = ("head.", "head_dist.")
-MAY_DIFFER = ("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic")
+MAY_DIFFER = (
+    *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
+    "answer",
+)
 
 
 def adapted(config: Any, wanted: Any) -> Any:

@@ -2,13 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from vitrail.cli.progress import progress
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError, DataError
 
@@ -138,22 +137,6 @@ def opened_data(data: str | None, real: Path | None, run: "Finished | None") -> 
     if run is not None and run.data is not None and Path(run.data).resolve() == Path(where).resolve():
         return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
     return open_data(where, val_share=1.0, real=real)
-
-
-@contextmanager
-def progress(pictures: int) -> Generator[Callable[[int], object] | None]:
-    """A bar on stderr if it is a terminal; else nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=pictures)
-        yield lambda count: bar.advance(task, count)
 
 
 def write_results(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import count
@@ -16,16 +16,16 @@ from time import monotonic
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from vitrail import __version__
 from vitrail.checkpoint.contents import CONFIG
 from vitrail.checkpoint.writing import write
+from vitrail.cli.progress import progress
 from vitrail.cli.runs import duration
 from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.train.distill import check_distillation, distilling
 from vitrail.train.distributed import Team, device_of, joined
 from vitrail.train.fit import fit
 from vitrail.train.job import Job, Request, assemble
@@ -34,6 +34,7 @@ from vitrail.train.recipe import Recipe
 from vitrail.train.run import MODEL, Run, step_of
 from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
+from vitrail.train.teacher import Teacher
 from vitrail.train.watch import Several, TensorBoard, Terminal, Watch
 
 RUNS = Path("runs")
@@ -56,7 +57,7 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
         Run.check_free(out)  # at once, and again when it is made
     with joined() as team:
         recipe, job = request.recipe, assembled(request, team)
-        setup = setup_of(job, recipe, here, team)
+        setup = setup_of(job, request, here, team)
         tell(team, *introduced(job, request, setup))
         steps, minutes = setup.steps, recipe.loop.minutes
         if minutes is not None or dry_run:
@@ -88,7 +89,7 @@ def go_on(folder: Path, here: Here) -> None:
             tell(team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}")
             return
         job = assembled(request, team)
-        setup = setup_of(job, request.recipe, here, team)
+        setup = setup_of(job, request, here, team)
         now = plan_of(job, request, setup, steps)
         for what in ("model", "data"):
             if apart := differences(plan.get(what), now[what]):
@@ -103,16 +104,34 @@ def go_on(folder: Path, here: Here) -> None:
         sit(run, request, job, setup, steps, here)
 
 
-def setup_of(job: Job, recipe: Recipe, here: Here, team: Team) -> Setup:
-    return Setup(
+def setup_of(job: Job, request: Request, here: Here, team: Team) -> Setup:
+    setup = Setup(
         model=job.model,
         data=job.data,
-        recipe=recipe,
+        recipe=request.recipe,
         preprocessing=job.preprocessing,
         device=device_of(here.device, team),
         team=team,
         workers=workers_for(job, here, team),
     )
+    if request.teacher is None:
+        return setup
+    check_distillation(request.recipe, job.model)
+    pictures = len(job.data.train or ()) if request.teacher_cache and team.first else 0
+    with progress(pictures, "asking the teacher") as advance:
+        objective, notes = distilling(
+            Teacher.opened(request.teacher),
+            job.model,
+            job.data,
+            request.recipe,
+            job.preprocessing,
+            setup.device,
+            team=team,
+            kept=None if request.teacher_cache is None else Path(request.teacher_cache),
+            progress=advance,
+        )
+    tell(team, *(f"note   {note}" for note in notes))
+    return replace(setup, objective=objective)
 
 
 def keep_freed_memory() -> None:
@@ -136,6 +155,7 @@ def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: He
         job.model,
         job.data,
         request.recipe,
+        objective=setup.objective,
         preprocessing=job.preprocessing,
         run=run,
         steps=steps,
@@ -176,10 +196,8 @@ def assembled(request: Request, team: Team) -> Job:
     job = assemble(request)
     for note in job.data.notes:
         tell(team, f"note   {note}")
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (team.first and console.is_terminal)) as progress:
-        task = progress.add_task("decoding", total=None)
-        return job.with_data(held(job.data, request.cache * 1e9, lambda: progress.advance(task)))
+    with progress(None if team.first else 0, "decoding") as advance:
+        return job.with_data(held(job.data, request.cache * 1e9, lambda: advance(1)))
 
 
 def workers_for(job: Job, here: Here, team: Team) -> int:
@@ -212,6 +230,7 @@ def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
     return [
         f"data   {data.name}: {trained} pictures to train on, {validated} to validate, {len(data.classes)} classes",
         f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
+        *([f"learns from {request.teacher}, {recipe.distillation.distill}"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(said)}",
         f"device {setup.device}, {torch.get_num_threads()} threads, {setup.workers} workers",
     ]
@@ -252,6 +271,7 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int) -> dict[str, A
             "preprocessing": json.loads(json.dumps(asdict(job.preprocessing))),
         },
         "init": request.init,
+        "teacher": request.teacher,
         "recipe": request.to_json()["recipe"],
         "epochs": steps / setup.order.steps,
         "steps": steps,

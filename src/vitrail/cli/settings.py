@@ -1,5 +1,6 @@
 """Every setting of a recipe as a flag of its own, under its own name."""
 
+from collections.abc import Iterable
 from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -11,13 +12,14 @@ HEADINGS = {
     "loop": Group("Length and portions (else the recipe's)", sort_key=1),
     "optimization": Group("Optimizer (else the recipe's)", sort_key=2),
     "augmentation": Group("Augmentation and mixing (else the recipe's)", sort_key=3),
+    "distillation": Group("Distillation (else the recipe's)", sort_key=0),
 }
 
 
-def flags() -> Any:
-    """A class of all settings, none of them given."""
+def flags(sections: Iterable[str]) -> Any:
+    """A class of all settings in these sections, none of them given."""
     found = list[tuple[str, Any, Any]]()
-    for section, each in settings():
+    for section, each in settings(sections):
         hint = get_type_hints(SECTIONS[section])[each.name]
         hint = tuple[float, float] if hint == tuple[float, ...] else hint
         negative = f"--no-{each.name}" if hint is bool else ()
@@ -32,8 +34,11 @@ if TYPE_CHECKING:
 
     class Settings: ...
 
+    class DistillSettings: ...
+
 else:
-    Settings = flags()
+    Settings = flags(section for section in SECTIONS if section != "distillation")
+    DistillSettings = flags(SECTIONS)
 
 
 def given(values: object) -> dict[str, Any]:

@@ -4,6 +4,7 @@ B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n toke
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ class DeiTConfig:
     depth: int = 12  # blocks
     heads: int = 12  # share the width
     distilled: bool = False  # a distillation token beside the class token, and a head of its own
+    answer: Literal["both", "class", "distill"] = "both"  # of a distilled model: both heads' mean, or one head alone
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     prefix_positions: bool = True  # DeiT-III has no position for its class token
     norm_eps: float = 1e-6
@@ -38,12 +40,17 @@ class DeiTConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.answer != "both" and not self.distilled:
+            raise ConfigError(f"answer is {self.answer!r} of a DeiT with one head; expected 'both', or distilled=True")
         check_heads(self.width, self.heads)
         check_grid(pair(self.image_size), pair(self.patch_size))
 
 
 class DeiT(nn.Module):
-    """(B, C, H, W) → logits (B, classes); of a distilled model, the mean of both heads' (the paper's late fusion)."""
+    """(B, C, H, W) → logits (B, classes); of a distilled model the mean of both heads', unless `answer` says else.
+
+    The paper's text adds the softmax of both heads; its code takes the mean of their logits, as all its successors do.
+    """
 
     def __init__(self, config: DeiTConfig) -> None:
         super().__init__()
@@ -91,8 +98,9 @@ class DeiT(nn.Module):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=self.prefix))
+    def forward(self, images: Tensor, *, apart: bool = False) -> Any:
+        """The logits; with `apart` those of both heads, in training, where what wraps a module calls only `forward`."""
+        return self.heads(images) if apart else self.logits(self.encode(images, queries=self.prefix))
 
     def tokens(self, images: Tensor) -> Tensor:
         """All tokens after the final norm, class and distillation first: (B, C, H, W) → (B, N, D)."""
@@ -100,8 +108,11 @@ class DeiT(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """What the heads make of `tokens`: (B, N, D) → (B, classes)."""
-        by_label = self.head(tokens[:, 0])
-        return by_label if self.head_dist is None else (by_label + self.head_dist(tokens[:, 1])) / 2
+        answer = self.config.answer
+        if self.head_dist is None or answer == "class":
+            return self.head(tokens[:, 0])
+        by_teacher = self.head_dist(tokens[:, 1])
+        return by_teacher if answer == "distill" else (self.head(tokens[:, 0]) + by_teacher) / 2
 
     def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of the class head and of the distillation head, each (B, classes)."""

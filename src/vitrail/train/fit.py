@@ -13,6 +13,7 @@ from vitrail.data.datasets import Data, open_data
 from vitrail.data.foreign import Dataset
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
+from vitrail.train.distill import distilling
 from vitrail.train.distributed import Team, device_of
 from vitrail.train.evaluate import plain_preprocessing
 from vitrail.train.losses import Objective, classify
@@ -22,6 +23,7 @@ from vitrail.train.setup import Setup
 from vitrail.train.sitting import Sitting, interrupts
 from vitrail.train.speed import measure
 from vitrail.train.tally import Evaluation
+from vitrail.train.teacher import Teacher
 from vitrail.train.watch import Several, Watch
 
 
@@ -41,7 +43,8 @@ def fit(
     data: Data | Dataset | str | Path,
     recipe: Recipe | str | None = None,
     *,
-    objective: Objective = classify,
+    objective: Objective | None = None,
+    teacher: Teacher | str | None = None,
     preprocessing: Preprocessing | None = None,
     transform: Callable[[Any], Any] | None = None,
     run: Run | None = None,
@@ -55,22 +58,29 @@ def fit(
     """Trains the model on the data by the recipe; goes on from the run's last checkpoint if it has one.
 
     `data` is what `open_data` takes, `transform` a function from a Pillow image to the model's input (torchvision's
-    are such), used in training in place of the recipe's augmentation. With `strict` an unreadable picture is an error.
+    are such), used in training in place of the recipe's augmentation. With a `teacher` (vitrail.Teacher, or what its
+    name is for `open_model`) the recipe's distillation is the loss. With `strict` an unreadable picture is an error.
     """
     start, team = monotonic(), team or Team()
     recipe = open_recipe(recipe) if isinstance(recipe, str) else recipe or Recipe()
     if not isinstance(recipe, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"recipe is a {type(recipe).__name__}; expected a name, or vitrail.open_recipe(…).changed(…)")
-    preprocessing = preprocessing or plain_preprocessing(model)
+    preprocessing, place = preprocessing or plain_preprocessing(model), device_of(device, team)
+    opened = open_data(data, seed=recipe.loop.seed)
+    if teacher is not None:
+        if objective is not None:
+            raise ConfigError("an objective beside a teacher; expected one of them: the teacher's loss is the recipe's")
+        teacher = Teacher.opened(teacher) if isinstance(teacher, str) else teacher
+        objective, _ = distilling(teacher, model, opened, recipe, preprocessing, place)
     setup = Setup(
         model=model,
-        data=open_data(data, seed=recipe.loop.seed),
+        data=opened,
         recipe=recipe,
         preprocessing=preprocessing,
-        device=device_of(device, team),
+        device=place,
         team=team,
         workers=workers,
-        objective=objective,
+        objective=objective or classify,
         transform=transform,
     )
     steps = steps or (run.steps_planned() if run else None)

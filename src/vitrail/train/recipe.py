@@ -1,4 +1,4 @@
-"""All that a training is told: four short lists of settings, one flat file of them, one flag for each.
+"""All that a training is told: a few short lists of settings, one flat file of them, one flag for each.
 
 A recipe file is YAML with the names of these fields; what it does not say has the defaults below.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.augmentation import Augmentation, explained
 from vitrail.errors import ConfigError, one_line, unknown
-from vitrail.models.checks import MAY_BE_ZERO, RATE, check_fields
+from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,6 +81,25 @@ class Loop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """What is learnt from a teacher, where there is one; DeiT's own choices unless said."""
+
+    distill: Literal["hard", "soft", "none"] = explained(
+        "hard", "hard: the teacher's decision is a label too; soft: its probabilities are to be met; none: no teacher."
+    )
+    distill_token: Literal["auto", "distill", "class"] = explained(
+        "auto", "Who learns it: the distillation token, or the class token alone. auto: the former if there is one."
+    )
+    teacher_weight: float | None = explained(
+        None, "Lambda, the teacher's share of the loss; without it 0.5 for hard, 0.1 for soft.", SHARE
+    )
+    temperature: float = explained(3.0, "Tau of soft: what logits are divided by, so that small ones count too.")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The settings of a training; `model`, `fields` and `preprocessing` say what is trained where nothing else does."""
 
@@ -91,6 +110,7 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     optimization: Optimization = field(default_factory=Optimization)
     loop: Loop = field(default_factory=Loop)
+    distillation: Distillation = field(default_factory=Distillation)
 
     def changed(self, settings: Mapping[str, Any]) -> "Recipe":
         """With these settings, by their flat names, in place of its own; `fields` and `preprocessing` are added to."""
@@ -121,6 +141,7 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "loop": Loop,
     "optimization": Optimization,
     "augmentation": Augmentation,
+    "distillation": Distillation,
 }
 ELSEWHERE = {  # how timm's and facebook's scripts call them
     "batch_size": "batch",
@@ -134,6 +155,9 @@ ELSEWHERE = {  # how timm's and facebook's scripts call them
     "reprob": "erase",
     "repeated_aug": "repeats",
     "model_ema_decay": "ema",
+    "distillation_type": "distill",
+    "distillation_alpha": "teacher_weight",
+    "distillation_tau": "temperature",
     "drop": "fields",
     "drop_path": "fields",
 }
@@ -143,9 +167,9 @@ def names(section: str) -> list[str]:
     return [each.name for each in fields(SECTIONS[section])]
 
 
-def settings() -> Iterable[tuple[str, Field[Any]]]:
+def settings(sections: Iterable[str] = SECTIONS) -> Iterable[tuple[str, Field[Any]]]:
     """Every setting under the name of its section."""
-    return ((section, each) for section in SECTIONS for each in fields(SECTIONS[section]))
+    return ((section, each) for section in sections for each in fields(SECTIONS[section]))
 
 
 def number(value: Any) -> Any:

@@ -130,7 +130,7 @@ class Training:
         if augmentation.erase:
             images = erase(images, batch.keys, augmentation.erase)
         images, targets = mix(images, labels, self.classes, augmentation, int(keys(seed, self.done, MIXING, 0)[0]))
-        return Inputs(images, targets, labels)
+        return Inputs(images, targets, labels, batch.indices)
 
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":

@@ -1,0 +1,152 @@
+"""What `vitrail train` and `vitrail distill` are both asked, and how that becomes a run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from vitrail.cli.summary import parse_field, parse_size
+from vitrail.errors import ConfigError
+from vitrail.train.recipe import Recipe, open_recipe
+
+RATES = ("dropout", "stochastic_depth")  # of the model, but people look for them here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """All that is no setting of a recipe.
+
+    Parameters
+    ----------
+    data
+        fashion (embedded), or a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, of which a part is kept
+        for validation; CIFAR-10 or -100, MNIST files; ImageNet.
+    model
+        A name that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
+    recipe
+        fashion, cifar10-cpu, cifar10-distill, finetune, probe, vit, deit, scratch, or a .yaml file of your own. Without
+        it: finetune with --init, fashion for that data, else scratch.
+    init
+        A checkpoint to start from: anything that `vitrail convert` reads, or the folder of a run.
+    image_size
+        Pixels: 384, or rows x columns: 384x256; the positions of --init are resampled.
+    fields
+        Any field of the model's config, as FIELD=VALUE; may be repeated.
+    dropout
+        Rate of the model's dropout.
+    stochastic_depth
+        Rate at which the last block is left out; it grows from 0 at the first.
+    out
+        The folder of the run; else a new one in runs/.
+    resume
+        The folder of a run to go on with, to the bit as if it had not stopped.
+    dry_run
+        Check data, model, memory and speed, say how long it will take, and write nothing.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    workers
+        Processes that prepare pictures; without it as many as help.
+    cache
+        Gigabytes up to which decoded pictures are held in memory; 1 unless said, 0: none.
+    val_share
+        Share of a folder without a validation part that is kept for validation; 0.2 unless said.
+    real
+        ReaL labels of ImageNet's validation pictures, a .json file.
+    strict
+        An unreadable picture is an error; else it is skipped and named at the end.
+    """
+
+    data: str | None = None
+    model: str | None = None
+    recipe: str | None = None
+    init: str | None = None
+    image_size: str | None = None
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
+    dropout: float | None = None
+    stochastic_depth: float | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    dry_run: Annotated[bool, Parameter(negative=())] = False
+    device: str = "auto"
+    workers: int | None = None
+    cache: float | None = None
+    val_share: float | None = None
+    real: Path | None = None
+    strict: Annotated[bool, Parameter(negative=())] = False
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in RATES if getattr(self, name) is not None}
+
+    def chosen(self, changes: dict[str, Any], model: str | None = None) -> Recipe:
+        """The recipe with everything that was asked in it; `model` is for where nothing names one."""
+        if "epochs" in changes:
+            if "minutes" in changes:
+                raise ConfigError("--minutes beside --epochs; expected one of them")
+            changes = {**changes, "minutes": None}  # a recipe's budget gives way
+        at_model = {**dict(parse_field(item) for item in self.fields or ()), **self.rates}
+        if self.image_size is not None:
+            at_model["image_size"] = parse_size(self.image_size)
+        embedded = self.data in (None, "fashion") and self.model is None
+        recipe = open_recipe(self.recipe or ("finetune" if self.init else "fashion" if embedded else "scratch"))
+        if recipe.model is not None and (self.init or self.model not in (None, recipe.model)):
+            # they are for the starting weights of the model that it names
+            recipe = replace(recipe, model=None, fields={}, preprocessing={})
+            recipe = recipe.changed({"whiten": False, "early_size": 0})
+        named = self.model or recipe.model or (None if self.init else model)
+        return recipe.changed({**changes, "fields": at_model, "model": named})
+
+    def check_alone(self, others: dict[str, Any]) -> None:
+        """Beside --resume nothing may be said of the run itself."""
+        names = ("data", "model", "recipe", "init", "out", "val_share", "real", "cache", "image_size")
+        told = {**{name: getattr(self, name) for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
+        other = [name for name, value in {**told, **self.rates, **others}.items() if value is not None]
+        if other:
+            raise ConfigError(
+                f"--resume {self.resume} beside --{other[0].replace('_', '-')}; expected it alone: a run goes on as it "
+                "began; for another, start a new one, from its weights with --init"
+            )
+
+
+def carry_out(
+    asked: Asked,
+    changes: dict[str, Any],
+    *,
+    model: str | None = None,
+    teacher: str | None = None,
+    kept: Path | None = None,
+) -> None:
+    """Begins a run, or goes on with one."""
+    start = monotonic()
+    if asked.resume is not None:
+        asked.check_alone({**changes, "teacher": teacher, "teacher_cache": kept})
+        from vitrail.cli.runner import Here, go_on
+
+        go_on(asked.resume, Here(device=asked.device, workers=asked.workers, strict=asked.strict))
+        return
+    if asked.cache is not None and asked.cache < 0:
+        raise ConfigError(f"--cache {asked.cache}; expected gigabytes, or 0 for none")
+    recipe = asked.chosen(changes, model)
+
+    from vitrail.cli.runner import Here, begin
+    from vitrail.train.job import Request
+
+    request = Request(
+        data=anywhere("fashion" if asked.data is None else asked.data),
+        recipe=recipe,
+        init=None if asked.init is None else anywhere(asked.init),
+        teacher=None if teacher is None else anywhere(teacher),
+        teacher_cache=None if kept is None else str(kept.resolve()),
+        val_share=0.2 if asked.val_share is None else asked.val_share,
+        real=None if asked.real is None else anywhere(str(asked.real)),
+        cache=1.0 if asked.cache is None else asked.cache,
+    )
+    here = Here(device=asked.device, workers=asked.workers, strict=asked.strict)
+    begin(request, asked.out, here, start=start, dry_run=asked.dry_run)
+
+
+def anywhere(place: str) -> str:
+    """A path so that it can be resumed from another folder; a name as it is."""
+    return str(Path(place).resolve()) if place not in ("", "fashion") and Path(place).exists() else place

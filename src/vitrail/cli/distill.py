@@ -1,0 +1,47 @@
+"""vitrail distill: a model that learns from your data and from a teacher."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.cli.asked import Asked, carry_out
+from vitrail.cli.settings import DistillSettings, given
+from vitrail.errors import ConfigError
+
+STUDENT = "deit_tiny_distilled_patch16_224"
+
+
+def distill(
+    *,
+    teacher: str | None = None,
+    teacher_cache: Path | None = None,
+    asked: Annotated[Asked | None, Parameter(name="*")] = None,
+    settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
+) -> None:
+    """Train a small model that also learns from a trained one (DeiT): the same run, recipes and flags as `train`.
+
+    The teacher sees the very views that the student sees, augmented and mixed, in its own normalisation and size. Its
+    classes are matched with the data's by name. A student with a distillation token (deit_*_distilled_*) learns the
+    labels with one token and the teacher with the other, and answers with the mean of both heads; any other model
+    learns both with its one head. Afterwards `vitrail compare` shows who disagrees with whom.
+
+    Examples::
+
+        vitrail distill --teacher my_model --data photos --set depth=2 --image-size 32 --epochs 1 --batch 4
+        vitrail distill --teacher runs/demo --data fashion --distill soft --temperature 2 --epochs 1
+        vitrail distill --resume runs/demo
+
+    Parameters
+    ----------
+    teacher
+        The folder of a run, anything that `vitrail convert` reads (a convnet too: `vitrail models 'resnet*'`), or
+        timm:NAME, which timm fetches.
+    teacher_cache
+        A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
+        for trainings without augmentation, where a picture looks the same each time.
+    """
+    asked, changes = asked or Asked(), given(settings)
+    if teacher is None and asked.resume is None and changes.get("distill") != "none":
+        raise ConfigError("no --teacher; expected a trained model: a run's folder, a checkpoint, or timm:NAME")
+    carry_out(asked, changes, model=STUDENT, teacher=teacher, kept=teacher_cache)

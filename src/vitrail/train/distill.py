@@ -1,0 +1,88 @@
+"""Distillation put together: a teacher, live or with its answers kept on disk, and the loss that a recipe asks for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.augmentation import Augmentation
+from vitrail.data.datasets import Data
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.train.distributed import Team
+from vitrail.train.kept_answers import KeptAnswers
+from vitrail.train.losses import Distil, Inputs, Objective, classify
+from vitrail.train.recipe import Recipe
+from vitrail.train.teacher import Lessons, Teacher
+
+WEIGHT = {"hard": 0.5, "soft": 0.1}  # the paper's
+MOVING = ("flip", "jitter", "erase", "mixup", "cutmix")  # what must be 0 for a picture to look the same each time
+
+
+def check_distillation(recipe: Recipe, model: Any) -> None:
+    """What is wrong with the settings alone, before a teacher is opened."""
+    asked, distilled = recipe.distillation, bool(getattr(model.config, "distilled", False))
+    if asked.distill == "none":
+        return
+    if asked.distill_token == "distill" and not distilled:
+        raise ConfigError(
+            "distill_token is 'distill' and the model has no distillation token; expected one that has, such as "
+            "deit_tiny_distilled_patch16_224 (or --set distilled=true), or distill_token class"
+        )
+    if asked.distill_token == "class" and distilled:
+        raise ConfigError(
+            "distill_token is 'class' and the model has a distillation token, which would learn nothing; expected a "
+            "model without (--set distilled=false), or distill_token auto"
+        )
+
+
+def distilling(
+    teacher: Teacher,
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    seen: Preprocessing,
+    device: torch.device,
+    *,
+    team: Team | None = None,
+    kept: Path | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[Objective, list[str]]:
+    """The loss of the recipe's distillation, and what the user should know; `kept` is a folder for the answers."""
+    asked = recipe.distillation
+    check_distillation(recipe, model)
+    if asked.distill == "none":
+        return classify, []
+    if kept is not None:
+        check_fixed(recipe)
+    lessons = Lessons(teacher, data, seen, device, compiled=recipe.loop.compile)
+
+    def live(inputs: Inputs) -> Tensor:
+        return lessons(inputs.images)
+
+    answers = live if kept is None else KeptAnswers.made(kept, lessons, data, team or Team(), progress)
+    objective = Distil(
+        answers=answers,
+        kind=asked.distill,
+        weight=WEIGHT[asked.distill] if asked.teacher_weight is None else asked.teacher_weight,
+        temperature=asked.temperature,
+        token=bool(getattr(model.config, "distilled", False)),
+    )
+    return objective, lessons.notes
+
+
+def check_fixed(recipe: Recipe) -> None:
+    """Answers can be kept only if every picture looks the same each time."""
+    augmentation = recipe.augmentation
+    moving = [name for name in MOVING if getattr(augmentation, name)]
+    moving += ["crop"] if augmentation.crop != "centre" else []
+    moving += ["policy"] if augmentation.policy != "none" else []
+    moving += ["early_size"] if recipe.loop.early_size else []
+    if moving:
+        hint = " ".join(f"--{name.replace('_', '-')} {getattr(Augmentation(), name, 0)}" for name in moving)
+        raise ConfigError(
+            f"kept answers of a teacher, and pictures that look different each time ({', '.join(moving)}); expected "
+            f"one of the two: no --teacher-cache, or {hint}"
+        )

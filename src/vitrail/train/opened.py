@@ -1,0 +1,73 @@
+"""A trained model by whatever name people have for it: a run, a checkpoint of any layout, or one of timm's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitrail.checkpoint.reading import read, warn_of
+from vitrail.data.preprocessing import FILTERS, Preprocessing
+from vitrail.errors import CheckpointError, ConfigError, one_line
+from vitrail.train.runs import Finished, finished_run
+
+TIMM = "timm:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model that answers, and all that must be known to ask it."""
+
+    name: str
+    model: nn.Module
+    preprocessing: Preprocessing
+    classes: int
+    labels: tuple[str, ...] | None = None
+    run: Finished | None = None  # that it came out of
+
+
+def open_model(name: str, **fields: Any) -> Opened:
+    """`name` is the folder of a run, anything that `vitrail.load` takes, or timm:NAME; `fields` are as `load` has them.
+
+    With timm:NAME timm makes the model and fetches its weights.
+    """
+    if name.startswith(TIMM):
+        if fields:
+            raise ConfigError(f"{name} with {', '.join(fields)}; expected a model of ours, or none of that")
+        return from_timm(name.removeprefix(TIMM))
+    run = finished_run(Path(name))
+    found = read(name if run is None else run.model, **fields)
+    warn_of(found, name)
+    config, about = found.model.config, found.description
+    how = about.preprocessing or Preprocessing(image_size=config.image_size)
+    return Opened(name=name, model=found.model, preprocessing=how, classes=config.classes, labels=about.labels, run=run)
+
+
+def from_timm(name: str) -> Opened:
+    try:
+        import timm
+    except ImportError:
+        raise ConfigError(f"{TIMM}{name} needs timm; expected it installed: pip install timm") from None
+    try:
+        model: Any = timm.create_model(name, pretrained=True)
+    except Exception as error:  # unknown, not to be fetched, damaged: timm has a kind of error for each
+        reason = one_line(error)[:200]
+        raise CheckpointError(f"timm cannot open {name!r}: {reason}; expected a name of timm's with weights") from None
+    about: Mapping[str, Any] = model.pretrained_cfg
+    filter_ = about.get("interpolation")
+    how = Preprocessing(
+        image_size=tuple(about["input_size"][1:]),
+        crop=float(about.get("crop_pct") or 1.0),
+        interpolation=filter_ if filter_ in FILTERS else "bicubic",  # "random", of some in training
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
+    )
+    labels = about.get("label_names")
+    return Opened(
+        name=f"{TIMM}{name}",
+        model=model.eval(),
+        preprocessing=how,
+        classes=int(model.num_classes),
+        labels=tuple(labels) if labels else None,
+    )
