@@ -4,7 +4,7 @@ torchrun --nproc-per-node 8 -m vitrail train --data photos --model ViT-B/16
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,5 +106,7 @@ def joined() -> Generator[Team]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield Team(dist.get_rank(), dist.get_world_size(), local)
+        with suppress(RuntimeError):  # the others may have failed, and say so themselves
+            dist.barrier()  # whoever is done first must not close its connections while others still work
     finally:
         dist.destroy_process_group()
