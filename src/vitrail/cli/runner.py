@@ -230,7 +230,7 @@ def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
     return [
         f"data   {data.name}: {trained} pictures to train on, {validated} to validate, {len(data.classes)} classes",
         f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
-        *([f"learns from {request.teacher}, {recipe.distillation.distill}"] if request.teacher else []),
+        *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(said)}",
         f"device {setup.device}, {torch.get_num_threads()} threads, {setup.workers} workers",
     ]

@@ -1,0 +1,151 @@
+"""vitrail distill as a user meets it: a run like any other, resumed to the bit, and one-line errors before any step."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from toy_data import class_folders
+
+import vitrail
+from vitrail.cli import app
+from vitrail.data.loader import Batch
+from vitrail.errors import VitrailError
+from vitrail.train.run import Run
+from vitrail.train.training import Training
+
+SIZE = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --set heads=1"
+STUDENT = f"--model deit_tiny_distilled_patch16_224 {SIZE} --batch 4"
+
+
+def run(words: str) -> None:
+    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Photos, and a teacher that was trained on them."""
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
+    class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
+    torch.manual_seed(0)
+    fields = {"image_size": 24, "patch_size": 8, "width": 12, "depth": 1, "heads": 1, "classes": 2}
+    teacher = vitrail.create("vit_tiny_patch16_224", **fields)
+    torch.nn.init.normal_(teacher.head.weight)
+    vitrail.save(teacher, "teacher", labels=("bees", "ants"))
+
+
+def test_a_student(capsys: pytest.CaptureFixture[str]) -> None:
+    run(f"distill --teacher teacher --data photos {STUDENT} --epochs 2 --out run")
+    out = capsys.readouterr().out
+    assert "teacher, hard distillation" in out
+    assert "validation top-1" in out
+    plan = json.loads(Path("run/run.json").read_text())
+    assert plan["teacher"] == str(Path("teacher").resolve())
+    assert plan["recipe"]["distill"] == "hard"
+    assert 0 <= Run(Path("run")).records()[0]["agreement"] <= 1
+    student = vitrail.load("run/model")
+    assert student.config.distilled
+    assert student.head_dist.weight.abs().max() > 0, "it has learnt"
+
+
+def test_resuming_equals_never_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"distill --teacher teacher --data photos {STUDENT} --epochs 3 --distill soft --save-every 1 --eval-every 0"
+    run(f"{words} --out whole")
+
+    def step(self: Training, batches: Iterator[Batch]) -> set[str]:
+        if self.done == 5:
+            raise VitrailError("enough")
+        return whole_step(self, batches)
+
+    whole_step = Training.step
+    monkeypatch.setattr(Training, "step", step)
+    with pytest.raises(VitrailError, match="enough"):
+        run(f"{words} --out cut")
+    monkeypatch.setattr(Training, "step", whole_step)
+    run("distill --resume cut")
+    one, other = (vitrail.load(Path(name) / "model").state_dict() for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [each["step"] for each in Run(Path("cut")).records()] == [*range(1, 13), 12]
+
+
+def test_answers_are_kept_for_other_runs() -> None:
+    still = "--flip 0 --crop centre --mixup 0 --erase 0"
+    for name in ("one", "two"):
+        run(f"distill --teacher teacher --data photos {STUDENT} {still} --epochs 1 --teacher-cache kept --out {name}")
+    assert sorted(each.name for each in Path("kept").iterdir()) == ["00000.npy", "teacher.json"]
+    one, two = (vitrail.load(f"{name}/model").state_dict() for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_no_distillation_is_plain_training() -> None:
+    plain = STUDENT.replace("--set depth=1", "--set depth=1 --set distilled=false")
+    run(f"distill --distill none --data photos {plain} --epochs 1 --out one")
+    run(f"train --data photos {plain} --epochs 1 --out two")
+    one, two = (vitrail.load(f"{name}/model").state_dict() for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_both_heads_at_higher_resolution() -> None:
+    run(f"distill --teacher teacher --data photos {STUDENT} --epochs 1 --out first")
+    run("distill --teacher teacher --data photos --init first --image-size 32 --batch 4 --epochs 1 --out second")
+    run("train --data photos --init first --image-size 32 --batch 4 --epochs 1 --out third")
+    for name in ("second", "third"):
+        tuned = vitrail.load(f"{name}/model")
+        assert tuned.config.distilled
+        assert tuned.config.image_size == (32, 32)
+    assert vitrail.load("second/model").pos_embed.shape[1] == 2 + 16
+
+
+def test_a_model_is_chosen() -> None:
+    """Where nobody names one it is DeiT-Ti with its token."""
+    run("distill --teacher teacher --data photos --image-size 32 --set depth=1 --batch 4 --epochs 0.3 --out run")
+    plan = json.loads(Path("run/run.json").read_text())
+    assert plan["model"]["name"] == "deit_tiny_distilled_patch16_224"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "no --teacher; expected a trained model"),
+        ("--teacher nowhere.pth", "nowhere.pth does not exist"),
+        ("--teacher empty", "empty"),
+        ("--teacher others", "cannot teach photos: .*expected the same classes"),
+        ("--teacher broken", "broken answers NaN or infinity; expected numbers"),
+        ("--teacher timm:no_such_model", "timm cannot open 'no_such_model'"),
+        ("--teacher teacher --temperature 0", "temperature is 0.0; expected more than 0"),
+        ("--teacher teacher --temperature -3", "temperature is -3.0; expected more than 0"),
+        ("--teacher teacher --teacher-weight 1.5", "teacher_weight is 1.5; expected at least 0 and at most 1"),
+        ("--teacher teacher --teacher-weight -1", "teacher_weight is -1.0; expected at least 0 and at most 1"),
+        ("--teacher teacher --set distilled=false --distill-token distill", "has no distillation token; expected one"),
+        ("--teacher teacher --teacher-cache kept", "look different each time"),
+        ("--teacher teacher --resume run", "expected it alone"),
+    ],
+)
+def test_errors_before_any_step(words: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_step(*_: object) -> None:
+        raise AssertionError("a step was taken")
+
+    monkeypatch.setattr("vitrail.train.training.Training.step", no_step)
+    Path("empty").mkdir()
+    fields = {"image_size": 16, "patch_size": 8, "width": 12, "depth": 1, "heads": 1}
+    vitrail.save(vitrail.create("vit_tiny_patch16_224", **fields, classes=5), "others")
+    broken = vitrail.create("vit_tiny_patch16_224", **fields, classes=2)
+    torch.nn.init.constant_(broken.head.bias, float("nan"))
+    vitrail.save(broken, "broken")
+    with pytest.raises(VitrailError, match=said) as caught:
+        run(f"distill {words} --data photos {STUDENT} --epochs 1 --out run")
+    assert "\n" not in str(caught.value)
+    assert not Path("run").exists()
+
+
+def test_exit_code() -> None:
+    words = [sys.executable, "-m", "vitrail", "distill", "--teacher", "nowhere", "--data", "photos"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,194 @@
+"""Teachers: they see the student's own view as they know pictures, and answer in the student's classes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from test_train_fit import EVERYTHING, data, model, pictures
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.data.datasets import Data
+from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.train.opened import open_model
+from vitrail.train.teacher import Lessons, Teacher
+
+CPU = torch.device("cpu")
+SEEN = Preprocessing(image_size=16, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
+KNOWN = Preprocessing(image_size=16, crop=0.8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.4, 0.3))
+
+
+class Convnet(nn.Module):
+    """With everything that has two modes: batch norm, dropout. It keeps what it was shown."""
+
+    def __init__(self, classes: int = 4, channels: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.body = nn.Sequential(nn.Conv2d(channels, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(8, classes)
+        self.shown = list[Tensor]()
+
+    def forward(self, images: Tensor) -> Any:
+        self.shown.append(images.detach().clone())
+        return self.head(self.body(images).mean((2, 3)))
+
+
+def teacher(net: nn.Module | None = None, how: Preprocessing = KNOWN, **fields: Any) -> Teacher:
+    return Teacher(model=net or Convnet(), preprocessing=how, labels=pictures().classes, **fields)
+
+
+def test_it_is_shown_what_its_own_preprocessing_makes() -> None:
+    lessons = Lessons(teacher(), data(), SEEN, CPU)
+    image, _ = pictures()[3]
+    mine, its = (torch.from_numpy(prepare(image, how))[None] for how in (SEEN, KNOWN))
+    torch.testing.assert_close(lessons.shown(mine), its, atol=1e-6, rtol=0)
+    assert lessons.shown(its) is not its
+    alike = Lessons(teacher(how=SEEN), data(), SEEN, CPU)
+    assert alike.shown(mine) is mine, "nothing to do, nothing done"
+
+
+def test_it_is_shown_pictures_of_its_size() -> None:
+    lessons = Lessons(teacher(how=replace(KNOWN, image_size=(24, 20))), data(), SEEN, CPU)
+    flat = torch.full((2, 3, 16, 16), 0.7)
+    seen = lessons.shown(flat)
+    assert seen.shape == (2, 3, 24, 20)
+    expected = lessons.shown(F.interpolate(flat, (24, 20)))
+    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+
+
+def test_a_grey_student_of_a_teacher_of_colours() -> None:
+    grey = Preprocessing(image_size=16, crop=1.0, mean=(0.5,), std=(0.25,))
+    lessons = Lessons(teacher(), data(), grey, CPU)
+    seen = lessons.shown(torch.ones(2, 1, 16, 16))
+    expected = (0.75 - torch.tensor(KNOWN.mean)) / torch.tensor(KNOWN.std)
+    torch.testing.assert_close(seen[1, :, 3, 3], expected)
+    with pytest.raises(ConfigError, match="sees 1 channels and the student 3"):
+        Lessons(teacher(Convnet(channels=1), replace(grey, std=(1.0,))), data(), SEEN, CPU)
+
+
+def test_it_does_not_learn() -> None:
+    net = Convnet().train()
+    before = {name: each.clone() for name, each in net.state_dict().items()}
+    lessons = Lessons(teacher(net), data(), SEEN, CPU)
+    images = torch.randn(4, 3, 16, 16, requires_grad=True)
+    answers = lessons(images)
+    assert not answers.requires_grad
+    assert torch.equal(answers, lessons(images)), "no dropout"
+    for name, each in net.state_dict().items():
+        assert torch.equal(each, before[name]), f"{name}: batch norm counts nothing"
+
+
+def test_classes_are_mapped_by_name() -> None:
+    names = pictures().classes
+    mixed = Teacher(model=Convnet(5), preprocessing=KNOWN, labels=[names[2], "other", names[0], names[3], names[1]])
+    lessons, images = Lessons(mixed, data(), SEEN, CPU), torch.randn(3, 3, 16, 16)
+    answers = mixed.model(lessons.shown(images))
+    assert torch.equal(lessons(images), answers[:, [2, 4, 0, 3]])
+    in_order = Lessons(replace(mixed, model=Convnet(4), labels=None), data(), SEEN, CPU)
+    assert "taken in order" in in_order.notes[0]
+    assert in_order.order is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Teacher(model=Convnet(7), preprocessing=KNOWN), "cannot teach colours: .*expected the same classes"),
+        (Teacher(model=Convnet(4), preprocessing=KNOWN, labels=list("abcd")), "none of the model's 4"),
+        (Teacher(model=Convnet(3), preprocessing=KNOWN, labels=[f"colour {n}" for n in range(3)]), "1 of the data's 4"),
+        (Teacher(model=nn.Flatten(0), preprocessing=KNOWN), "answers a tensor of .1536,.; expected logits"),
+        (Teacher(model=nn.Conv2d(4, 4, 1), preprocessing=KNOWN, name="mine"), "mine cannot answer: .*4 channels"),
+    ],
+)
+def test_who_cannot_teach(wrong: Teacher, said: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        Lessons(wrong, data(), SEEN, CPU)
+
+
+def test_numbers_that_are_none() -> None:
+    net = Convnet()
+    nn.init.constant_(net.head.bias, float("nan"))
+    with pytest.raises(ConfigError, match="the teacher answers NaN or infinity; expected numbers"):
+        Lessons(teacher(net), data(), SEEN, CPU)
+
+
+def test_no_pictures() -> None:
+    with pytest.raises(DataError, match="nothing has no pictures"):
+        Lessons(teacher(), Data(name="nothing", train=None, val=None, classes=("a", "b")), SEEN, CPU)
+
+
+def test_fingerprints() -> None:
+    one = teacher().fingerprint()
+    assert one == teacher().fingerprint()
+    assert one != teacher(how=SEEN).fingerprint()
+    other = Convnet()
+    other.head.bias.data[0] += 1e-3
+    assert one != teacher(other).fingerprint()
+
+
+def test_a_checkpoint_as_teacher(tmp_path: Path) -> None:
+    net, how = model(), Preprocessing(image_size=16, crop=0.7)
+    vitrail.save(net, tmp_path / "saved", preprocessing=how, labels=pictures().classes)
+    found = Teacher.opened(str(tmp_path / "saved"))
+    assert found.preprocessing == how
+    assert tuple(found.labels or ()) == pictures().classes
+    assert found.name == str(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        Teacher.opened("nowhere")
+
+
+def timm_folder(place: Path, *, broken: bool = False) -> Any:
+    """A model as timm keeps it on disk."""
+    timm = pytest.importorskip("timm", reason="needs the extra `parity`")
+    torch.manual_seed(2)
+    net = timm.create_model("resnet18", num_classes=4)
+    about = {"input_size": [3, 24, 24], "mean": [0.1, 0.2, 0.3], "std": [0.3, 0.2, 0.1], "crop_pct": 0.75}
+    about |= {"interpolation": "bilinear", "label_names": list(pictures().classes)}
+    place.mkdir()
+    config = {"architecture": "resnet18", "num_classes": 4, "pretrained_cfg": about}
+    (place / "config.json").write_text(json.dumps(config))
+    save_file({} if broken else net.state_dict(), place / "model.safetensors")
+    return net
+
+
+def test_a_teacher_of_timm(tmp_path: Path) -> None:
+    net = timm_folder(tmp_path / "net")
+    found = open_model(f"timm:local-dir:{tmp_path / 'net'}")
+    how = Preprocessing(image_size=24, crop=0.75, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
+    assert found.preprocessing == how
+    assert (found.classes, found.labels) == (4, pictures().classes)
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert torch.equal(found.model(images), net.eval()(images))
+    Lessons(Teacher.opened(f"timm:local-dir:{tmp_path / 'net'}"), data(), SEEN, CPU)
+
+
+def test_timm_cannot(tmp_path: Path) -> None:
+    timm_folder(tmp_path / "net", broken=True)
+    for name in (f"local-dir:{tmp_path / 'net'}", "no_such_model"):
+        with pytest.raises(CheckpointError, match=r"timm cannot open .*; expected a name of timm's with weights"):
+            open_model(f"timm:{name}")
+    with pytest.raises(ConfigError, match="expected a model of ours, or none of that"):
+        open_model("timm:resnet18", image_size=32)
+
+
+def test_the_view_is_the_students_own() -> None:
+    """Cropped, erased, mixed: what the teacher is shown is what the student is shown, but for the normalisation."""
+    net, student, seen = Convnet(), model(), list[Tensor]()
+    student.register_forward_pre_hook(lambda self, given: seen.append(given[0].clone()) if self.training else None)
+    vitrail.fit(student, data(), EVERYTHING, teacher=teacher(net), preprocessing=SEEN, device="cpu", steps=3)
+    shown = net.shown[1:]  # the first was to see whether it answers
+    assert len(shown) == len(seen) == 6
+    for mine, its in zip(seen, shown, strict=True):
+        pixels, others = (
+            x * torch.tensor(how.std).reshape(3, 1, 1) + torch.tensor(how.mean).reshape(3, 1, 1)
+            for x, how in ((mine, SEEN), (its, KNOWN))
+        )
+        torch.testing.assert_close(pixels, others, atol=1e-5, rtol=1e-5)
+    assert not np.array_equal(seen[0].numpy(), seen[1].numpy())
