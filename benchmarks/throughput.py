@@ -94,8 +94,8 @@ def build(shape: Shape) -> dict[str, nn.Module]:
     }
 
 
-def inference_step(model: nn.Module, batch: int) -> Step:
-    images = torch.randn(batch, 3, 224, 224)
+def inference_step(model: nn.Module, batch: int, pixels: int = 224) -> Step:
+    images = torch.randn(batch, 3, pixels, pixels)
     model.eval()
 
     def step() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitrail.train.evaluate import evaluate
     from vitrail.train.fit import fit
     from vitrail.train.recipe import open_recipe
+    from vitrail.train.teacher import Teacher
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _HOMES = {
     "VitrailError": "vitrail.errors",
     "Predictor": "vitrail.predict.predictor",
     "Preprocessing": "vitrail.data.preprocessing",
+    "Teacher": "vitrail.train.teacher",
     "create": "vitrail.models.catalog",
     "describe": "vitrail.checkpoint.reading",
     "evaluate": "vitrail.train.evaluate",
@@ -45,6 +47,7 @@ __all__ = [
     "DataError",
     "Predictor",
     "Preprocessing",
+    "Teacher",
     "VitrailError",
     "create",
     "describe",

@@ -1,0 +1,129 @@
+"""What a teacher costs: a training step with a live teacher, with kept answers, and without one, taken in turns.
+
+    make bench
+
+Each step is the loop's own: pictures, augmentation, loss, gradients, optimizer. A ratio is taken within each round, and
+the median of the rounds is printed with the quartiles; lower is faster. The live step is set against the plain step and
+the teacher's forward pass, each timed in the same round.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from cyclopts import run
+from rich.progress import track
+
+import vitrail
+from vitrail.data.arrays import Arrays
+from vitrail.data.datasets import Data
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.tables import text_table
+from vitrail.train.distill import distilling
+from vitrail.train.distributed import Team
+from vitrail.train.losses import Objective, classify
+from vitrail.train.recipe import Recipe
+from vitrail.train.setup import Setup
+from vitrail.train.teacher import Lessons, Teacher
+
+CPU = torch.device("cpu")
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    student: str
+    fields: dict[str, int]
+    teacher: str
+    pixels: int
+    batch: int
+    repeats: int = 1  # steps in a round
+
+
+SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 6, "heads": 2}
+CASES = (
+    Case("32 px, 0.3 M student, ResNet-20", "deit_tiny_distilled_patch16_224", SMALL, "resnet20_cifar", 32, 64, 3),
+    Case("224 px, DeiT-Ti, ResNet-18", "deit_tiny_distilled_patch16_224", {}, "resnet18", 224, 16),
+)
+
+
+def pictures(case: Case) -> Data:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (4 * case.batch, case.pixels, case.pixels, 3), dtype=np.uint8)
+    names = tuple(str(n) for n in range(10))
+    return Data(
+        name="noise", train=Arrays(images, np.arange(len(images)) % 10, names, "noise"), val=None, classes=names
+    )
+
+
+def steps(case: Case, folder: Path) -> dict[str, Step]:
+    data, how = pictures(case), Preprocessing(image_size=case.pixels, crop=1.0)
+    recipe = Recipe().changed({"batch": case.batch, "lr": 1e-4, "epochs": 10**6})
+    net = vitrail.create(case.teacher, classes=10, **({"image_size": case.pixels} if case.pixels != 32 else {}))
+    teacher = Teacher(model=net, preprocessing=Preprocessing(image_size=case.pixels, crop=1.0, mean=(0.4, 0.4, 0.4)))
+    lessons = Lessons(teacher, data, how, CPU)
+    images = torch.randn(case.batch, 3, case.pixels, case.pixels)
+
+    def stepping(kept: Path | None, *, taught: bool) -> Step:
+        model = vitrail.create(case.student, **{**case.fields, "classes": 10})
+        objective: Objective = classify
+        if taught:
+            objective, _ = distilling(teacher, model, data, recipe, how, CPU, kept=kept)
+        setup = Setup(
+            model=model, data=data, recipe=recipe, preprocessing=how, device=CPU, team=Team(), objective=objective
+        )
+        training, batches = setup.training(10**6), setup.batches(range(10**6))
+        return lambda: training.step(batches)
+
+    return {
+        "plain": stepping(None, taught=False),
+        "kept": stepping(folder, taught=True),
+        "live": stepping(None, taught=True),
+        "teacher": lambda: lessons(images),
+    }
+
+
+def seconds(step: Step, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return (time.perf_counter() - start) / repeats
+
+
+def main(*, rounds: int = 30, threads: int = 2) -> None:
+    """Prints a table: what is timed against what, and the median ratio."""
+    torch.set_num_threads(threads)
+    rows = list[tuple[str, ...]]()
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            made = steps(case, Path(folder))
+            for step in made.values():
+                seconds(step, 3)
+            times: dict[str, list[float]] = {name: [] for name in made}
+            order = list(made)
+            for _ in track(range(rounds), case.name, transient=True):
+                for name in order:
+                    times[name].append(seconds(made[name], case.repeats))
+                order.append(order.pop(0))
+        plain, kept, live, alone = (times[name] for name in ("plain", "kept", "live", "teacher"))
+        milli = [f"{1000 * statistics.median(each):.1f} ms" for each in (plain, kept, live, alone)]
+        of_kept = [mine / its for mine, its in zip(kept, plain, strict=True)]
+        of_live = [mine / (its + more) for mine, its, more in zip(live, plain, alone, strict=True)]
+        rows.append((case.name, *milli, told(of_kept), told(of_live)))
+    heading = ("case", "plain", "kept", "live", "teacher alone", "kept / plain", "live / (plain + teacher)")
+    print("\n".join(text_table(heading, rows, "lrrrrrr")))
+
+
+def told(ratios: list[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
+
+
+if __name__ == "__main__":
+    run(main)
