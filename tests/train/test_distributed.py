@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
+from test_distill import student
+from test_teacher import teacher
 from test_train_fit import EVERYTHING, data, model
 from dataclasses import replace
 from vitrail.train.distributed import joined
@@ -26,7 +28,9 @@ from vitrail.train.run import Run
 loop = replace(EVERYTHING.loop, epochs=4, batch=8, accumulate=2)
 with joined() as team:
     run = Run(Path({folder!r}))
-    result = fit(model(), data(), replace(EVERYTHING, loop=loop), run=run, team=team, device="cpu")
+    made, taught = (student(), teacher()) if {distilled!r} else (model(), None)
+    recipe = replace(EVERYTHING, loop=loop)
+    result = fit(made, data(), recipe, run=run, team=team, device="cpu", teacher=taught)
     if team.first:
         weights = [float(each.double().sum()) for each in result.model.parameters()]
         found = dict(records=result.records, images=result.evaluation.images, weights=weights, world=team.world)
@@ -34,26 +38,27 @@ with joined() as team:
 """
 
 
-def started(folder: Path, processes: int) -> dict[str, object]:
+def started(folder: Path, processes: int, distilled: bool) -> dict[str, object]:
     """Once in some 150 runs, on a loaded machine, a process was aborted (-6) for a reason not found: then once more."""
-    done = launched(folder, processes)
+    done = launched(folder, processes, distilled)
     if "exitcode: -6" in done.stderr:
         shutil.rmtree(folder)
-        done = launched(folder, processes)
+        done = launched(folder, processes, distilled)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "result.json").read_text())
 
 
-def launched(folder: Path, processes: int) -> "subprocess.CompletedProcess[str]":
+def launched(folder: Path, processes: int, distilled: bool) -> "subprocess.CompletedProcess[str]":
     (folder / "checkpoints").mkdir(parents=True)
     program = folder / "program.py"
-    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(folder)))
+    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(folder), distilled=distilled))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", program]
     return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
-    one, two = started(tmp_path / "one", 1), started(tmp_path / "two", 2)
+@pytest.mark.parametrize("distilled", [False, True])
+def test_two_processes_are_one(distilled: bool, tmp_path: Path) -> None:
+    one, two = (started(tmp_path / str(count), count, distilled) for count in (1, 2))
     assert (one["world"], two["world"]) == (1, 2)
     assert one["images"] == two["images"] == 24
     assert isinstance(one["records"], list)
