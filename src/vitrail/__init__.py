@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
     from vitrail.predict.predictor import Predictor
+    from vitrail.study.compare import compare
     from vitrail.train.evaluate import evaluate
     from vitrail.train.fit import fit
     from vitrail.train.recipe import open_recipe
@@ -28,6 +29,7 @@ _HOMES = {
     "VitrailError": "vitrail.errors",
     "Predictor": "vitrail.predict.predictor",
     "Preprocessing": "vitrail.data.preprocessing",
+    "compare": "vitrail.study.compare",
     "create": "vitrail.models.catalog",
     "describe": "vitrail.checkpoint.reading",
     "evaluate": "vitrail.train.evaluate",
@@ -46,6 +48,7 @@ __all__ = [
     "Predictor",
     "Preprocessing",
     "VitrailError",
+    "compare",
     "create",
     "describe",
     "evaluate",
