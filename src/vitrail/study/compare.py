@@ -59,7 +59,7 @@ class Answers:
 
 
 def compare(
-    models: Sequence[str | Path | Opened],
+    models: str | Path | Opened | Sequence[str | Path | Opened],
     data: str | Path | Data | Pictures | Dataset | None = None,
     *,
     batch: int = 64,
@@ -81,7 +81,7 @@ def compare(
         models = [models]
     if not models:
         raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
-    opened = [each if isinstance(each, Opened) else open_model(str(each)) for each in models]
+    opened = [opened_as(each) for each in models]
     given = data_for(opened, data)
     asked = [prepared(each, name, given) for each, name in zip(opened, short_names(opened), strict=True)]
     said = [answers(each, pictures_of(given), batch, workers, device, strict, progress) for each in asked]
@@ -112,6 +112,14 @@ def compare(
         notes=(*given.notes, *(each.note for each in asked if each.note)),
         seconds=perf_counter() - start,
     )
+
+
+def opened_as(model: str | Path | Opened) -> Opened:
+    if isinstance(model, Opened):
+        return model
+    if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the model is {repr(model)[:60]}; expected a name or an Opened, of vitrail.train.opened")
+    return open_model(str(model))
 
 
 def data_for(opened: Sequence[Opened], data: str | Path | Data | Pictures | Dataset | None) -> Data:
