@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
     from vitrail.predict.predictor import Predictor
+    from vitrail.study.compare import compare
     from vitrail.train.evaluate import evaluate
     from vitrail.train.fit import fit
     from vitrail.train.recipe import open_recipe
@@ -30,6 +31,7 @@ _HOMES = {
     "Predictor": "vitrail.predict.predictor",
     "Preprocessing": "vitrail.data.preprocessing",
     "Teacher": "vitrail.train.teacher",
+    "compare": "vitrail.study.compare",
     "create": "vitrail.models.catalog",
     "describe": "vitrail.checkpoint.reading",
     "evaluate": "vitrail.train.evaluate",
@@ -49,6 +51,7 @@ __all__ = [
     "Preprocessing",
     "Teacher",
     "VitrailError",
+    "compare",
     "create",
     "describe",
     "evaluate",

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,8 +12,6 @@ from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from vitrail.data.datasets import Data
-    from vitrail.train.runs import Finished
     from vitrail.train.tally import Evaluation
 
 IMAGENET = 1000  # classes, which ReaL labels number
@@ -26,6 +24,7 @@ def eval(  # noqa: A001
     data: str | None = None,
     real: Path | None = None,
     out: Path | None = None,
+    head: Literal["both", "class", "distill"] | None = None,
     image_size: str | None = None,
     preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
     batch: int = 64,
@@ -56,6 +55,8 @@ def eval(  # noqa: A001
         ReaL labels of ImageNet's validation pictures, a .json file; the pictures must have ImageNet's names.
     out
         A folder for confusion.png, reliability.png and evaluation.json.
+    head
+        Of a model with a distillation token, whose answer counts: both heads' mean, or the one of a single head.
     image_size
         Another size of the pictures: 384, or rows x columns: 384x256; positions are resampled.
     preprocessing
@@ -78,17 +79,24 @@ def eval(  # noqa: A001
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
     from vitrail.checkpoint.atomic import make_folder
-    from vitrail.checkpoint.reading import read, warn_of
+    from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Team, device_of
     from vitrail.train.evaluate import class_mapping, evaluate
+    from vitrail.train.opened import opened_data
     from vitrail.train.pictures import new_figure
     from vitrail.train.runs import finished_run
 
     place = device_of(device, Team())
     run = finished_run(Path(checkpoint))
-    found = read(checkpoint if run is None else run.model, **fields)
+    weights = checkpoint if run is None else run.model
+    if head is not None:
+        if not describe(weights).config.get("distilled"):
+            hint = "expected a model with a distillation token, such as deit_tiny_distilled_patch16_224; or no --head"
+            raise ConfigError(f"--head {head} for {checkpoint}, which has one head; {hint}")
+        fields["answer"] = head
+    found = read(weights, **fields)
     warn_of(found, checkpoint)
     model, seen_as = found.model, found.description.preprocessing
     if how:
@@ -125,18 +133,6 @@ def eval(  # noqa: A001
         print(json.dumps(report, indent=2))
     else:
         print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
-
-
-def opened_data(data: str | None, real: Path | None, run: "Finished | None") -> "Data":
-    """The data asked for, else the run's; split as the run split it, if it is the run's, else not at all."""
-    from vitrail.data.datasets import open_data
-
-    where = data or (run.data if run else None)
-    if where is None:
-        raise ConfigError("no --data; expected fashion, or a folder of pictures: val/CLASS/*.jpg or CLASS/*.jpg")
-    if run is not None and run.data is not None and Path(run.data).resolve() == Path(where).resolve():
-        return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
-    return open_data(where, val_share=1.0, real=real)
 
 
 def write_results(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:

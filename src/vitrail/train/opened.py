@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from vitrail.checkpoint.reading import read, warn_of
+from vitrail.data.datasets import Data, open_data
 from vitrail.data.preprocessing import FILTERS, Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, one_line
 from vitrail.train.runs import Finished, finished_run
@@ -71,3 +72,18 @@ def from_timm(name: str) -> Opened:
         classes=int(model.num_classes),
         labels=tuple(labels) if labels else None,
     )
+
+
+def opened_data(data: str | None, real: Path | None, run: Finished | None) -> Data:
+    """The data asked for, else the run's; split as the run split it, if it is the run's, else not at all."""
+    where = data or (run.data if run else None)
+    if where is None:
+        raise ConfigError("no --data; expected fashion, or a folder of pictures: val/CLASS/*.jpg or CLASS/*.jpg")
+    if run is not None and is_same(run.data, where):
+        return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
+    return open_data(where, val_share=1.0, real=real)
+
+
+def is_same(data: str | None, other: str) -> bool:
+    """One folder may be written in many ways."""
+    return data is not None and Path(data).resolve() == Path(other).resolve()

@@ -1,0 +1,99 @@
+"""vitrail compare: who disagrees with whom."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from vitrail.cli.progress import progress
+from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.study.comparison import Comparison
+
+
+def compare(
+    *models: str,
+    data: str | None = None,
+    out: Path | None = None,
+    batch: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    strict: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Show which share of the pictures models, their heads and the ground truth classify differently, two by two.
+
+    A model with a distillation token votes with its class head, with its distillation head and with both; how alike its
+    two tokens are is shown layer by layer. Every model sees the pictures as it was trained to, and chooses among the
+    data's classes. Takes the validation part of the data as `vitrail eval` does, of a run's own data what the run did
+    not see. Nothing is written unless --out says where.
+
+    Examples::
+
+        vitrail compare runs/demo
+        vitrail compare runs/demo runs/demo/model --data fashion --out results
+        vitrail compare runs/demo --data fashion --json
+
+    Parameters
+    ----------
+    models
+        One or more: the folder of a run, anything that `vitrail convert` reads, or timm:NAME, which timm fetches.
+    data
+        As for `vitrail eval`: fashion (embedded) or a folder; unless said, that of the first model that is a run.
+    out
+        A folder for comparison.png and comparison.json.
+    batch
+        Pictures at once.
+    workers
+        Processes that prepare pictures; 0 is none beside this one.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    strict
+        An unreadable picture is an error; else it is left out for all models and named.
+    as_json
+        Print JSON and nothing else.
+    """
+    if not models:
+        raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
+    for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
+        if value < least:
+            raise ConfigError(f"--{name} {value}; expected at least {least}")
+
+    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.study.compare import compare as compared
+    from vitrail.study.compare import data_for, pictures_of
+    from vitrail.train.distributed import Team, device_of
+    from vitrail.train.opened import open_model
+    from vitrail.train.pictures import new_figure
+
+    place = device_of(device, Team())
+    opened = [open_model(name) for name in models]
+    found = data_for(opened, data)
+    pictures = pictures_of(found)
+    if out is not None:  # what would fail in the end fails before the work
+        make_folder(out)
+        new_figure(1, 1)
+    with progress(len(opened) * len(pictures)) as advance:
+        result = compared(opened, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance)
+    for line in result.notes:
+        print(f"vitrail: note: {line}", file=sys.stderr)
+    report = {"models": list(models), **result.to_json()}
+    written = () if out is None else write_results(result, report, out)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
+
+
+def write_results(result: "Comparison", report: dict[str, Any], out: Path) -> list[Path]:
+    from vitrail.checkpoint.atomic import write_whole
+    from vitrail.study.pictures import comparison_picture
+
+    picture, numbers = out / "comparison.png", out / "comparison.json"
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    write_whole(numbers, lambda place: place.write_text(text, "utf-8"))
+    comparison_picture(result, picture)
+    return [numbers, picture]

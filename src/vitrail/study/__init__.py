@@ -1,0 +1,1 @@
+"""Questions asked of trained models: who disagrees with whom."""

@@ -1,0 +1,274 @@
+"""Who disagrees with whom: models, their heads and the ground truth on the same pictures (DeiT, 2012.12877, table 4).
+
+B batch, V voters, L layers, P pictures, N tokens, D width.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.data.datasets import Data, Pictures, open_data
+from vitrail.data.foreign import Dataset
+from vitrail.data.loader import evaluation_batches
+from vitrail.data.mixing import normalise
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
+from vitrail.train.evaluate import class_mapping, evaluating
+from vitrail.train.opened import Opened, is_same, open_model, opened_data
+
+HEADS = ("class head", "distillation head", "both heads")
+UNREAD = -1  # in place of an answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A model, and how to ask it."""
+
+    name: str
+    model: Any
+    preprocessing: Preprocessing
+    classes: int
+    columns: tuple[int, ...]  # its class of each class of the data
+    note: str = ""
+
+    @property
+    def distilled(self) -> bool:
+        return bool(getattr(getattr(self.model, "config", None), "distilled", False))
+
+    @property
+    def heads(self) -> tuple[str | None, ...]:
+        return HEADS if self.distilled else (None,)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one model said to the pictures; a picture that could not be read has UNREAD, and why in `unread`."""
+
+    truth: Tensor  # int32 (P,)
+    said: Tensor  # int32 (heads, P)
+    cosines: Tensor | None  # (L, P), of a distilled model
+    unread: dict[int, str]
+
+
+def compare(
+    models: str | Path | Opened | Sequence[str | Path | Opened],
+    data: str | Path | Data | Pictures | Dataset | None = None,
+    *,
+    batch: int = 64,
+    workers: int = 0,
+    device: str | torch.device = "cpu",
+    strict: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Comparison:
+    """Which share of the pictures each two voters classify differently, and how often each is right.
+
+    The voters are the ground truth and the models; a distilled one votes thrice, with each head and with both. A model
+    is named as for `open_model`, or is an `Opened`. Each sees the pictures through its own preprocessing and chooses
+    among the data's classes, found by name. `data` is the first run's own unless given; its validation part is taken,
+    of a run's own data what that run did not see, else all. Unreadable pictures are left out for all and named, or an
+    error if `strict`. `progress` is told after each batch how many pictures a model was asked for.
+    """
+    start = perf_counter()
+    if isinstance(models, str | Path | Opened):
+        models = [models]
+    if not models:
+        raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
+    opened = [opened_as(each) for each in models]
+    given = data_for(opened, data)
+    asked = [prepared(each, name, given) for each, name in zip(opened, short_names(opened), strict=True)]
+    said = [answers(each, pictures_of(given), batch, workers, device, strict, progress) for each in asked]
+
+    unread = dict[int, str]()
+    for each in said:
+        unread = each.unread | unread
+    kept = torch.ones_like(said[0].truth, dtype=torch.bool)
+    kept[list(unread)] = False
+    if not kept.any():
+        raise DataError(f"no picture of {given.name} can be read, for instance: {next(iter(unread.values()))}")
+    votes = torch.cat([said[0].truth[None], *(each.said for each in said)])[:, kept]  # (V, P), the ground truth first
+    differ = torch.stack([(votes != row).sum(1) for row in votes]).double() / votes.shape[1]  # (V, V)
+    right = ((votes == votes[0]).sum(1).double() / votes.shape[1]).tolist()
+    who = [(TRUTH, None, None)]
+    who += [(f"{each.name}, {head}" if head else each.name, each.name, head) for each in asked for head in each.heads]
+    return Comparison(
+        data=given.name,
+        images=votes.shape[1],
+        voters=tuple(Voter(*each, accuracy) for each, accuracy in zip(who, right, strict=True)),
+        disagreement=tuple(map(tuple, differ.tolist())),
+        similarities=tuple(
+            similarity(each, found.cosines[:, kept])
+            for each, found in zip(asked, said, strict=True)
+            if found.cosines is not None
+        ),
+        skipped=tuple(unread[index] for index in sorted(unread)),
+        notes=(*given.notes, *(each.note for each in asked if each.note)),
+        seconds=perf_counter() - start,
+    )
+
+
+def opened_as(model: str | Path | Opened) -> Opened:
+    if isinstance(model, Opened):
+        return model
+    if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the model is {repr(model)[:60]}; expected a name or an Opened, of vitrail.train.opened")
+    return open_model(str(model))
+
+
+def data_for(opened: Sequence[Opened], data: str | Path | Data | Pictures | Dataset | None) -> Data:
+    """The data asked for, else the first run's; of a run's own data, the part that it was not trained on."""
+    if isinstance(data, Data):
+        return data
+    if data is not None and not isinstance(data, str | Path):
+        return open_data(data, val_share=1.0)
+    where = None if data is None else str(data)
+    runs = [(each.name, each.run) for each in opened if each.run is not None and each.run.data is not None]
+    own = next((run for _, run in runs if where is None or is_same(run.data, where)), None)
+    found = opened_data(where, None, own)
+    if own is None or own.data is None:
+        return found
+    split = (own.seed, own.val_share)
+    others = [name for name, run in runs if is_same(run.data, own.data) and (run.seed, run.val_share) != split]
+    if others and open_data(own.data, val_share=1.0).train is None:  # it has no validation part that all hold out
+        note = f"{', '.join(others)}: held out other pictures, and was trained on some of these"
+        return replace(found, notes=(*found.notes, note))
+    return found
+
+
+def pictures_of(data: Data) -> Pictures:
+    if data.val is None or not len(data.val):
+        raise DataError(f"{data.name} has no validation pictures; expected some, say in val/CLASS/")
+    return data.val
+
+
+def prepared(opened: Opened, name: str, data: Data) -> Asked:
+    """Refused, before any picture is read, unless it can answer in the data's classes."""
+    pictures_of(data)
+    config: Any = getattr(opened.model, "config", None)
+    if not opened.classes:
+        raise ConfigError(f"{opened.name} has no head, so no classes to answer with; expected a model with classes")
+    how = opened.preprocessing
+    if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
+        how = replace(how, image_size=config.image_size)
+    try:
+        columns, note = class_mapping(opened.labels, opened.classes, data.classes)
+    except DataError as error:
+        raise DataError(f"{opened.name} cannot answer {data.name}: {error}") from None
+    if len(columns) < opened.classes:
+        few = f"of its {opened.classes} classes it may only answer the data's {len(columns)}"
+        note = f"{note}; {few}" if note else few
+    note = f"{name}: {note}" if note else ""
+    return Asked(name=name, model=opened.model, preprocessing=how, classes=opened.classes, columns=columns, note=note)
+
+
+def answers(
+    asked: Asked,
+    pictures: Pictures,
+    batch: int,
+    workers: int,
+    device: str | torch.device,
+    strict: bool,
+    progress: Callable[[int], object] | None,
+) -> Answers:
+    """One pass over the pictures; classes are held, not logits."""
+    model, count = asked.model, len(pictures)
+    truth = torch.full((count,), UNREAD, dtype=torch.int32)
+    said = torch.full((len(asked.heads), count), UNREAD, dtype=torch.int32)
+    cosines = torch.full((len(model.blocks) + 2, count), torch.nan) if asked.distilled else None
+    columns, unread = torch.tensor(asked.columns), dict[int, str]()
+    watching = token_cosines(model) if asked.distilled else nullcontext(list[Tensor]())
+    with evaluating(model, device), torch.inference_mode(), watching as seen:
+        number = next(model.parameters(), torch.empty(0)).dtype
+        batches = evaluation_batches(pictures, asked.preprocessing, batch=batch, workers=workers)
+        for first, each in zip(range(0, count, batch), batches, strict=True):
+            if strict and each.skipped:
+                raise DataError(each.skipped[0])
+            here = range(first, min(first + batch, count))
+            missing = sorted(set(here) - set(each.indices.tolist()))
+            unread.update(zip(missing, each.skipped, strict=True))  # both are in the order of the pictures
+            if len(each.labels):
+                images = normalise(each.images.to(device), asked.preprocessing).to(number)
+                logits = torch.stack(all_logits(asked, images)).float().cpu()  # (heads, B, classes)
+                check_logits(asked, logits, len(each.labels))
+                truth[each.indices] = each.labels.int()
+                said[:, each.indices] = logits[..., columns].argmax(-1).int()
+                if cosines is not None:
+                    cosines[:, each.indices] = torch.stack(seen).cpu()
+            if progress is not None:
+                progress(len(here))
+    return Answers(truth, said, cosines, unread)
+
+
+def all_logits(asked: Asked, images: Tensor) -> tuple[Tensor, ...]:
+    """Of each head and of both, by one forward pass."""
+    if not asked.distilled:
+        return (asked.model(images),)
+    by_label, by_teacher = asked.model.heads(images)
+    return by_label, by_teacher, (by_label + by_teacher) / 2
+
+
+def check_logits(asked: Asked, logits: Tensor, pictures: int) -> None:
+    if logits.shape[1:] != (pictures, asked.classes):
+        expected = f"expected logits of {pictures} pictures, {asked.classes} classes"
+        raise ConfigError(f"{asked.name} answers a tensor of {tuple(logits.shape[1:])}; {expected}")
+    if not logits.isfinite().all():
+        raise VitrailError(f"{asked.name} answers NaN or infinity; expected finite weights: are they whole?")
+
+
+@contextmanager
+def token_cosines(model: Any) -> Generator[list[Tensor]]:
+    """Of the class and the distillation token in the last forward pass, each (B,): at first, after each block, at last.
+
+    By hooks, so that the pass that answers is the pass that is looked at; its last block computes these two tokens.
+    """
+    seen = list[Tensor]()
+
+    def look(tokens: Tensor) -> None:  # (B, N, D)
+        seen.append(F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1))
+
+    def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
+        seen.clear()
+        look(given[0])
+
+    def leave(_: nn.Module, __: tuple[Any, ...], made: Tensor) -> None:
+        look(made)
+
+    hooks = [model.blocks[0].register_forward_pre_hook(enter)]
+    hooks += [part.register_forward_hook(leave) for part in (*model.blocks, model.norm)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def similarity(asked: Asked, cosines: Tensor) -> TokenSimilarity:
+    """Means over the pictures; `cosines` is (L, P)."""
+    *layers, end = cosines.double().mean(1).tolist()
+    learned = F.cosine_similarity(asked.model.cls_token.float(), asked.model.dist_token.float(), dim=-1)
+    return TokenSimilarity(asked.name, learned.item(), tuple(layers), end)
+
+
+def short_names(opened: Sequence[Opened]) -> list[str]:
+    """The last parts of each path that no other ends in; what is given twice is counted."""
+    parts = [each.name.rstrip("/").split("/") for each in opened]
+    parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]
+    names = list[str]()
+    for own in parts:
+        others = [words for words in parts if words != own]
+        taken = 1
+        while taken < len(own) and any(words[-taken:] == own[-taken:] for words in others):
+            taken += 1
+        names.append("/".join(own[-taken:]))
+    unique = list[str]()
+    for name in names:
+        tries = (name if number == 1 else f"{name} ({number})" for number in range(1, len(names) + 2))
+        unique.append(next(each for each in tries if each not in (TRUTH, *unique)))
+    return unique

@@ -1,0 +1,404 @@
+"""Every number of a comparison against the same by hand; whose classes are whose; what the two tokens do."""
+
+import json
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from drawing import shake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor, nn
+from toy_data import class_folders
+
+import vitrail
+from vitrail.data.arrays import Arrays
+from vitrail.data.datasets import Data
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.study.compare import Asked, answers, compare, short_names
+from vitrail.study.comparison import Comparison, TokenSimilarity, Voter
+from vitrail.study.pictures import comparison_picture
+from vitrail.train.evaluate import evaluate
+from vitrail.train.opened import Opened
+from vitrail.train.runs import Finished
+
+CLASSES = tuple("abcdefg")
+WIDE = Preprocessing(image_size=32, crop=1.0)
+NARROW = Preprocessing(image_size=32, crop=0.6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+
+
+def toy(name: str, preset: str = "vit_tiny_patch16_224", seen_as: Preprocessing = WIDE, **fields: Any) -> Opened:
+    fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
+    model = shake(vitrail.create(preset, **fields), std=0.3)
+    return Opened(name=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
+
+
+def student(name: str = "runs/student", **fields: Any) -> Opened:
+    return toy(name, "deit_tiny_distilled_patch16_224", NARROW, **{"depth": 3, **fields})
+
+
+@pytest.fixture
+def pictures() -> Arrays:
+    draw = np.random.default_rng(0)
+    return Arrays(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
+
+
+def inputs(pictures: Arrays, seen_as: Preprocessing) -> Tensor:
+    seen = [torch.from_numpy(prepare(open_image(pictures.source(n)), seen_as)) for n in range(len(pictures))]
+    return torch.stack(seen)
+
+
+def by_hand(opened: Opened, pictures: Arrays) -> list[list[int]]:
+    model: Any = opened.model
+    with torch.inference_mode():
+        images = inputs(pictures, opened.preprocessing)
+        if not getattr(model.config, "distilled", False):
+            return [model(images).argmax(1).tolist()]
+        first, second = model.heads(images)
+        return [each.argmax(1).tolist() for each in (first, second, model(images))]
+
+
+@pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])
+def test_the_matrix_by_hand(pictures: Arrays, batch: int, workers: int) -> None:
+    teacher, learner, counts = toy("runs/teacher"), student(), list[int]()
+    found = compare([teacher, learner], pictures, batch=batch, workers=workers, progress=counts.append)
+    votes = [[pictures.label(n) for n in range(23)], *by_hand(teacher, pictures), *by_hand(learner, pictures)]
+    for row, mine in enumerate(votes):
+        for column, theirs in enumerate(votes):
+            differ = sum(one != other for one, other in zip(mine, theirs, strict=True))
+            assert found.disagreement[row][column] == differ / 23
+    assert (found.images, sum(counts), found.data) == (23, 46, "Arrays")
+    assert found.names == (
+        "ground truth",
+        "teacher",
+        "student, class head",
+        "student, distillation head",
+        "student, both heads",
+    )
+    assert [each.head for each in found.voters][1:3] == [None, "class head"]
+    assert [each.model for each in found.voters] == [None, "teacher", "student", "student", "student"]
+    assert len(set(map(tuple, votes))) == 5, "the test can fail"
+
+
+def test_accuracy_is_that_of_evaluate(pictures: Arrays) -> None:
+    learner = student()
+    found = compare([toy("one"), learner], pictures)
+    model: Any = learner.model
+    for voter, answer in zip(found.voters[2:], ("class", "distill", "both"), strict=True):
+        model.config = replace(model.config, answer=answer)
+        assert voter.accuracy == evaluate(model, pictures, NARROW).top1
+        assert compare([learner], pictures).names[1:] == found.names[2:], "whatever the model itself answers with"
+    assert found.voters[0].accuracy == 1
+    for row, voter in enumerate(found.voters):
+        assert voter.accuracy == pytest.approx(1 - found.disagreement[0][row], abs=1e-12)
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_a_matrix_of_distances(models: int, count: int, batch: int, seed: int) -> None:
+    """Symmetric, 0 to itself, no way shorter by a third voter; whatever the size of the batch."""
+    draw = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (count, 2, 2, 3), generator=draw, dtype=torch.uint8).numpy()
+    pictures = Arrays(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
+    how = Preprocessing(image_size=2, crop=1.0)
+    asked = list[Opened]()
+    for number in range(models):
+        head = nn.Linear(12, 3)
+        nn.init.normal_(head.weight, generator=draw)
+        model = nn.Sequential(nn.Flatten(), head)
+        asked.append(Opened(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
+    found = compare(asked, pictures, batch=batch)
+    matrix = torch.tensor(found.disagreement, dtype=torch.float64)
+    assert torch.equal(matrix, matrix.T)
+    assert not matrix.diagonal().any()
+    assert (matrix[:, None] <= matrix[:, :, None] + matrix[None] + 1e-12).all()
+    assert len(found.pairs()) == models * (models - 1) // 2
+    assert sorted(found.pairs(), key=lambda each: each.disagreement) == found.pairs()
+    assert found.disagreement == compare(asked, pictures, batch=count).disagreement
+
+
+def test_classes_are_found_by_name(pictures: Arrays) -> None:
+    one, learner = toy("one"), student()
+    expected = compare([one, learner], pictures)
+    order = torch.tensor([4, 2, 6, 0, 1, 5, 3])
+    with torch.no_grad():
+        for model in (one.model, learner.model):
+            for name in ("head", "head_dist"):
+                head = getattr(model, name, None)
+                if isinstance(head, nn.Linear):
+                    head.weight.copy_(head.weight[order])
+                    head.bias.copy_(head.bias[order])
+    labels = tuple(CLASSES[n] for n in order.tolist())
+    found = compare([replace(one, labels=labels), replace(learner, labels=labels)], pictures)
+    assert (found.disagreement, found.voters) == (expected.disagreement, expected.voters)
+    assert found.notes == ()
+    wrong = compare([one, learner], pictures)
+    assert wrong.disagreement != expected.disagreement, "the test can fail"
+
+
+def test_a_model_of_more_classes_chooses_among_the_data_s(pictures: Arrays) -> None:
+    large = toy("large", classes=9)
+    large = replace(large, classes=9, labels=("x", *CLASSES, "y"))
+    found = compare([large], pictures)
+    with torch.inference_mode():
+        best = large.model(inputs(pictures, WIDE))[:, 1:8].argmax(1)
+    labels = torch.tensor([pictures.label(n) for n in range(23)])
+    assert found.voters[1].accuracy == (best == labels).double().mean().item()
+    assert found.notes == ("large: of its 9 classes it may only answer the data's 7",)
+
+
+def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: Arrays) -> None:
+    learner = student("student.pth")
+    model: Any = learner.model
+    (found,) = compare([toy("one"), learner], pictures, batch=5).similarities
+    with torch.inference_mode():
+        images = inputs(pictures, NARROW)
+        patches = model.patch_embed(images)
+        first, second = model.cls_token + model.pos_embed[:, :1], model.dist_token + model.pos_embed[:, 1:2]
+        x = torch.cat([first.expand(23, -1, -1), second.expand(23, -1, -1), patches + model.pos_embed[:, 2:]], 1)
+        layers = [x]
+        for block in model.blocks:
+            layers.append(block(layers[-1], (2, 2)))
+
+        def cosine(tokens: Tensor) -> float:
+            return F.cosine_similarity(tokens[:, 0], tokens[:, 1], dim=-1).mean().item()
+
+        assert found.layers == pytest.approx([cosine(each) for each in layers], abs=1e-6)
+        assert found.layers[0] == pytest.approx(F.cosine_similarity(first, second, dim=-1).item(), abs=1e-6)
+        assert found.end == pytest.approx(cosine(model.tokens(images)), abs=1e-6)
+        learned = F.cosine_similarity(model.cls_token[0, 0], model.dist_token[0, 0], dim=0)
+        assert found.tokens == pytest.approx(learned.item(), abs=1e-6)
+    assert found.model == "student.pth"
+    assert len(found.layers) == 4
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_distilled_model_answers_thrice_by_one_pass(pictures: Arrays) -> None:
+    learner, passes = student(), list[int]()
+    learner.model.train()
+    part: Any = learner.model.patch_embed
+
+    def count(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        passes.append(len(given[0]))
+
+    part.register_forward_pre_hook(count)
+    compare([learner], pictures, batch=10)
+    assert passes == [10, 10, 3]
+    assert all(module.training for module in learner.model.modules()), "its mode is left as it was"
+
+
+def test_unreadable_pictures_are_left_out_for_all(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "photos", a=4, b=4, c=4)
+    models = [toy("one"), student()]
+    assert compare(models, folder).images == 12
+    for name in ("a/0.png", "a/1.png", "c/3.png"):
+        (folder / name).write_bytes(b"no picture")
+    for batch in (1, 2, 5, 64):
+        counts = list[int]()
+        found = compare(models, folder, batch=batch, progress=counts.append)
+        assert (found.images, sum(counts)) == (9, 24)
+        assert [each.split("'")[1] for each in found.skipped] == [
+            str(folder / name) for name in ("a/0.png", "a/1.png", "c/3.png")
+        ]
+        assert "\nleft out for all, 3 unreadable:\n" in str(found)
+        assert all(map(isfinite, found.similarities[0].layers))
+    for name in ("a/0.png", "a/1.png", "c/3.png"):
+        (folder / name).unlink()
+    assert replace(found, skipped=(), seconds=0) == replace(compare(models, folder), seconds=0)
+    (folder / "b" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"b/1\.png' is no picture"):
+        compare(models, folder, strict=True)
+
+
+def test_what_one_model_cannot_read_counts_for_none() -> None:
+    """A picture that is too large for one only."""
+    pixels = [np.zeros((40, 40, 3), np.uint8), np.zeros((1, 20_000, 3), np.uint8), np.zeros((40, 40, 3), np.uint8)]
+
+    class Mixed:
+        classes = CLASSES
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return Image.fromarray(pixels[index]), index
+
+    squashed = replace(toy("squashed"), preprocessing=replace(WIDE, fit="squash"))
+    assert compare([squashed], Mixed()).images == 3
+    learner = replace(student(), preprocessing=replace(NARROW, crop=0.1))
+    found = compare([squashed, learner], Mixed())
+    assert (found.images, len(found.skipped)) == (2, 1)
+    assert "would be resized" in found.skipped[0]
+
+
+def test_nothing_can_be_read(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "photos", a=2, b=2)
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"no picture")
+    model = replace(toy("one", classes=2), classes=2, labels=("a", "b"))
+    with pytest.raises(DataError, match=r"^no picture of photos can be read, for instance: .*0\.png' is no picture"):
+        compare([model], folder)
+
+
+def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "photos", a=10, b=10)
+    first, second = (
+        replace(
+            toy(name, classes=2),
+            classes=2,
+            labels=("a", "b"),
+            run=Finished(model=tmp_path, data=str(folder), seed=seed, val_share=0.3),
+        )
+        for name, seed in (("runs/first", 1), ("runs/second", 2))
+    )
+    for data in (None, folder, f"{folder}/../photos"):
+        found = compare([first], data)
+        assert found.images == 6
+        assert found.notes == ("photos: 6 of 20 pictures held out for validation, by seed 1",)
+    both = compare([first, second])
+    assert both.notes[1:] == ("runs/second: held out other pictures, and was trained on some of these",)
+    assert compare([replace(first, run=None), second]).notes[0].endswith("by seed 2")
+    assert compare([replace(first, run=None)], folder).images == 20
+    for part in ("train", "val"):  # one that all hold out
+        class_folders(tmp_path / "parted" / part, a=3, b=3)
+    runs = [replace(each, run=replace(each.run, data=str(tmp_path / "parted"))) for each in (first, second) if each.run]
+    assert compare(runs).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["runs/a/model", "runs/b/model", "weights.pth"], ["a/model", "b/model", "weights.pth"]),
+        (["x/a/model/", "y/a/model", "b/model"], ["x/a/model", "y/a/model", "b/model"]),
+        (["a", "b/a"], ["a", "b/a"]),
+        (["runs/a", "runs/a", "runs/a"], ["a", "a (2)", "a (3)"]),
+        (["timm:resnet18.a1", "hf-hub:timm/vit_tiny"], ["timm:resnet18.a1", "vit_tiny"]),
+        (["ground truth"], ["ground truth (2)"]),
+    ],
+)
+def test_names_are_short_and_told_apart(names: list[str], expected: list[str]) -> None:
+    model = toy("one")
+    assert short_names([replace(model, name=name) for name in names]) == expected
+
+
+def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "in").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "in")
+    assert short_names([replace(toy("."), name=name) for name in (".", "..")]) == ["in", "run"]
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map("/".join), min_size=1, max_size=6))
+def test_names_are_always_told_apart(names: list[str]) -> None:
+    opened = [
+        Opened(name=name, model=nn.Identity(), preprocessing=WIDE, classes=1, labels=None, run=None) for name in names
+    ]
+    found = short_names(opened)
+    assert len(set(found)) == len(names)
+
+
+def test_the_text_is_readable_in_a_hundred_columns(pictures: Arrays) -> None:
+    models = [toy(f"{'long' * 20}/{number}/{'longer' * 9}") for number in range(6)]
+    models += [student(f"{number}{'student' * 9}", depth=number + 1) for number in range(4)]
+    found = compare(models, pictures)
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.startswith("Arrays, 23 images; in % of them: right, and classified differently\n\n")
+    assert "closest of 153 pairs" in text
+    assert text.count("…, distillation head") >= 4, "the model's name is cut, not the head's"
+    right = f"{100 * found.voters[1].accuracy:.2f}"
+    assert any(line.split()[0] == "1" and line.split()[2] == right for line in text.splitlines() if line.strip())
+    assert str(compare(models[:1], pictures)).count("\n") == 5, "no pairs and no tokens"
+
+
+def test_json_there_and_back(pictures: Arrays) -> None:
+    found = compare([toy("one"), student()], pictures)
+    data = json.loads(json.dumps(found.to_json()))
+    assert data == found.to_json()
+    again = Comparison(
+        data=data["data"],
+        images=data["images"],
+        voters=tuple(Voter(**each) for each in data["voters"]),
+        disagreement=tuple(map(tuple, data["disagreement"])),
+        similarities=tuple(replace(TokenSimilarity(**e), layers=tuple(e["layers"])) for e in data["similarities"]),
+        skipped=tuple(data["skipped"]),
+        notes=tuple(data["notes"]),
+        seconds=data["seconds"],
+    )
+    assert again == found
+    assert data["pairs"][0] == vars(found.pairs()[0])
+
+
+def is_drawn(path: Path) -> bool:
+    with Image.open(path) as image:
+        return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536])) > 50
+
+
+def test_pictures_are_drawn(pictures: Arrays, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    names = ("one", "_hidden", "a $x_1^$", "日本語 \n\x1b", 99 * "long")
+    plain, learners = [toy(name) for name in names], [student(name) for name in names]
+    for number, models in enumerate(([plain[0]], [learners[0]], [*plain, *learners], 12 * plain)):
+        path = tmp_path / "new" / f"{number}.png"
+        comparison_picture(compare(models, pictures), path)
+        assert is_drawn(path)
+    same = compare([plain[0]], pictures)
+    agreed = replace(same, disagreement=((0.0, 0.0), (0.0, 0.0)))
+    comparison_picture(agreed, tmp_path / "agreed.png")
+    assert (tmp_path / "agreed.png").exists()
+
+
+def test_what_does_not_fit(pictures: Arrays, tmp_path: Path) -> None:
+    one, nothing = toy("one"), Data(name="no", train=pictures, val=None, classes=CLASSES)
+    sick = toy("sick")
+    with torch.no_grad():
+        next(sick.model.parameters()).fill_(float("nan"))
+    headless = replace(toy("headless", classes=0), classes=0, labels=None)
+    cases: list[tuple[Any, Any, str]] = [
+        ([], pictures, r"^no models; expected at least one"),
+        ([one], None, r"^no --data; expected fashion"),
+        ([one], tmp_path / "nowhere", r"nowhere' does not exist; expected 'fashion'"),
+        ([tmp_path / "nowhere"], pictures, r"nowhere does not exist; expected a checkpoint"),
+        ([one], nothing, r"^no has no validation pictures; expected some"),
+        (
+            [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
+            pictures,
+            r"^far/other cannot answer Arrays: 7 of the data's 7 classes \(a, b, c and 4 more\) are none",
+        ),
+        ([headless], pictures, r"^headless has no head"),
+        ([sick], pictures, r"^sick answers NaN or infinity"),
+        (
+            [replace(one, classes=8, labels=(*CLASSES, "h"))],
+            pictures,
+            r"answers a tensor of \(23, 7\); expected logits",
+        ),
+        ([3], pictures, r"^the model is 3; expected a name or an Opened"),
+    ]
+    for models, data, message in cases:
+        with pytest.raises(VitrailError, match=message):
+            compare(models, data)
+    with pytest.raises(ConfigError, match=r"^device is 'cuda:77'; expected one that torch can use"):
+        compare([one], pictures, device="cuda:77")
+
+
+def test_a_model_may_be_named_and_stand_alone(pictures: Arrays, tmp_path: Path) -> None:
+    one = toy("one")
+    vitrail.save(one.model, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
+    expected = compare([one], pictures)
+    for models in (tmp_path / "one", str(tmp_path / "one"), [tmp_path / "one"], one):
+        assert replace(vitrail.compare(models, pictures), seconds=expected.seconds) == expected
+
+
+def test_only_classes_are_held(pictures: Arrays) -> None:
+    one = toy("one")
+    asked = Asked(name="one", model=one.model, preprocessing=WIDE, classes=7, columns=tuple(range(7)))
+    found = answers(asked, pictures, 5, 0, "cpu", False, None)
+    assert (found.said.dtype, tuple(found.said.shape), found.cosines) == (torch.int32, (1, 23), None)
