@@ -28,8 +28,9 @@ def distill(
 
     Examples::
 
-        vitrail distill --teacher my_model --data photos --set depth=2 --image-size 32 --epochs 1 --batch 4
-        vitrail distill --teacher runs/demo --data fashion --distill soft --temperature 2 --epochs 1
+        vitrail distill --teacher runs/demo --epochs 1
+        vitrail distill --teacher runs/demo --data fashion --model DeiT-Ti-distilled --image-size 28 \\
+            --set patch_size=7 --set depth=2 --distill soft --temperature 2 --epochs 0.1
         vitrail distill --resume runs/demo
 
     Parameters
