@@ -23,7 +23,7 @@ from vitrail.data.datasets import Data
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.study.compare import Asked, answers, compare, short_names
+from vitrail.study.compare import Asked, answers, compare
 from vitrail.study.comparison import Comparison, TokenSimilarity, Voter
 from vitrail.study.pictures import comparison_picture
 from vitrail.train.evaluate import evaluate
@@ -271,38 +271,6 @@ def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
         class_folders(tmp_path / "parted" / part, a=3, b=3)
     runs = [replace(each, run=replace(each.run, data=str(tmp_path / "parted"))) for each in (first, second) if each.run]
     assert compare(runs).notes == ()
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["runs/a", "runs/b"], ["a", "b"]),
-        (["runs/a/model", "runs/b/model", "weights.pth"], ["a/model", "b/model", "weights.pth"]),
-        (["x/a/model/", "y/a/model", "b/model"], ["x/a/model", "y/a/model", "b/model"]),
-        (["a", "b/a"], ["a", "b/a"]),
-        (["runs/a", "runs/a", "runs/a"], ["a", "a (2)", "a (3)"]),
-        (["timm:resnet18.a1", "hf-hub:timm/vit_tiny"], ["timm:resnet18.a1", "vit_tiny"]),
-        (["ground truth"], ["ground truth (2)"]),
-    ],
-)
-def test_names_are_short_and_told_apart(names: list[str], expected: list[str]) -> None:
-    model = toy("one")
-    assert short_names([replace(model, name=name) for name in names]) == expected
-
-
-def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run" / "in").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "run" / "in")
-    assert short_names([replace(toy("."), name=name) for name in (".", "..")]) == ["in", "run"]
-
-
-@given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map("/".join), min_size=1, max_size=6))
-def test_names_are_always_told_apart(names: list[str]) -> None:
-    opened = [
-        Opened(name=name, model=nn.Identity(), preprocessing=WIDE, classes=1, labels=None, run=None) for name in names
-    ]
-    found = short_names(opened)
-    assert len(set(found)) == len(names)
 
 
 def test_the_text_is_readable_in_a_hundred_columns(pictures: Arrays) -> None:
