@@ -1,4 +1,7 @@
-"""torchvision's vit_b_16 and its like; also files from before its MLP was renamed."""
+"""torchvision's vit_b_16 and its like, also files from before its MLP was renamed; and its ResNets.
+
+A ResNet has the names that timm gives it too: a file of one is taken for timm's unless it is said to be torchvision's.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
+from vitrail.checkpoint.convnets import RESNET, family_in
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
     IMAGENET,
     TABLE_AT_STEM,
+    TRANSFORMERS,
     Found,
     Layout,
     found,
@@ -51,18 +56,22 @@ ONLY = {
     "activation": ("gelu", "gelu_tanh"),
 }
 
+RESNET_ONLY = {"stem": ("imagenet",), "shortcut": ("projection",), "channels": (3,), "width": (64,)}
+
 
 def matches(contents: Contents) -> bool:
     return "encoder.pos_embedding" in stripped(contents.tensors, "module.")
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    tensors = stripped(contents.tensors, "module.")
+    resnet = family_in(tensors) == "resnet"
     return found(
         contents,
-        stripped(contents.tensors, "module."),
-        TABLE,
+        tensors,
+        tuple(map(entry, RESNET, RESNET)) if resnet else TABLE,
         layout="torchvision",
-        family="vit",
+        family="resnet" if resnet else "vit",
         known=known,
         policy="torchvision",
         preprocessing=preprocessing,
@@ -73,7 +82,7 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """What its transforms do: weights above 224 pixels are SWAG's, and vit_l_16 was evaluated from 242."""
     size = config["image_size"]
     large = max(size) > 224
-    crop = 224 / 242 if config["width"] == 1024 and config["patch_size"] == (16, 16) else 0.875
+    crop = 224 / 242 if config["width"] == 1024 and config.get("patch_size") == (16, 16) else 0.875
     return Preprocessing(
         image_size=size, crop=1.0 if large else crop, interpolation="bicubic" if large else "bilinear", **IMAGENET
     )
@@ -81,9 +90,13 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
+    if description.family == "resnet":
+        holds("torchvision", config, RESNET_ONLY)
+        write_table("torchvision", tensors, tuple(map(entry, RESNET, RESNET)), 1, path)
+        return {}
     holds("torchvision", config, ONLY)
     write_table("torchvision", with_prefix_rows(tensors, config, 1), TABLE, config["heads"], path)
     return {"activation": "gelu", "norm_eps": 1e-6}
 
 
-LAYOUT = Layout(name="torchvision", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="torchvision", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "resnet"))
