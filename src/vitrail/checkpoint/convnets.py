@@ -26,8 +26,13 @@ RESNET = (
     *norm("layer#.#.downsample.1"),
     "fc.*",
 )
-NAMES = {"resnet": RESNET}
-MARKS = {"resnet": "layer1.0.conv1.weight"}  # a tensor that tells the family
+PARTS = ("stem", *(f"s#.b#.{part}" for part in ("conv1", "conv2", "conv3", "downsample")))
+REGNETY = (
+    *(name for part in PARTS for name in (f"{part}.conv.weight", *norm(f"{part}.bn"))),
+    *("s#.b#.se.fc1.*", "s#.b#.se.fc2.*", "head.fc.*"),
+)
+NAMES = {"resnet": RESNET, "regnety": REGNETY}
+MARKS = {"resnet": "layer1.0.conv1.weight", "regnety": "s1.b1.conv1.conv.weight"}  # a tensor that tells the family
 
 
 def family_in(names: Mapping[str, object]) -> str | None:
@@ -64,7 +69,19 @@ def resnet(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-CONFIGS: dict[str, Callable[[Sizes], dict[str, Any]]] = {"resnet": resnet}
+def regnety(sizes: Sizes) -> dict[str, Any]:
+    blocks = stages(sizes, r"s(\d+)\.", r"s{}\.b(\d+)\.")
+    return {
+        "image_size": (224, 224),
+        "stages": blocks,
+        "widths": tuple(shape(sizes, f"s{n}.b1.conv1.conv.weight", 4)[0] for n in range(1, len(blocks) + 1)),
+        "group_width": shape(sizes, "s1.b1.conv2.conv.weight", 4)[1],
+        "channels": shape(sizes, "stem.conv.weight", 4)[1],
+        "classes": shape(sizes, "head.fc.weight", 2)[0] if "head.fc.weight" in sizes else 0,
+    }
+
+
+CONFIGS: dict[str, Callable[[Sizes], dict[str, Any]]] = {"resnet": resnet, "regnety": regnety}
 
 
 def stages(sizes: Sizes, stage: str, block: str) -> tuple[int, ...]:

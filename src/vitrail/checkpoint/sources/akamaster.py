@@ -25,6 +25,7 @@ ONLY = {
     "channels": (3,),
     "classes": (10,),
     "width": (16,),
+    "number of stages": (3,),
 }
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -56,8 +57,8 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    holds("akamaster", description.config, ONLY)
-    holds("akamaster", {"number of stages": len(description.config["stages"])}, {"number of stages": (3,)})
+    config = description.config
+    holds("akamaster", {**config, "number of stages": len(config["stages"])}, ONLY)
     write_table("akamaster", tensors, WRAPPED, 1, path, wrapper="state_dict")
     return {}
 

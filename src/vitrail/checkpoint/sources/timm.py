@@ -53,9 +53,9 @@ ONLY = {
     "head": ("linear",),
 }
 CONVNET_ONLY = {"stem": ("imagenet",), "shortcut": ("projection",)}
-CONVNET_USUAL = {  # what its models have unless a tag says otherwise, as many do: 0.95 of the picture, another size
+CONVNET_USUAL = {  # what its models have unless a tag says otherwise, as many do: another share, another size
     "resnet": {"crop_pct": 0.875, "interpolation": "bilinear"},
-    "regnety": {"crop_pct": 0.875, "interpolation": "bicubic"},
+    "regnety": {"crop_pct": 0.95, "interpolation": "bicubic"},
 }
 SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size"}  # of a convnet
 TANH = re.compile(  # with the tanh form of GELU
@@ -112,7 +112,7 @@ def read_convnet(contents: Contents, tensors: Mapping[str, Tensor], family: str,
         raise CheckpointError(f"{key} is {repr(given)[:40]}, which shapes do not show; expected a plain {family}")
     warnings = []
     if "mean" not in pretrained:
-        constants = "ImageNet's mean and deviation, 0.875 of the picture"
+        constants = f"ImageNet's mean and deviation, {CONVNET_USUAL[family]['crop_pct']} of the picture"
         warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}; else give it")
     return found(
         contents,
