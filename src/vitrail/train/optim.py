@@ -60,6 +60,14 @@ def freeze(model: nn.Module, blocks: int | None) -> None:
         weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
 
 
+def keep_statistics(model: nn.Module) -> None:
+    """Batch norms that are frozen go on with the means and variances they have, and learn no new ones."""
+    for module in model.modules():
+        own = [weight.requires_grad for weight in module.parameters()] if isinstance(module, nn.BatchNorm2d) else []
+        if own and not any(own):
+            module.eval()
+
+
 def optimizers(model: nn.Module, settings: Optimization) -> list[Optimizer]:
     """One, or with Muon two; each group of weights has its share of the learning rate in `scale`."""
     every = weights(model)
