@@ -91,6 +91,11 @@ def torchvision_pth(place: Path) -> None:
     torch.save(shake(model).state_dict(), place / "weights.pth")
 
 
+def akamaster_th(place: Path) -> None:
+    model = shake(vitrail.create("resnet20_cifar", stages=(1, 1, 1)))
+    vitrail.save(model, place / "weights.th", to="akamaster")
+
+
 def google_npz(place: Path) -> None:
     weights: Any = random_weights(layout="original", width=16, heads=2, depth=1, image=(16, 16), classes=3)
     np.savez(place / "weights.npz", **weights)
@@ -112,6 +117,7 @@ SOURCES: dict[str, Callable[[Path], None]] = {
         legacy_pth,
         hf_folder,
         torchvision_pth,
+        akamaster_th,
         google_npz,
         deflated_npz,
     )

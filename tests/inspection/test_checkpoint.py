@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
+from drawing import shake, shake_statistics
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -305,6 +305,28 @@ def test_real_weights(shared: Callable[[str], Path]) -> None:
 
 def test_real_weights_of_another_kind_of_model(shared: Callable[[str], Path]) -> None:
     found = inspect(shared("weights/resnet20-12fca82f.th"))
-    assert (found.layout, len(found.tensors), found.suspicious) == (None, 97, ())
-    assert "is of no layout known here" in found.reason
+    assert (found.layout, found.preset, len(found.tensors), found.suspicious) == (
+        "akamaster",
+        "resnet20_cifar",
+        97,
+        (),
+    )
     assert [group.count for group in found.groups if group.pattern == "module.layer2.#.conv1.weight"] == [1, 2]
+
+
+def test_a_file_of_no_layout(tmp_path: Path) -> None:
+    torch.save({"body.0.weight": torch.randn(4, 4), "body.0.bias": torch.randn(4)}, tmp_path / "weights.pth")
+    found = inspect(tmp_path / "weights.pth")
+    assert (found.layout, len(found.tensors), found.suspicious) == (None, 2, ())
+    assert "is of no layout known here" in found.reason
+
+
+def test_a_convnet_is_found_and_its_counters_are_not_suspicious(tmp_path: Path) -> None:
+    model = shake_statistics(shake(vitrail.create("resnet20_cifar")))
+    vitrail.save(model, tmp_path / "model.th", to="akamaster")
+    found = inspect(tmp_path / "model.th")
+    assert (found.layout, found.preset, found.differs) == ("akamaster", "resnet20_cifar", {})
+    assert found.head == "linear, 10 classes"
+    assert not found.suspicious
+    vitrail.save(shake_statistics(shake(vitrail.create("resnet18", stages=(1, 1, 1, 1)))), tmp_path / "own")
+    assert inspect(tmp_path / "own").preset is None

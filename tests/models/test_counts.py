@@ -50,6 +50,17 @@ PARAMETERS = {
     "deit3_base_patch16_224": 86_585_320,
     "deit3_large_patch16_224": 304_374_760,
     "deit3_huge_patch14_224": 632_126_440,
+    "ResNet-18": 11_689_512,
+    "ResNet-50": 25_557_032,
+    "ResNet-101": 44_549_160,
+    "ResNet-152": 60_192_808,
+    "resnet20_cifar": 269_722,
+    "resnet32_cifar": 464_154,
+    "resnet56_cifar": 853_018,
+    "RegNetY-4GF": 20_646_656,
+    "RegNetY-8GF": 39_180_068,
+    "RegNetY-12GF": 51_822_544,
+    "RegNetY-16GF": 83_590_140,
 }
 
 # torchvision's own figures, to its three decimals
@@ -62,6 +73,11 @@ GMACS = {
     "vit_large_patch32_224": 15.378,
     "vit_huge_patch14_224": 167.295,
     "vit_huge_patch14_518": 1016.717,
+    "resnet18": 1.814,
+    "resnet50": 4.089,
+    "resnet101": 7.801,
+    "resnet152": 11.514,
+    "regnety_160": 15.912,
 }
 
 # the closed form L·(4·D²·N + 2·D·M·N + 2·N²·D) + n·3·P²·D + D·C gives these to four

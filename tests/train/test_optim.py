@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
-from vitrail.train.optim import Average, freeze, groups, optimizers, set_lr, weights
+from vitrail.train.optim import Average, freeze, groups, keep_statistics, optimizers, set_lr, weights
 from vitrail.train.recipe import Optimization
 
 SETTINGS = Optimization(weight_decay=0.3, layer_decay=0.5)
@@ -162,3 +162,54 @@ def test_a_block_has_one_learning_rate_whatever_moves_it() -> None:
     }
     names = {name for name, tensor in model.named_parameters() if id(tensor) in maps}
     assert names == {f"blocks.2.{part}.weight" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+
+
+CONVNETS = {
+    "resnet18": {"layers": (1, 2, 1, 1)},
+    "regnety_040": {"depth": 6, "w0": 16, "wa": 16.0, "wm": 2.0, "group_size": 8},
+}
+
+
+def small_convnet(name: str, **fields: object) -> nn.Module:
+    small = {"stages": (1, 2, 1, 1)} if name == "resnet18" else {"stages": (1, 1, 3, 1), "widths": (16, 32, 64, 128)}
+    group = {} if name == "resnet18" else {"group_width": 8}
+    return vitrail.create(name, **{"classes": 5, **small, **group, **fields})
+
+
+@pytest.mark.parametrize("name", CONVNETS)
+def test_the_layer_decay_of_a_convnet_is_that_of_timm(name: str) -> None:
+    model, theirs = small_convnet(name), dict[str, tuple[float, float]]()
+    peer = timm.create_model(name, num_classes=5, **CONVNETS[name])
+    names = {id(tensor): key for key, tensor in peer.named_parameters()}
+    for group in param_groups_layer_decay(peer, 0.3, layer_decay=0.5):
+        theirs |= {names[id(each)]: (group["lr_scale"], group["weight_decay"]) for each in group["params"]}
+    levels = weights(model)
+    for weight in levels:
+        (group,) = groups([weight], max(each.level for each in levels), SETTINGS)
+        assert (group["scale"], group["weight_decay"]) == theirs[weight.name], weight.name
+
+
+@pytest.mark.parametrize("name", CONVNETS)
+def test_a_convnet_is_frozen_block_by_block_and_moved_by_muon(name: str) -> None:
+    model = small_convnet(name)
+    assert len(optimizers(model, replace(SETTINGS, optimizer="muon"))) == 2
+    blocks = 5 if name == "resnet18" else 6
+    with pytest.raises(ConfigError, match=f"train_blocks is {blocks + 1}; expected less than {blocks + 1}"):
+        freeze(model, blocks + 1)
+    freeze(model, 1)
+    moving = {name.split(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
+    assert moving == ({"layer4", "fc"} if name == "resnet18" else {"s4", "head"})
+    with pytest.raises(ConfigError, match="the model has no head"):
+        freeze(small_convnet(name, classes=0), 0)
+
+
+def test_frozen_batch_norms_keep_their_statistics() -> None:
+    model = small_convnet("resnet18")
+    freeze(model, 1)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    keep_statistics(model.train())
+    model(torch.randn(4, 3, 64, 64))
+    changed = {name.split(".")[0] for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])}
+    assert changed == {"layer4"}
+    keep_statistics(other := small_convnet("resnet18").train())
+    assert all(module.training for module in other.modules())

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint.convnets import CONFIGS, convnet
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import families
 
@@ -17,6 +18,8 @@ LAYER_SCALE = 1e-5  # what a LayerScale starts with; a file holds only what beca
 def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the family's config for tensors under our names; `known` are those that the shapes cannot tell."""
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if family in CONFIGS:
+        return convnet(sizes, family, known_size(known.get("image_size")))
     kernel = shape(sizes, "patch_embed.proj.weight", 4)
     width = kernel[0]
     hidden, out = shape(sizes, "blocks.0.mlp.fc1.weight", 2)[0], shape(sizes, "blocks.0.mlp.fc2.weight", 2)[1]

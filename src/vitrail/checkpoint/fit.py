@@ -12,7 +12,7 @@ from vitrail.checkpoint.resample import Policy, resample_kernel, resample_positi
 from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
 
-HEADS = ("head.", "head_dist.")
+HEADS = ("head.", "head_dist.", "fc.")
 MAY_DIFFER = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
     "answer",
@@ -45,7 +45,7 @@ def fit(
             fitted[name] = given
             matched.append(name)
         elif name.startswith(HEADS):
-            like = next(iter(tensors.values())) if given is None else given
+            like = next(t for t in tensors.values() if t.is_floating_point()) if given is None else given
             fitted[name] = torch.zeros(wanted.shape, dtype=like.dtype)
             initialised.append(name)
         elif given is not None and old != new:  # also where another grid has as many places

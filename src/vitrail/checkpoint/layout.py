@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail.checkpoint.architecture import architecture, heads_of, known_size
 from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.contents import WRAPPERS, Contents
+from vitrail.checkpoint.convnets import with_counters
 from vitrail.checkpoint.description import IN_WORDS, Description
 from vitrail.checkpoint.names import Entry, to_ours, to_theirs
 from vitrail.checkpoint.resample import Policy
@@ -23,6 +24,7 @@ T = TypeVar("T")
 SAYS = "layout"  # the key of its name in the header of a safetensors file; there is nothing around it to tell by
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+TRANSFORMERS = ("vit", "deit", "hybrid")
 TABLE_AT_STEM: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
     "positions": ("learned", "sincos", "sincos_2d"),
     "positions_at": ("stem",),
@@ -48,6 +50,7 @@ class Layout:
     matches: Callable[[Contents], bool]
     read: Callable[[Contents, Mapping[str, Any]], Found]  # with fields that the user knows and the file does not say
     write: Callable[[Mapping[str, Tensor], Description, Path], Mapping[str, Any]]  # gives what its readers assume
+    families: tuple[str, ...] = TRANSFORMERS  # that it has a place for
 
 
 def found(
@@ -72,8 +75,9 @@ def found(
         names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CheckpointError(
             f"{contents.path} has {len(lost)} tensors that a {layout} {family} has no place for ({names}); "
-            "without them it would be another model: expected a plain ViT, DeiT or hybrid, or another --from"
+            "without them it would be another model: expected a plain ViT, DeiT, hybrid or convnet, or another --from"
         )
+    ours = with_counters(ours)
     config = architecture(ours, family, known)
     said = known_size(known.get("image_size"))
     if said not in (None, config["image_size"]):
@@ -95,7 +99,7 @@ def found(
 def doubts(contents: Contents, config: Mapping[str, Any], known: Mapping[str, Any], layout: str) -> list[str]:
     """What was taken for granted because the file does not say it."""
     said = list[str]()
-    if "heads" not in known and not heads_of(config)[1]:
+    if "heads" in config and "heads" not in known and not heads_of(config)[1]:
         said.append(f"the number of heads is not in the file: taken as {config['heads']}, each of 64 numbers")
     others = [name for name in contents.others if name in WRAPPERS and name not in ("student", "teacher")]
     if contents.wrapper and others:
@@ -163,7 +167,7 @@ def write_table(
     renamed = to_theirs(tensors, table, heads)
     if path.suffix == ".safetensors":
         write_whole(path, lambda place: save_file(renamed, place, {"format": "pt", SAYS: layout}))
-    elif path.suffix in (".pth", ".pt", ".bin"):
+    elif path.suffix in (".pth", ".pt", ".bin", ".th"):
         apart = {name: tensor.clone() for name, tensor in renamed.items()}  # torch.save would keep whole storages
         write_whole(path, lambda place: torch.save({wrapper: apart} if wrapper else apart, place))
     else:

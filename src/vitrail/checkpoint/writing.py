@@ -47,7 +47,7 @@ def write(
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     family = family or family_of(model)
     config: Any = model.config
-    if to != "vitrail" and not hasattr(config, "patch_size"):
+    if to != "vitrail" and family.name not in layout.families:
         raise CheckpointError(f"{to} has no place for a model of the family {family.name!r}; expected to='vitrail'")
     try:
         description = Description(
@@ -86,7 +86,8 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
     """Reads back what was written, and says which of preprocessing and labels its readers will not know."""
     if to == "vitrail":
         return
-    how, known = description.preprocessing, {name: description.config[name] for name in ("heads", "image_size")}
+    how = description.preprocessing
+    known = {name: description.config[name] for name in ("heads", "image_size") if name in description.config}
     try:
         back = find(path, to, known).description
     except CheckpointError as error:

@@ -21,7 +21,7 @@ def convert(
     out: Path,
     /,
     *,
-    to: Literal["vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae"],
+    to: Literal["vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "akamaster"],
     source: Annotated[str | None, Parameter(name="--from")] = None,
     image_size: str | None = None,
     patch_size: str | None = None,
@@ -34,8 +34,8 @@ def convert(
 ) -> None:
     """Read a checkpoint of any layout and write it in another; says what became of every tensor.
 
-    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE and torchvision, folders of
-    transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file is ever run.
+    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, torchvision and akamaster,
+    folders of transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file is ever run.
 
     Examples::
 
@@ -53,7 +53,8 @@ def convert(
     to
         The layout to write.
     source
-        The layout to read, where it should not be found out: vitrail, timm, hf, torchvision, google, deit, dino, mae.
+        The layout to read, where it should not be found out: vitrail, timm, hf, torchvision, google, deit, dino, mae,
+        akamaster.
     image_size
         Resample the positions for pictures of this size: 384, or rows x columns: 384x256.
     patch_size

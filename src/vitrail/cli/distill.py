@@ -29,8 +29,8 @@ def distill(
     Examples::
 
         vitrail distill --teacher runs/demo --epochs 1
-        vitrail distill --teacher runs/demo --data fashion --model DeiT-Ti-distilled --image-size 28 \\
-            --set patch_size=7 --set depth=2 --distill soft --temperature 2 --epochs 0.1
+        vitrail distill --teacher runs/demo --model DeiT-Ti-distilled --image-size 28 --set patch_size=7 --epochs 0.1
+        vitrail distill --teacher runs/demo --distill soft --temperature 2 --epochs 1
         vitrail distill --resume runs/demo
 
     Parameters

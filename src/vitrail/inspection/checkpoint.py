@@ -96,14 +96,14 @@ def described(seen: Inspection, found: Found, known: Mapping[str, Any]) -> Inspe
 
 
 def nearest(family: Family, config: Any) -> tuple[str | None, dict[str, Any] | None]:
-    """The preset of this width and depth with which the fewest fields differ, and those."""
+    """The preset of this width and depth, or these stages, with which the fewest fields differ, and those."""
     ranked = list[tuple[int, int, str, dict[str, Any]]]()
     for name, preset in family.presets.items():
         theirs, ours = asdict(preset), asdict(config)
         if theirs.get("layer_scale") is not None and ours.get("layer_scale") is not None:
             theirs["layer_scale"] = ours["layer_scale"]  # where it started is not in the weights
         apart = {key: value for key, value in ours.items() if value != theirs[key] and key not in RUNTIME}
-        if not {"width", "depth"} & apart.keys():
+        if not {"width", "depth", "stages", "block", "widths"} & apart.keys():
             ranked.append((len(apart.keys() - {*MINOR}), len(apart), name, apart))
     if not ranked:
         return None, None

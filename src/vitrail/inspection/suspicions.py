@@ -14,7 +14,8 @@ from vitrail.checkpoint.report import listed
 ENORMOUS = 1e4  # far above what trained weights reach, and half precision ends at 65504
 NUMBER = re.compile(r"(^|[./]|encoderblock_|encoder_layer_|unit)\d+(?=[./]|$)")  # of a block, in a tensor's name
 BLOCK = re.compile(rf"(.*?{NUMBER.pattern})[./](.*)")
-HEAD = re.compile(r"(^|[./])(heads?|head_dist|\w*classifier)[./]")
+HEAD = re.compile(r"(^|[./])(heads?|head_dist|\w*classifier)[./]|^(module\.)?(fc|linear)\.")
+COUNTER = re.compile(r"\.num_batches_tracked$")  # of a batch norm, and whole
 POSITIONS = re.compile(r"pos(ition)?_?embed|pos_(rows|columns)$")
 
 
@@ -111,7 +112,9 @@ def suspicions(rows: Sequence[Row], tensors: Mapping[str, Tensor]) -> list[str]:
         "equal rows of positions, as before training": equal_positions(floats, tensors),
         "blocks with the same weights": blocks,
         "the same numbers under two names": single,
-        "not of floats": [f"{pattern(row.name)} ({row.dtype})" for row in rows if not row.floats],
+        "not of floats": [
+            f"{pattern(row.name)} ({row.dtype})" for row in rows if not row.floats and not COUNTER.search(row.name)
+        ],
         "empty": [row.name for row in rows if not row.count],
     }
     kinds = Counter(row.dtype for row in floats)

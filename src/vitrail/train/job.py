@@ -127,7 +127,7 @@ def continued(request: Request, data: Data) -> Job:
 
 def check_same(family: Family, preset: Any, found: Checkpoint, init: str) -> None:
     ours = found.model.config
-    for name in ("width", "depth", "heads", "patch_size"):
+    for name in ("width", "depth", "heads", "patch_size", "stages", "block", "widths"):
         asked = getattr(preset, name, None)
         if family.name != found.description.family or asked != getattr(ours, name, None):
             raise ConfigError(

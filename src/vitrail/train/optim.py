@@ -14,7 +14,8 @@ from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optimization
 
-BLOCK = re.compile(r"blocks\.(\d+)\.")  # of the model itself: a hybrid has others inside its stem
+BLOCK = re.compile(r"(blocks\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")  # of the model itself: a hybrid has others in its stem
+HEADS = ("head", "fc.")
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Weight:
 
 def weights(model: nn.Module) -> list[Weight]:
     """In the order of the model, so what stands before its first block is its stem, what stands after it its head."""
-    found = list[Weight]()
-    numbers = [int(match[1]) for name, _ in model.named_parameters() if (match := BLOCK.match(name))]
-    last, passed = max(numbers, default=-1) + 1, False
+    found, passed = list[Weight](), False
+    matches = [match[1] for name, _ in model.named_parameters() if (match := BLOCK.match(name))]
+    levels = {block: level for level, block in enumerate(dict.fromkeys(matches), start=1)}
     for name, tensor in model.named_parameters():
         match = BLOCK.match(name)
         passed = passed or match is not None
-        level = int(match[1]) + 1 if match else (last + 1) * passed
+        level = levels[match[1]] if match else (len(levels) + 1) * passed
         found.append(Weight(name, tensor, level))
     return found
 
@@ -48,15 +49,23 @@ def freeze(model: nn.Module, blocks: int | None) -> None:
     """Leaves only the head to be trained, and the last so many blocks with the norm after them; none: all of it."""
     if blocks is None:
         return
-    if not any(name.startswith("head") for name, _ in model.named_parameters()):
+    if not any(name.startswith(HEADS) for name, _ in model.named_parameters()):
         raise ConfigError(f"train_blocks is {blocks}; expected none, since the model has no head")
     every = weights(model)
     last = max(weight.level for weight in every)
     if blocks >= last:
         raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the blocks that there are, or none")
     for weight in every:
-        trained = weight.name.startswith("head") or (blocks > 0 and weight.level >= last - blocks)
+        trained = weight.name.startswith(HEADS) or (blocks > 0 and weight.level >= last - blocks)
         weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
+
+
+def keep_statistics(model: nn.Module) -> None:
+    """Batch norms that are frozen go on with the means and variances they have, and learn no new ones."""
+    for module in model.modules():
+        own = [weight.requires_grad for weight in module.parameters()] if isinstance(module, nn.BatchNorm2d) else []
+        if own and not any(own):
+            module.eval()
 
 
 def optimizers(model: nn.Module, settings: Optimization) -> list[Optimizer]:

@@ -18,7 +18,7 @@ from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.models.checks import pair
 from vitrail.train.distributed import Team
 from vitrail.train.losses import Inputs, Objective
-from vitrail.train.optim import Average, freeze, optimizers, set_lr
+from vitrail.train.optim import Average, freeze, keep_statistics, optimizers, set_lr
 from vitrail.train.recipe import Recipe
 from vitrail.train.schedule import share
 from vitrail.train.state import (
@@ -86,6 +86,7 @@ class Training:
         """Takes its micro-batches from `batches` and moves the weights once; gives why pictures were skipped."""
         accumulate, skipped = self.recipe.loop.accumulate, set[str]()
         self.forward.train(self.recipe.optimization.train_blocks != 0)  # what is frozen whole is not to be random
+        keep_statistics(self.model)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for part in range(accumulate):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,22 @@ from torch import Tensor
 
 from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
+from vitrail.checkpoint.convnets import NAMES as CONVNETS
+from vitrail.checkpoint.convnets import family_in
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import HALF, IMAGENET, Found, Layout, agreed, found, holds, stripped, value, write_table
+from vitrail.checkpoint.layout import (
+    HALF,
+    IMAGENET,
+    TRANSFORMERS,
+    Found,
+    Layout,
+    agreed,
+    found,
+    holds,
+    stripped,
+    value,
+    write_table,
+)
 from vitrail.checkpoint.names import Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -38,6 +52,12 @@ ONLY = {
     "positions_at": ("stem",),
     "head": ("linear",),
 }
+CONVNET_ONLY = {"stem": ("imagenet",), "shortcut": ("projection",)}
+CONVNET_USUAL = {  # what its models have unless a tag says otherwise, as many do: another share, another size
+    "resnet": {"crop_pct": 0.875, "interpolation": "bilinear"},
+    "regnety": {"crop_pct": 0.95, "interpolation": "bicubic"},
+}
+SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size"}  # of a convnet
 TANH = re.compile(  # with the tanh form of GELU
     r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(giantopt|so400m)_patch16_siglip.*)"
 )
@@ -46,11 +66,14 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put b
 
 
 def matches(contents: Contents) -> bool:
-    return "patch_embed.proj.weight" in stripped(contents.tensors, *PREFIXES)
+    names = stripped(contents.tensors, *PREFIXES)
+    return "patch_embed.proj.weight" in names or family_in(names) is not None
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tensors = unflattened(stripped(contents.tensors, *PREFIXES))
+    if (convnet := family_in(tensors)) is not None:
+        return read_convnet(contents, tensors, convnet, known)
     card = contents.config or {}
     name = value(card, "architecture", str, contents.path.name.split(".")[0])
     refuse_others(name)
@@ -77,6 +100,34 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     )
 
 
+def read_convnet(contents: Contents, tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> Found:
+    card = contents.config or {}
+    name = value(card, "architecture", str, contents.path.name.split(".")[0])
+    pretrained = value(card, "pretrained_cfg", dict, card)
+    odd = {"architecture": name} if name.startswith(("resnetblur", "resnetaa")) else {}  # filters without weights
+    odd |= {key: each for key, each in value(card, "model_args", dict, {}).items() if key not in SEEN_IN_SHAPES}
+    if card.get("global_pool", "avg") != "avg":
+        odd["global_pool"] = card["global_pool"]
+    for key, given in odd.items():
+        raise CheckpointError(f"{key} is {repr(given)[:40]}, which shapes do not show; expected a plain {family}")
+    warnings = []
+    if "mean" not in pretrained:
+        constants = f"ImageNet's mean and deviation, {CONVNET_USUAL[family]['crop_pct']} of the picture"
+        warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}; else give it")
+    return found(
+        contents,
+        tensors,
+        tuple(map(entry, CONVNETS[family], CONVNETS[family])),
+        layout="timm",
+        family=family,
+        known={**size_in(pretrained), **known},
+        policy="timm",
+        preprocessing=lambda config: preprocessing(config, {**CONVNET_USUAL[family], **pretrained}, imagenet=True),
+        labels=label_names(card, pretrained),
+        warnings=warnings,
+    )
+
+
 def refuse_others(name: str) -> None:
     """Models whose tensors have the names and shapes of a ViT, but not what is done with them."""
     if re.search(r"(^|_)(rope|rpn)(_|$)", name.split(".")[0]):
@@ -85,15 +136,17 @@ def refuse_others(name: str) -> None:
 
 def hints(pretrained: Mapping[str, Any], name: str, family: str, width: int) -> dict[str, Any]:
     """What its name tells and shapes do not."""
-    fields = dict[str, Any]()
+    fields = size_in(pretrained)
     preset = next(each.presets.get(name) for each in families() if each.name == family)
     if preset is not None and preset.width == width:
         fields["heads"] = preset.heads
     if TANH.fullmatch(name):
         fields["activation"] = "gelu_tanh"
-    if "input_size" in pretrained:
-        fields["image_size"] = tuple(value(pretrained, "input_size", list, [])[1:])
     return fields
+
+
+def size_in(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+    return {"image_size": tuple(value(pretrained, "input_size", list, [])[1:])} if "input_size" in pretrained else {}
 
 
 def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -150,6 +203,8 @@ def label_names(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """A file, or with no ending a folder that timm.create_model("local-dir:FOLDER", pretrained=True) opens."""
     config = description.config
+    if description.family in CONVNETS:
+        return write_convnet(tensors, description, path)
     holds("timm", config, ONLY)
     if path.suffix:
         write_table("timm", tensors, TABLE, config["heads"], path)
@@ -158,15 +213,41 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         raise CheckpointError("timm's distilled models have positions for both tokens; expected prefix_positions=True")
     if description.family == "hybrid":
         raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
-    card = json.dumps(hub_card(description), indent=2, ensure_ascii=False)
-    make_folder(path)
-    write_table("timm", tensors, TABLE, config["heads"], path / WEIGHTS[0])
-    write_whole(path / CONFIG, lambda place: place.write_text(card, "utf-8"))
+    write_folder(tensors, TABLE, config["heads"], hub_card(description), path)
     return {"norm_eps": ASSUMES["norm_eps"]}
 
 
+def write_convnet(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
+    config, family = description.config, description.family
+    holds("timm", config, CONVNET_ONLY)
+    table = tuple(map(entry, CONVNETS[family], CONVNETS[family]))
+    if path.suffix:
+        write_table("timm", tensors, table, 1, path)
+        return {}
+    presets = next(each.presets for each in families() if each.name == family)
+    shape = config.keys() - {"image_size", "channels", "classes"}
+    name = next((n for n, preset in presets.items() if all(getattr(preset, key) == config[key] for key in shape)), None)
+    if name is None:
+        raise CheckpointError(
+            f"timm has no folder for a {family} of free shape; expected OUT.safetensors or OUT.pth, or the shape of a "
+            f"preset: {', '.join(presets)}"
+        )
+    card = {"architecture": name, "num_classes": config["classes"], "model_args": {"in_chans": config["channels"]}}
+    write_folder(tensors, table, 1, with_pictures(card, description), path)
+    return {}
+
+
+def write_folder(
+    tensors: Mapping[str, Tensor], table: Sequence[Entry], heads: int, card: Mapping[str, Any], path: Path
+) -> None:
+    text = json.dumps(card, indent=2, ensure_ascii=False)
+    make_folder(path)
+    write_table("timm", tensors, table, heads, path / WEIGHTS[0])
+    write_whole(path / CONFIG, lambda place: place.write_text(text, "utf-8"))
+
+
 def hub_card(description: Description) -> dict[str, Any]:
-    config, how = description.config, description.preprocessing
+    config = description.config
     distilled, activation = config.get("distilled", False), config.get("activation", "gelu")
     hidden = (config.get("mlp_width") or 4 * config["width"]) * (2 if activation == "swiglu" else 1)
     arguments = {
@@ -198,8 +279,15 @@ def hub_card(description: Description) -> dict[str, Any]:
         "num_classes": config["classes"],
         "num_features": config["width"],
         "model_args": arguments,
-        "pretrained_cfg": {"num_classes": config["classes"], "input_size": [config["channels"], *config["image_size"]]},
     }
+    return with_pictures(card, description)
+
+
+def with_pictures(card: dict[str, Any], description: Description) -> dict[str, Any]:
+    """The card with how pictures are prepared, and what the classes are called."""
+    config, how = description.config, description.preprocessing
+    size = [config["channels"], *config["image_size"]]
+    card = {**card, "pretrained_cfg": {"num_classes": config["classes"], "input_size": size}}
     if how is not None:
         card["pretrained_cfg"] |= {
             "crop_pct": how.crop,
@@ -213,4 +301,4 @@ def hub_card(description: Description) -> dict[str, Any]:
     return card
 
 
-LAYOUT = Layout(name="timm", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="timm", matches=matches, read=read, write=write, families=(*TRANSFORMERS, *CONVNETS))

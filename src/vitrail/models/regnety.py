@@ -1,0 +1,166 @@
+"""RegNetY (Radosavovic 2020, arXiv 2003.13678): convnets whose widths grow linearly; DeiT's teacher is the 16GF.
+
+B batch, C channels of a feature map, h·w its places, D channels of the last one. A size is named by its billions of
+multiply-adds. No size of image is built in: any goes through.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import log, sqrt
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import is_empty
+
+STEM = 32  # channels of every size's
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegNetYConfig:
+    image_size: Size = 224  # rows, columns; one number for a square; what it is meant for, since it takes any
+    stages: tuple[int, ...] = (2, 6, 12, 2)  # blocks in each; each halves the resolution, as the stem does
+    widths: tuple[int, ...] = (128, 192, 512, 1088)  # channels in each stage
+    group_width: int = 64  # channels that a 3×3 convolution joins
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    dynamic: ClassVar[bool] = True  # takes any size at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.stages or len(self.stages) != len(self.widths):
+            raise ConfigError(f"{len(self.stages)} stages of {len(self.widths)} widths; expected one width a stage")
+        for width in self.widths:
+            if width % self.group_width:
+                raise ConfigError(f"a width of {width} in groups of {self.group_width}; expected a multiple of it")
+
+
+class RegNetY(nn.Module):
+    """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
+
+    def __init__(self, config: RegNetYConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.stem = ConvNorm(config.channels, STEM, 3, stride=2)
+        before = STEM
+        self.stages = [f"s{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names
+        for name, depth, width in zip(self.stages, config.stages, config.widths, strict=True):
+            blocks = OrderedDict[str, nn.Module]()
+            for number in range(depth):
+                blocks[f"b{number + 1}"] = Block(before, width, 1 if number else 2, config.group_width)
+                before = width
+            self.add_module(name, nn.Sequential(blocks))
+        self.head = nn.ModuleDict({"fc": nn.Linear(before, config.classes) if config.classes else nn.Identity()})
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Convolutions for the ReLU after them; the head and the last norm of each block are zero (Goyal 2017)."""
+        if is_empty(self):
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                kernel = module.weight[0, 0].numel()
+                nn.init.normal_(module.weight, std=sqrt(2 * module.groups / (kernel * module.out_channels)))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, Block):
+                nn.init.zeros_(module.conv3.bn.weight)
+            elif isinstance(module, nn.Linear):
+                nn.init.zeros_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.tokens(images))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """The last feature map, each of its places a token: (B, 3, H, W) → (B, h·w, D)."""
+        check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
+        x = F.relu(self.stem(images))
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        return x.flatten(2).transpose(1, 2)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of the mean of all places: (B, h·w, D) → (B, classes)."""
+        return self.head["fc"](tokens.mean(1))
+
+
+class ConvNorm(nn.Module):
+    """A convolution without a bias, and a batch norm."""
+
+    def __init__(self, before: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, width, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))
+
+
+class Block(nn.Module):
+    """1×1, 3×3 in groups, 1×1 convolutions of one width beside a shortcut; the Y is for squeeze and excitation."""
+
+    def __init__(self, before: int, width: int, stride: int, group_width: int) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(before, width, 1)
+        self.conv2 = ConvNorm(width, width, 3, stride, width // group_width)
+        self.se = SqueezeExcite(width, round(before / 4))
+        self.conv3 = ConvNorm(width, width, 1)
+        same = before == width and stride == 1
+        self.downsample = nn.Identity() if same else ConvNorm(before, width, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.conv1(x))
+        y = self.se(F.relu(self.conv2(y)))
+        return F.relu(self.conv3(y) + self.downsample(x))
+
+
+class SqueezeExcite(nn.Module):
+    """Each channel times a share from 0 to 1, which depends on the means of all (Hu 2017): (B, C, h, w) → the same."""
+
+    def __init__(self, width: int, squeezed: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Conv2d(width, squeezed, 1), nn.Conv2d(squeezed, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = x.mean((2, 3), keepdim=True)
+        return x * self.fc2(F.relu(self.fc1(means))).sigmoid()
+
+
+def sized(depth: int, first: int, slope: float, step: float, group_width: int) -> RegNetYConfig:
+    """The paper's rule: block n of `depth` would be first + slope·n wide, and is the nearest first·step^k instead.
+
+    The blocks of one k are a stage, its width a multiple of 8 and then of the group's.
+    """
+    powers = [round(log((first + slope * n) / first) / log(step)) for n in range(depth)]
+    stages = [(len(list(blocks)), 8 * round(first * step**power / 8)) for power, blocks in groupby(powers)]
+    return RegNetYConfig(
+        stages=tuple(blocks for blocks, _ in stages),
+        widths=tuple(group_width * round(width / group_width) for _, width in stages),
+        group_width=group_width,
+    )
+
+
+PRESETS = {
+    "regnety_040": sized(22, 96, 31.41, 2.24, 64),
+    "regnety_080": sized(17, 192, 76.82, 2.19, 56),
+    "regnety_120": sized(19, 168, 73.36, 2.37, 112),
+    "regnety_160": sized(18, 200, 106.23, 2.48, 112),
+}
+ALIASES = {
+    "RegNetY-4GF": "regnety_040",
+    "RegNetY-8GF": "regnety_080",
+    "RegNetY-12GF": "regnety_120",
+    "RegNetY-16GF": "regnety_160",
+}
+FAMILY = Family(name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES)

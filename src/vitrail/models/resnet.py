@@ -1,0 +1,191 @@
+"""ResNet (He 2015, arXiv 1512.03385): the convnets that a ViT is compared with, and that teach it.
+
+B batch, C channels of a feature map, h·w its places, D channels of the last one. The stride of a bottleneck is at its
+3×3 convolution, as timm and torchvision have it. No size is built in: an image of any size goes through.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import is_empty
+
+Shortcut = Literal["projection", "padding"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    image_size: Size = 224  # rows, columns; one number for a square; what it is meant for, since it takes any
+    stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks in each; each but the first halves the resolution
+    block: Literal["basic", "bottleneck"] = "bottleneck"
+    stem: Literal["imagenet", "cifar"] = (
+        "imagenet"  # 7×7 and a max pool, a quarter of the resolution; or 3×3, all of it
+    )
+    shortcut: Shortcut = "projection"  # where the shape changes: a 1×1 convolution, or zeros for the new channels
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    width: int = 64  # channels of the stem and the first stage's 3×3 convolutions, doubled by each next stage
+    dynamic: ClassVar[bool] = True  # takes any size at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.stages:
+            raise ConfigError("stages is (); expected one number at least, the blocks of a stage")
+
+
+class ResNet(nn.Module):
+    """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        small = config.stem == "cifar"
+        kernel, stride = (3, 1) if small else (7, 2)
+        self.conv1 = nn.Conv2d(config.channels, config.width, kernel, stride, kernel // 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(config.width)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        block = Basic if config.block == "basic" else Bottleneck
+        before = config.width
+        self.stages = [f"layer{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names for stages
+        for stage, (name, depth) in enumerate(zip(self.stages, config.stages, strict=True)):
+            width, stride = config.width * 2**stage, 1 if stage == 0 else 2
+            first = block(before, width, stride, config.shortcut)
+            before = block.expansion * width
+            rest = (block(before, width, 1, config.shortcut) for _ in range(depth - 1))
+            self.add_module(name, nn.Sequential(first, *rest))
+        self.fc = nn.Linear(before, config.classes) if config.classes else nn.Identity()
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Convolutions for the ReLU after them; the head and the last norm of each block are zero (Goyal 2017)."""
+        if is_empty(self):
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, Basic | Bottleneck):
+                nn.init.zeros_(module.last_norm.weight)
+        if isinstance(self.fc, nn.Linear):
+            nn.init.zeros_(self.fc.weight)
+            nn.init.zeros_(self.fc.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.tokens(images))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """The last feature map, each of its places a token: (B, 3, H, W) → (B, h·w, D)."""
+        check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
+        x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        return x.flatten(2).transpose(1, 2)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of the mean of all places: (B, h·w, D) → (B, classes)."""
+        return self.fc(tokens.mean(1))
+
+
+class Basic(nn.Module):
+    """Two 3×3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, before: int, width: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.downsample = make_shortcut(before, width, stride, shortcut)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1 convolutions beside a shortcut, the last four times as wide."""
+
+    expansion = 4
+
+    def __init__(self, before: int, width: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        out = self.expansion * width
+        self.conv1, self.bn1 = nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
+        self.downsample = make_shortcut(before, out, stride, shortcut)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn3
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def make_shortcut(before: int, out: int, stride: int, kind: Shortcut) -> nn.Module:
+    if before == out and stride == 1:
+        return nn.Identity()
+    if kind == "padding":
+        return PaddedShortcut(out - before, stride)
+    return nn.Sequential(nn.Conv2d(before, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+
+class PaddedShortcut(nn.Module):
+    """The paper's option A, without a weight: every other place, and zeros around the channels that there are."""
+
+    def __init__(self, missing: int, stride: int) -> None:
+        super().__init__()
+        self.around, self.stride = (missing // 2, missing - missing // 2), stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, *self.around))
+
+
+def for_cifar(depth: int) -> ResNetConfig:
+    """The paper's networks for CIFAR-10: 6n + 2 layers, of which the stem and the head are two."""
+    return ResNetConfig(
+        image_size=32,
+        stages=((depth - 2) // 6,) * 3,
+        block="basic",
+        stem="cifar",
+        shortcut="padding",
+        classes=10,
+        width=16,
+    )
+
+
+PRESETS = {
+    "resnet18": ResNetConfig(stages=(2, 2, 2, 2), block="basic"),
+    "resnet50": ResNetConfig(),
+    "resnet101": ResNetConfig(stages=(3, 4, 23, 3)),
+    "resnet152": ResNetConfig(stages=(3, 8, 36, 3)),
+    "resnet20_cifar": for_cifar(20),
+    "resnet32_cifar": for_cifar(32),
+    "resnet56_cifar": for_cifar(56),
+}
+ALIASES = {
+    "ResNet-18": "resnet18",
+    "ResNet-50": "resnet50",
+    "ResNet-101": "resnet101",
+    "ResNet-152": "resnet152",
+    "ResNet-20": "resnet20_cifar",
+    "ResNet-32": "resnet32_cifar",
+    "ResNet-56": "resnet56_cifar",
+}
+FAMILY = Family(name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES)

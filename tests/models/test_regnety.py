@@ -1,0 +1,106 @@
+"""RegNetY: the paper's widths by its rule, answers and gradients as timm's, any size of image."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drawing import shake, shake_statistics
+from timm.models.regnet import RegNet, RegNetCfg
+from torch import nn
+
+import vitrail
+from vitrail.errors import ConfigError
+from vitrail.models.regnety import PRESETS, Block, RegNetY, RegNetYConfig, sized
+
+TOY = replace(sized(6, 16, 16.0, 2.0, 8), classes=5, image_size=32)
+PAPER = {  # blocks and widths of each stage, as its tables have them
+    "regnety_040": ((2, 6, 12, 2), (128, 192, 512, 1088)),
+    "regnety_080": ((2, 4, 10, 1), (168, 448, 896, 2016)),
+    "regnety_120": ((2, 5, 11, 1), (224, 448, 896, 2240)),
+    "regnety_160": ((2, 4, 11, 1), (224, 448, 1232, 3024)),
+}
+
+
+def peers() -> tuple[Any, RegNetY]:
+    """timm's model of toy size and ours with its weights; noise in all of them, running statistics too."""
+    size = RegNetCfg(depth=6, w0=16, wa=16.0, wm=2.0, group_size=8, se_ratio=0.25)
+    theirs = shake_statistics(shake(RegNet(size, num_classes=5)))
+    ours = RegNetY(TOY)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours.eval()
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_rule_gives_the_papers_stages(name: str) -> None:
+    assert (PRESETS[name].stages, PRESETS[name].widths) == PAPER[name]
+
+
+@pytest.mark.parametrize("size", [(32, 32), (45, 70)])
+def test_answers_are_timms(size: tuple[int, int]) -> None:
+    theirs, ours = peers()
+    images = torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        logits, features = theirs(images), theirs.forward_features(images)
+        assert logits.std() > 0.01
+        assert (ours(images) - logits).abs().max() <= 1e-5
+        torch.testing.assert_close(ours.tokens(images), features.flatten(2).transpose(1, 2))
+
+
+def test_gradients_and_statistics_are_timms() -> None:
+    theirs, ours = peers()
+    images, labels = torch.randn(4, 3, 64, 64), torch.arange(4)
+    for model in (theirs, ours):
+        F.cross_entropy(model.train()(images), labels).backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for key, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-4, atol=1e-6, msg=key)
+    for (key, mine), its in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine, its, msg=key)
+
+
+def test_every_weight_learns_and_shapes() -> None:
+    model = RegNetY(TOY)
+    images = torch.randn(4, 3, 64, 64)
+    assert not model(images).any()  # untrained: even odds
+    shake(model).train()(images).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    side = 64 // 2 ** (1 + len(TOY.stages))
+    assert model.tokens(images).shape == (4, side * side, TOY.widths[-1])
+    assert RegNetY(replace(TOY, classes=0))(images).shape == (4, TOY.widths[-1])
+
+
+def test_starting_weights() -> None:
+    """A grouped kernel reaches as few channels as its group has, and is drawn for them; a block starts as nothing."""
+    torch.manual_seed(0)
+    block = RegNetY(replace(TOY, widths=(64, 64, 128, 128), group_width=16)).get_submodule("s1.b1")
+    assert isinstance(block, Block)
+    assert block.conv2.conv.weight.std().item() == pytest.approx((2 / (9 * 16)) ** 0.5, rel=0.05)
+    assert not block.conv3.bn.weight.any()
+
+
+def test_any_image_goes_through() -> None:
+    model = shake(RegNetY(TOY))
+    for size in ((32, 32), (1, 1), (33, 17), (64, 8)):
+        assert model(torch.randn(1, 3, *size)).shape == (1, 5)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"4 stages of 2 widths; expected one width a stage"):
+        vitrail.create("RegNetY-4GF", widths=(64, 128))
+    with pytest.raises(ConfigError, match=r"a width of 100 in groups of 64; expected a multiple of it"):
+        vitrail.create("RegNetY-4GF", widths=(64, 100, 128, 192))
+    with pytest.raises(ConfigError, match=r"0 stages of 0 widths"):
+        RegNetYConfig(stages=(), widths=())
+
+
+def test_exported_with_any_batch() -> None:
+    model: nn.Module = shake(RegNetY(TOY))
+    images = torch.randn(2, 3, 32, 32)
+    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    more = torch.randn(5, 3, 32, 32)
+    torch.testing.assert_close(program.module()(more), model(more))
