@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-COMMANDS = ("train", "distill", "eval", "runs", "models", "summary", "inspect-checkpoint", "convert")
+COMMANDS = ("train", "distill", "eval", "runs", "ablate", "models", "summary", "inspect-checkpoint", "convert")
 
 
 def app() -> App:
