@@ -208,3 +208,15 @@ def test_a_row_that_diverges_is_a_result_and_the_others_go_on(
     assert is_finished(Path("out/clip-2-0"))
     assert "failed" in capsys.readouterr().out.split("what differs")[1]
     assert "failed" in json.loads(Path("out/table.json").read_text())["rows"][1]["runs"][0]
+
+
+def test_several_processes_train_row_after_row() -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vitrail"]
+    words = shlex.split(f"ablate {TINY} --without flip --out out")
+    done = subprocess.run(
+        [*start, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("what differs") == 1
+    assert [run.state for run in read_runs(Path("out"))] == ["finished"] * 2
+    assert plan("out/without-flip-0")["world"] == 2

@@ -113,10 +113,9 @@ def ablate(
     runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
     if request.teacher and any(run.request.teacher and run.state != "finished" for run in runs):
         Teacher.opened(request.teacher)  # only some rows may need it, and hours later
-    with joined() as team:
-        first = team.first  # of several processes one speaks
     here = Here(device=told.device, workers=told.workers, strict=told.strict)
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
+        first = team.first  # of several processes one speaks
         if first:
             print(f"ablation of {chosen.name} on {ablation.data.name}: {counted(runs)} in {folder}")
             width = max(len(row.name) for row in rows)
