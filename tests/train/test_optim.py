@@ -179,7 +179,8 @@ def small_convnet(name: str, **fields: object) -> nn.Module:
 @pytest.mark.parametrize("name", CONVNETS)
 def test_the_layer_decay_of_a_convnet_is_that_of_timm(name: str) -> None:
     model, theirs = small_convnet(name), dict[str, tuple[float, float]]()
-    peer = timm.create_model(name, num_classes=5, **CONVNETS[name])
+    options: Any = CONVNETS[name]
+    peer = timm.create_model(name, num_classes=5, **options)
     names = {id(tensor): key for key, tensor in peer.named_parameters()}
     for group in param_groups_layer_decay(peer, 0.3, layer_decay=0.5):
         theirs |= {names[id(each)]: (group["lr_scale"], group["weight_decay"]) for each in group["params"]}

@@ -14,7 +14,10 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-COMMANDS = ("train", "distill", "eval", "compare", "runs", "models", "summary", "inspect-checkpoint", "convert")
+COMMANDS = (
+    *("train", "distill", "eval", "compare", "runs", "ablate"),
+    *("models", "summary", "inspect-checkpoint", "convert"),
+)
 
 
 def app() -> App:

@@ -1,9 +1,9 @@
-"""What `vitrail train` and `vitrail distill` are both asked, and how that becomes a run."""
+"""What `vitrail train`, `distill` and `ablate` are all asked, and how that becomes a run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -11,12 +11,15 @@ from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError
 from vitrail.train.recipe import Recipe, open_recipe
 
+if TYPE_CHECKING:
+    from vitrail.train.job import Request
+
 RATES = ("dropout", "stochastic_depth")  # of the model, but people look for them here
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """All that is no setting of a recipe.
+class Told:
+    """What is no setting of a recipe, and the same for every run of a command.
 
     Parameters
     ----------
@@ -25,9 +28,6 @@ class Asked:
         for validation; CIFAR-10 or -100, MNIST files; ImageNet.
     model
         A name that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
-    recipe
-        fashion, cifar10-cpu, cifar10-distill, finetune, probe, vit, deit, scratch, or a .yaml file of your own. Without
-        it: finetune with --init, fashion for that data, else scratch.
     init
         A checkpoint to start from: anything that `vitrail convert` reads, or the folder of a run.
     image_size
@@ -38,12 +38,6 @@ class Asked:
         Rate of the model's dropout.
     stochastic_depth
         Rate at which the last block is left out; it grows from 0 at the first.
-    out
-        The folder of the run; else a new one in runs/.
-    resume
-        The folder of a run to go on with, to the bit as if it had not stopped.
-    dry_run
-        Check data, model, memory and speed, say how long it will take, and write nothing.
     device
         auto, cpu, cuda, cuda:1, mps.
     workers
@@ -60,15 +54,11 @@ class Asked:
 
     data: str | None = None
     model: str | None = None
-    recipe: str | None = None
     init: str | None = None
     image_size: str | None = None
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
     dropout: float | None = None
     stochastic_depth: float | None = None
-    out: Path | None = None
-    resume: Path | None = None
-    dry_run: Annotated[bool, Parameter(negative=())] = False
     device: str = "auto"
     workers: int | None = None
     cache: float | None = None
@@ -80,8 +70,8 @@ class Asked:
     def rates(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in RATES if getattr(self, name) is not None}
 
-    def chosen(self, changes: dict[str, Any], model: str | None = None) -> Recipe:
-        """The recipe with everything that was asked in it; `model` is for where nothing names one."""
+    def chosen(self, name: str | None, changes: dict[str, Any], model: str | None = None) -> Recipe:
+        """The recipe of that name with everything that was asked in it; `model` is for where nothing names one."""
         if "epochs" in changes:
             if "minutes" in changes:
                 raise ConfigError("--minutes beside --epochs; expected one of them")
@@ -90,13 +80,53 @@ class Asked:
         if self.image_size is not None:
             at_model["image_size"] = parse_size(self.image_size)
         embedded = self.data in (None, "fashion") and self.model is None
-        recipe = open_recipe(self.recipe or ("finetune" if self.init else "fashion" if embedded else "scratch"))
+        recipe = open_recipe(name or ("finetune" if self.init else "fashion" if embedded else "scratch"))
         if recipe.model is not None and (self.init or self.model not in (None, recipe.model)):
             # they are for the starting weights of the model that it names
             recipe = replace(recipe, model=None, fields={}, preprocessing={})
             recipe = recipe.changed({"whiten": False, "early_size": 0})
         named = self.model or recipe.model or (None if self.init else model)
         return recipe.changed({**changes, "fields": at_model, "model": named})
+
+    def request(self, recipe: Recipe, teacher: str | None = None, kept: Path | None = None) -> "Request":
+        """All that a run of this recipe depends on; `kept` is a folder for the teacher's answers."""
+        if self.cache is not None and self.cache < 0:
+            raise ConfigError(f"--cache {self.cache}; expected gigabytes, or 0 for none")
+        from vitrail.train.job import Request
+
+        return Request(
+            data=anywhere("fashion" if self.data is None else self.data),
+            recipe=recipe,
+            init=None if self.init is None else anywhere(self.init),
+            teacher=None if teacher is None else anywhere(teacher),
+            teacher_cache=None if kept is None else str(kept.resolve()),
+            val_share=0.2 if self.val_share is None else self.val_share,
+            real=None if self.real is None else anywhere(str(self.real)),
+            cache=1.0 if self.cache is None else self.cache,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Told):
+    """All that is no setting of a recipe, for one run.
+
+    Parameters
+    ----------
+    recipe
+        fashion, cifar10-cpu, cifar10-distill, finetune, probe, vit, deit, scratch, or a .yaml file of your own. Without
+        it: finetune with --init, fashion for that data, else scratch.
+    out
+        The folder of the run; else a new one in runs/.
+    resume
+        The folder of a run to go on with, to the bit as if it had not stopped.
+    dry_run
+        Check data, model, memory and speed, say how long it will take, and write nothing.
+    """
+
+    recipe: str | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    dry_run: Annotated[bool, Parameter(negative=())] = False
 
     def check_alone(self, others: dict[str, Any]) -> None:
         """Beside --resume nothing may be said of the run itself."""
@@ -126,23 +156,11 @@ def carry_out(
 
         go_on(asked.resume, Here(device=asked.device, workers=asked.workers, strict=asked.strict))
         return
-    if asked.cache is not None and asked.cache < 0:
-        raise ConfigError(f"--cache {asked.cache}; expected gigabytes, or 0 for none")
-    recipe = asked.chosen(changes, model)
+    recipe = asked.chosen(asked.recipe, changes, model)
 
     from vitrail.cli.runner import Here, begin
-    from vitrail.train.job import Request
 
-    request = Request(
-        data=anywhere("fashion" if asked.data is None else asked.data),
-        recipe=recipe,
-        init=None if asked.init is None else anywhere(asked.init),
-        teacher=None if teacher is None else anywhere(teacher),
-        teacher_cache=None if kept is None else str(kept.resolve()),
-        val_share=0.2 if asked.val_share is None else asked.val_share,
-        real=None if asked.real is None else anywhere(str(asked.real)),
-        cache=1.0 if asked.cache is None else asked.cache,
-    )
+    request = asked.request(recipe, teacher, kept)
     here = Here(device=asked.device, workers=asked.workers, strict=asked.strict)
     begin(request, asked.out, here, start=start, dry_run=asked.dry_run)
 

@@ -1,1 +1,1 @@
-"""Questions asked of trained models: who disagrees with whom."""
+"""Questions asked of models and trainings: who disagrees with whom, what each ingredient of a recipe gives."""

@@ -101,6 +101,9 @@ def joined() -> Generator[Team]:
         yield Team()
         return
     local = distributed_c10d.get_node_local_rank()
+    if dist.is_initialized():  # by who makes several runs, since processes that parted do not find together again
+        yield Team(dist.get_rank(), dist.get_world_size(), local)
+        return
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")

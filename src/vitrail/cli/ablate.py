@@ -1,0 +1,195 @@
+"""vitrail ablate: what each ingredient of a recipe gives."""
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from vitrail.cli.asked import Told
+from vitrail.cli.distill import STUDENT
+from vitrail.cli.settings import DistillSettings, given
+from vitrail.cli.summary import parse_field, parse_size
+from vitrail.errors import ConfigError, VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.cli.runner import Here
+    from vitrail.study.ablate import OneRun
+    from vitrail.study.ablation_table import Table
+
+
+class StoppedError(VitrailError):
+    """Somebody stopped a row; the same command goes on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(f"{message}; to go on, give the same command again")
+        self.exit_code = exit_code
+
+
+def ablate(
+    recipe: str,
+    /,
+    *,
+    without: Annotated[list[str] | None, Parameter(negative=())] = None,
+    replaced: Annotated[list[str] | None, Parameter(name="--with", negative=())] = None,
+    each: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    seeds: int = 1,
+    teacher: str | None = None,
+    teacher_cache: Path | None = None,
+    out: Path | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    told: Annotated[Told | None, Parameter(name="*")] = None,
+    settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
+) -> None:
+    """Train a recipe as it is, and again with one ingredient left out or replaced, and compare (DeiT's table 8).
+
+    The other flags are those of `train` and `distill` and hold for every run: --epochs for each, and --minutes too, so
+    that a row with slower steps takes fewer of them. Each run has a folder in --out, for `vitrail runs`; table.json,
+    table.md and ablation.png are beside them. The same command again goes on: what is finished is not run again,
+    what was stopped is resumed, to the bit. Ctrl-C saves before it stops.
+
+    Examples::
+
+        vitrail ablate fashion --without flip --without smoothing --epochs 0.1 --set depth=1
+        vitrail ablate fashion --with optimizer=sgd,lr=0.1 --with depth=2 --seeds 2 --epochs 0.1 --set depth=1
+        vitrail ablate fashion --teacher runs/demo --without distill --with distill=soft --epochs 0.1 --set depth=1
+        vitrail ablate deit --all --data photos --model DeiT-Ti --batch 4 --dry-run
+
+    Parameters
+    ----------
+    recipe
+        A name that `vitrail train --recipe` takes, or a .yaml file of your own.
+    without
+        An ingredient to leave out, for a row of its own; may be repeated: mixup, cutmix, erase, flip, policy
+        (randaugment, autoaugment), jitter, repeats, smoothing, crop, ema, clip, layer_decay, warmup, weight_decay,
+        dropout, stochastic_depth, whiten, early_size, distill (no teacher), init (the same model from scratch).
+    replaced
+        Settings or fields of the model for a row of its own, as NAME=VALUE,NAME=VALUE; may be repeated.
+    each
+        A row without each ingredient that the recipe has.
+    seeds
+        Runs of each row, with seeds from 0 (or --seed); the table has their mean ± standard deviation.
+    teacher
+        A trained model to learn from, as `vitrail distill` takes it.
+    teacher_cache
+        A folder that keeps the teacher's answers.
+    out
+        The folder of the ablation; else runs/RECIPE-ablation.
+    dry_run
+        Check and print the rows, and write nothing.
+    as_json
+        Print the table as JSON, and what else is said on stderr.
+    """
+    told = told or Told()
+    if not (without or replaced or each):
+        raise ConfigError("nothing to compare with; expected --without INGREDIENT, --with NAME=VALUE, or --all")
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}; expected at least 1")
+    if teacher_cache is not None and teacher is None:
+        raise ConfigError(f"--teacher-cache {teacher_cache} without --teacher; expected a trained model to ask")
+    others = [parse_fields(item) for item in replaced or ()]
+    chosen = told.chosen(recipe, given(settings), STUDENT if teacher else None)
+    request = told.request(chosen, teacher, teacher_cache)
+
+    from vitrail.cli.runner import Here
+    from vitrail.study.ablate import Ablation, runs_of
+    from vitrail.study.ablation_table import Table
+    from vitrail.train.distributed import Team, device_of, joined
+    from vitrail.train.teacher import Teacher
+
+    device_of(told.device, Team())
+    ablation = Ablation(request)
+    rows = ablation.rows(without or (), others, each=each)
+    folder = Path("runs") / f"{chosen.name}-ablation" if out is None else out
+    runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
+    if request.teacher and any(run.request.teacher and run.state != "finished" for run in runs):
+        Teacher.opened(request.teacher)  # only some rows may need it, and hours later
+    here = Here(device=told.device, workers=told.workers, strict=told.strict)
+    with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
+        first = team.first  # of several processes one speaks
+        if first:
+            print(f"ablation of {chosen.name} on {ablation.data.name}: {counted(runs)} in {folder}")
+            width = max(len(row.name) for row in rows)
+            for row in rows:
+                print(f"  {row.name.ljust(width)}  {row.said}", flush=True)
+        failed = {} if dry_run else trained(runs, here, aloud=first)
+    if not first:
+        return
+    table = Table.read(chosen.name, ablation.data.name, rows, () if dry_run else runs, failed)
+    written = () if dry_run else kept(table, folder)
+    if as_json:
+        print(json.dumps(table.to_json(), indent=2))
+    elif not dry_run:
+        print(f"\n{table}\n\nwritten: {', '.join(map(str, written))}; all runs: vitrail runs {quote(str(folder))}")
+    if failed:
+        run, why = next(iter(failed.items()))
+        raise VitrailError(f"{len(failed)} of {len(runs)} runs failed: {run}: {why}")
+
+
+def parse_fields(text: str) -> dict[str, Any]:
+    """NAME=VALUE,NAME=VALUE; a comma inside brackets belongs to a value."""
+    found = dict[str, Any]()
+    for item in re.split(r",(?![^\[\]]*\])", text):
+        name, value = parse_field(item, "--with")
+        if name in found:
+            raise ConfigError(f"--with {text[:60]!r} has {name} twice; expected it once")
+        found[name] = (
+            parse_size(value, "--with image_size") if name == "image_size" and isinstance(value, str) else value
+        )
+    return found
+
+
+def counted(runs: "Sequence[OneRun]") -> str:
+    states = [run.state for run in runs]
+    told = [("finished", "finished"), ("stopped", "to go on with")]
+    some = [f"{count} {words}" for state, words in told if (count := states.count(state))]
+    return f"{len(runs)} runs" + (f" ({', '.join(some)})" if some else "")
+
+
+def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str, str]:
+    """Brings every run to its end; gives the ones that diverged, and why, since they are a result too."""
+    from vitrail.cli.runner import begin, go_on
+    from vitrail.train.sitting import StoppedError as RowStoppedError
+    from vitrail.train.training import DivergedError
+
+    failed = dict[str, str]()
+    for number, run in enumerate(runs, 1):
+        if run.state == "finished":
+            continue
+        if aloud:
+            print(f"\n── {number}/{len(runs)} {run.folder.name}: {run.row.said}", flush=True)
+        try:
+            if run.state == "stopped":
+                go_on(run.folder, here)
+            else:
+                begin(run.request, run.folder, here, start=monotonic(), dry_run=False)
+        except RowStoppedError as error:
+            reason, _, _ = str(error).partition(";")
+            raise StoppedError(f"{run.folder.name} {reason}", error.exit_code) from None
+        except KeyboardInterrupt:
+            raise StoppedError(f"{run.folder.name} stopped by SIGINT", 128 + signal.SIGINT) from None
+        except VitrailError as error:
+            if not isinstance(error, DivergedError) and not isinstance(error.__cause__, DivergedError):
+                raise
+            failed[run.folder.name] = str(error)
+            if aloud:
+                print(f"failed {error}", flush=True)
+    return failed
+
+
+def kept(table: "Table", folder: Path) -> list[Path]:
+    from vitrail.study.ablation_table import picture
+
+    written = table.write(folder)
+    if find_spec("matplotlib") and picture(table, folder / "ablation.png"):
+        written.append(folder / "ablation.png")
+    return written

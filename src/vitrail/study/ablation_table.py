@@ -1,0 +1,177 @@
+"""What came out of an ablation, row by row over the seeds and against the full row: as text, as files, as a picture."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from vitrail.checkpoint.atomic import make_folder, write_whole
+from vitrail.study.ablate import OneRun, Row
+from vitrail.tables import text_table
+from vitrail.train.pictures import BLUE, GREY, RED, drawable, new_figure, plain_axes, save
+from vitrail.train.runs import read_run
+
+HEADING = ("row", "what differs", "top-1", "to full", "loss", "seeds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of one training: the last evaluation in its log; `failed` says why there is none."""
+
+    seed: int
+    folder: Path
+    top1: float | None = None
+    loss: float | None = None
+    failed: str = ""
+
+    @classmethod
+    def read(cls, folder: Path, seed: int, failed: str = "") -> "Outcome":
+        if failed:
+            return cls(seed=seed, folder=folder, failed=failed)
+        run = read_run(folder)
+        return cls(seed=seed, folder=folder, top1=run.last("val_top1"), loss=run.last("val_loss"))
+
+    def to_json(self) -> dict[str, Any]:
+        told = {"seed": self.seed, "run": self.folder.name, "top1": self.top1, "loss": self.loss}
+        return told | ({"failed": self.failed} if self.failed else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    row: Row
+    outcomes: tuple[Outcome, ...]
+
+    def all_of(self, name: str) -> list[float]:
+        return [value for each in self.outcomes if (value := getattr(each, name)) is not None]
+
+    def mean(self, name: str) -> float | None:
+        values = self.all_of(name)
+        return fmean(values) if values else None
+
+    def std(self, name: str) -> float | None:
+        """Of a sample, with n − 1; of one seed there is none."""
+        values = self.all_of(name)
+        return stdev(values) if len(values) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    recipe: str
+    data: str
+    lines: tuple[Line, ...]  # the full row is the first
+
+    @classmethod
+    def read(
+        cls, recipe: str, data: str, rows: Sequence[Row], runs: Sequence[OneRun], failed: Mapping[str, str]
+    ) -> "Table":
+        """From the logs of the runs; `failed` has the reason for each, by its folder's name, that did not end."""
+        lines = [
+            Line(
+                row=row,
+                outcomes=tuple(
+                    Outcome.read(run.folder, run.seed, failed.get(run.folder.name, ""))
+                    for run in runs
+                    if run.row is row
+                ),
+            )
+            for row in rows
+        ]
+        return cls(recipe=recipe, data=data, lines=tuple(lines))
+
+    def points(self, line: Line) -> float | None:
+        """Percentage points of top-1 above the full row."""
+        mine, its = line.mean("top1"), self.lines[0].mean("top1")
+        return None if mine is None or its is None else 100 * (mine - its)
+
+    def cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                line.row.name,
+                line.row.said,
+                spread(line.mean("top1"), line.std("top1"), 100, 2) or failure(line),
+                "" if line is self.lines[0] or (points := self.points(line)) is None else f"{points:+.2f}",
+                spread(line.mean("loss"), line.std("loss"), 1, 4),
+                seeds(line),
+            )
+            for line in self.lines
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(text_table(HEADING, self.cells(), "llrrrr"))
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "row": line.row.name,
+                "changes": {name: {"full": before, "here": now} for name, (before, now) in line.row.changes.items()},
+                "top1": line.mean("top1"),
+                "top1_std": line.std("top1"),
+                "points": self.points(line),
+                "loss": line.mean("loss"),
+                "loss_std": line.std("loss"),
+                "runs": [each.to_json() for each in line.outcomes],
+            }
+            for line in self.lines
+        ]
+        return {"recipe": self.recipe, "data": self.data, "rows": rows}
+
+    def markdown(self) -> str:
+        lines = [HEADING, ("---", "---", "---:", "---:", "---:", "---:"), *self.cells()]
+        table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        about = "top-1 (in %) and loss of validation, mean ± standard deviation over seeds"
+        return f"{self.recipe} on {self.data}: {about}\n\n{table}\n"
+
+    def write(self, folder: Path) -> list[Path]:
+        make_folder(folder)
+        texts = {
+            "table.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n",
+            "table.md": self.markdown(),
+        }
+        for name, text in texts.items():
+            write_whole(folder / name, lambda place, text=text: place.write_text(text, "utf-8"))
+        return [folder / name for name in texts]
+
+
+def spread(mean: float | None, std: float | None, scale: float, digits: int) -> str:
+    if mean is None:
+        return ""
+    return f"{mean * scale:.{digits}f}" + ("" if std is None else f" ± {std * scale:.{digits}f}")
+
+
+def failure(line: Line) -> str:
+    return "failed" if any(each.failed for each in line.outcomes) else ""
+
+
+def seeds(line: Line) -> str:
+    """How many trainings came to their end, of how many."""
+    ended, begun = sum(not each.failed for each in line.outcomes), len(line.outcomes)
+    return str(begun) if ended == begun else f"{ended} of {begun}"
+
+
+def picture(table: Table, path: Path) -> bool:
+    """Bars of what each row gains or loses against the full one; False where there is nothing to draw."""
+    full, rest = table.lines[0], table.lines[1:]
+    mean = full.mean("top1")
+    if mean is None or not rest:
+        return False
+    figure = new_figure(8, 1.4 + 0.34 * len(rest))
+    axes = figure.subplots()
+    plain_axes(axes, f"{drawable(table.recipe)} on {drawable(Path(table.data).name)}: full {mean:.2%}")
+    reached = [abs(table.points(line) or 0.0) + 100 * (line.std("top1") or 0.0) for line in rest]
+    most = max(reached) or 1.0
+    for place, line in enumerate(rest):
+        points, std = table.points(line), line.std("top1")
+        value = 0.0 if points is None else points
+        colour = RED if value < 0 else BLUE
+        axes.barh(place, value, color=colour, alpha=0.85, xerr=None if std is None else 100 * std, ecolor=GREY)
+        said = failure(line) if points is None else f"{points:+.2f}"
+        axes.text(1.02, place, said, va="center", fontsize=9, transform=axes.get_yaxis_transform())
+    axes.axvline(0, color=GREY, linewidth=1)
+    axes.set_xlim(-1.1 * most, 1.1 * most)
+    axes.set_yticks(range(len(rest)), [drawable(line.row.name) for line in rest], fontsize=9, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlabel("points of validation top-1 against the full recipe")
+    save(figure, path)
+    return True
