@@ -41,7 +41,7 @@ def told(record: Mapping[str, float]) -> str:
         words += [f"validation: top-1 {record['val_top1']:.2%}", f"loss {record['val_loss']:.4f}"]
     else:
         words += [f"loss {record['loss']:.4f}"]
-        words += [f"{name} {value:.2%}" for name, value in record.items() if name == "accuracy"]
+        words += [f"{name} {value:.2%}" for name, value in record.items() if name in ("accuracy", "agreement")]
         words += [f"lr {record['lr']:.2e}", f"{record['images_per_second']:.0f} img/s"]
     return "  ".join(words)
 
