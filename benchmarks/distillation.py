@@ -9,8 +9,6 @@ the teacher's forward pass, each timed in the same round.
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from cyclopts import run
 from rich.progress import track
+from throughput import Step, seconds
 
 import vitrail
 from vitrail.data.arrays import Arrays
@@ -32,7 +31,6 @@ from vitrail.train.setup import Setup
 from vitrail.train.teacher import Lessons, Teacher
 
 CPU = torch.device("cpu")
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,6 @@ def steps(case: Case, folder: Path) -> dict[str, Step]:
         "live": stepping(None, taught=True),
         "teacher": lambda: lessons(images),
     }
-
-
-def seconds(step: Step, repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    return (time.perf_counter() - start) / repeats
 
 
 def main(*, rounds: int = 30, threads: int = 2) -> None:

@@ -2,7 +2,7 @@
 
     make bench
 
-Only a forward pass, no pictures are decoded. The absolute figures are this machine's; the ratio is what carries over.
+Only a forward pass, no pictures are decoded. Images a second are the machine's; the ratio is what carries over.
 """
 
 import statistics

@@ -55,8 +55,18 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.radial_gradient("L").convert("RGB").save(folder / "photo.jpg")
     for part, count in (("train", 8), ("val", 2)):
         class_folders(folder / "photos" / part, ants=count, bees=count)
-    words = f"train --epochs 1 --set depth=1 --set width=12 --out {folder / 'runs' / 'demo'}"
-    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    how = vitrail.Preprocessing(image_size=32)
+    convnet = vitrail.create("ResNet-18", image_size=32, stages=(1, 1), width=8, classes=2)
+    vitrail.save(convnet, folder / "convnet", labels=("ants", "bees"), preprocessing=how)
+    student = vitrail.create("DeiT-Ti-distilled", image_size=32, depth=2, classes=2)
+    vitrail.save(student, folder / "student", labels=("ants", "bees"), preprocessing=how)
+    photos = f"train --data {folder / 'photos'} --epochs 1 --batch 4"
+    for words in (
+        f"train --epochs 1 --set depth=1 --set width=12 --out {folder / 'runs' / 'demo'}",
+        f"{photos} --init {folder / 'convnet'} --out {folder / 'runs' / 'teacher'}",
+        f"{photos} --init {folder / 'student'} --out {folder / 'runs' / 'student'}",
+    ):
+        app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     return folder
 
 

@@ -13,7 +13,8 @@ from toy_data import class_folders
 import vitrail
 from vitrail.errors import VitrailError
 from vitrail.study.ablate import OFF, Ablation, Row, runs_of, state_of
-from vitrail.study.ablation_table import Line, Outcome, Table, picture
+from vitrail.study.ablation import Line, Outcome, Table
+from vitrail.study.pictures import ablation_picture
 from vitrail.train.job import Request, assemble
 from vitrail.train.recipe import open_recipe
 from vitrail.train.run import Run
@@ -174,7 +175,7 @@ def test_mean_and_standard_deviation_by_hand(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["points"] == pytest.approx(-25)
     assert "| worse | the recipe as it is | 30.00 ± 14.14 | -25.00 |" in (tmp_path / "table.md").read_text("utf-8")
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
-    assert picture(table, tmp_path / "ablation.png")
+    assert ablation_picture(table, tmp_path / "ablation.png")
     with Image.open(tmp_path / "ablation.png") as drawn:
         assert min(drawn.size) > 200
-    assert not picture(Table(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")
+    assert not ablation_picture(Table(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")

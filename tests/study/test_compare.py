@@ -23,7 +23,7 @@ from vitrail.data.datasets import Data
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.study.compare import Asked, answers, compare
+from vitrail.study.compare import Candidate, answers, compare
 from vitrail.study.comparison import Comparison, TokenSimilarity, Voter
 from vitrail.study.pictures import comparison_picture
 from vitrail.train.evaluate import evaluate
@@ -348,7 +348,7 @@ def test_what_does_not_fit(pictures: Arrays, tmp_path: Path) -> None:
             pictures,
             r"answers a tensor of \(23, 7\); expected logits",
         ),
-        ([3], pictures, r"^the model is 3; expected a name or an Opened"),
+        ([3], pictures, r"^the model is 3; expected its name, or for a module"),
     ]
     for models, data, message in cases:
         with pytest.raises(VitrailError, match=message):
@@ -367,6 +367,6 @@ def test_a_model_may_be_named_and_stand_alone(pictures: Arrays, tmp_path: Path) 
 
 def test_only_classes_are_held(pictures: Arrays) -> None:
     one = toy("one")
-    asked = Asked(name="one", model=one.model, preprocessing=WIDE, classes=7, columns=tuple(range(7)))
+    asked = Candidate(name="one", model=one.model, preprocessing=WIDE, classes=7, columns=tuple(range(7)))
     found = answers(asked, pictures, 5, 0, "cpu", False, None)
     assert (found.said.dtype, tuple(found.said.shape), found.cosines) == (torch.int32, (1, 23), None)

@@ -131,6 +131,9 @@ def test_tokens_that_are_not_there() -> None:
     check_distillation(on_class, student(distilled=False))
     with pytest.raises(ConfigError, match="an objective beside a teacher"):
         fit(student(), data(), PLAIN, teacher=teacher(), objective=classify)
+    module: Any = Convnet()
+    with pytest.raises(ConfigError, match=r"the teacher is a Convnet; expected its name, or .*vitrail.Teacher\("):
+        fit(student(), data(), PLAIN, teacher=module)
 
 
 def test_both_heads_at_another_resolution(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Answers kept on disk: the same as live ones, asked once, whole or not at all, and never another teacher's."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,21 @@ import numpy as np
 import pytest
 import torch
 from test_distill import student
-from test_teacher import KNOWN, SEEN, Convnet, teacher
+from test_teacher import SEEN, Convnet, teacher
 from test_train_fit import PLAIN, data
 from torch import Tensor
 
 import vitrail.train.kept_answers
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.data.arrays import Arrays
+from vitrail.data.datasets import Subset
+from vitrail.data.loader import evaluation_batches
+from vitrail.data.mixing import normalise
+from vitrail.errors import ConfigError
 from vitrail.train.distill import distilling
 from vitrail.train.fit import fit
+from vitrail.train.losses import Distil, Inputs
 from vitrail.train.recipe import Recipe
-from vitrail.train.teacher import Teacher
+from vitrail.train.teacher import Lessons, Teacher
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +41,7 @@ def trained(folder: Path | None) -> dict[str, Tensor]:
 
 def test_the_same_as_live(tmp_path: Path) -> None:
     live, kept, again = trained(None), trained(tmp_path / "kept"), trained(tmp_path / "kept")
-    assert sorted(each.name for each in (tmp_path / "kept").glob("*.npy")) == [f"0000{n}.npy" for n in range(3)]
+    assert sorted(each.name for each in (tmp_path / "kept").glob("*/*.npy")) == [f"0000{n}.npy" for n in range(3)]
     for name, each in live.items():
         torch.testing.assert_close(kept[name], each, atol=1e-4, rtol=1e-3)
         assert torch.equal(kept[name], again[name])
@@ -52,26 +58,35 @@ def test_each_picture_is_asked_once(tmp_path: Path) -> None:
 
 def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
     objective(tmp_path)
-    before = [np.load(path) for path in sorted(tmp_path.glob("*.npy"))]
-    (tmp_path / "00000.npy").unlink()
-    (tmp_path / "00001.npy").write_bytes(b"\x93NUMPY")
+    (folder,) = tmp_path.iterdir()
+    before = [np.load(path) for path in sorted(folder.glob("*.npy"))]
+    (folder / "00000.npy").unlink()
+    (folder / "00001.npy").write_bytes(b"\x93NUMPY")
     net = Convnet()
     objective(tmp_path, teacher(net))
     assert sum(map(len, net.shown)) == 2 + 32
-    for path, array in zip(sorted(tmp_path.glob("*.npy")), before, strict=True):
+    for path, array in zip(sorted(folder.glob("*.npy")), before, strict=True):
         assert np.array_equal(np.load(path), array)
-    assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
+    assert not [each for each in folder.iterdir() if each.name.startswith(".")]
 
 
-def test_answers_of_another_are_refused(tmp_path: Path) -> None:
-    objective(tmp_path)
-    with pytest.raises(
-        ConfigError, match="keeps the answers of the teacher to colours, with another teacher; expected"
-    ):
-        objective(tmp_path, teacher(how=SEEN))
-    (tmp_path / "teacher.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"teacher.json cannot be read: .*; expected kept answers, or an empty"):
-        objective(tmp_path)
+def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:
+    """Another teacher, other pictures under the same names, or another order of them."""
+    shown = data()
+    assert isinstance(shown.train, Arrays)
+    other = replace(shown, train=Arrays(255 - shown.train.images, shown.train.labels, shown.classes, shown.train.of))
+    turned = replace(shown, train=Subset(shown.train, range(39, -1, -1)))
+    moved = Convnet()
+    moved.head.bias.data[0] += 1
+    for number, (which, pictures) in enumerate([(None, shown), (moved, shown), (None, other), (None, turned)], 1):
+        made = distilling(teacher(which), student(), pictures, PLAIN, SEEN, torch.device("cpu"), kept=tmp_path)[0]
+        assert len(list(tmp_path.iterdir())) == number
+        assert isinstance(made, Distil)
+        lessons = Lessons(teacher(which), pictures, SEEN, torch.device("cpu"))
+        assert pictures.train is not None
+        (batch,) = evaluation_batches(pictures.train, SEEN)
+        inputs = Inputs(normalise(batch.images, SEEN), torch.empty(0), batch.labels, batch.indices)
+        torch.testing.assert_close(made.answers(inputs), lessons(inputs.images))
 
 
 @pytest.mark.parametrize(
@@ -84,4 +99,3 @@ def test_only_for_pictures_that_stay_the_same(moving: dict[str, Any], tmp_path: 
     ):
         objective(tmp_path / "kept", recipe=PLAIN.changed(moving))
     assert not (tmp_path / "kept").exists()
-    assert KNOWN != SEEN

@@ -12,6 +12,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from vitrail import __version__
+from vitrail.cli.reflow import reflowed
 from vitrail.errors import VitrailError
 
 COMMANDS = (
@@ -38,7 +39,7 @@ def app() -> App:
 def command(name: str) -> Callable[..., None]:
     """The function of that name in the file of that name; its docstring is the help."""
     word = name.replace("-", "_")
-    return getattr(import_module(f"vitrail.cli.{word}"), word)
+    return reflowed(getattr(import_module(f"vitrail.cli.{word}"), word))
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.asked import Told
 from vitrail.cli.distill import STUDENT
+from vitrail.cli.flags import SharedFlags
 from vitrail.cli.settings import DistillSettings, given
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError, VitrailError
@@ -23,10 +23,10 @@ from vitrail.errors import ConfigError, VitrailError
 if TYPE_CHECKING:
     from vitrail.cli.runner import Here
     from vitrail.study.ablate import OneRun
-    from vitrail.study.ablation_table import Table
+    from vitrail.study.ablation import Table
 
 
-class StoppedError(VitrailError):
+class AblationStoppedError(VitrailError):
     """Somebody stopped a row; the same command goes on."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -47,7 +47,7 @@ def ablate(
     out: Path | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
-    told: Annotated[Told | None, Parameter(name="*")] = None,
+    flags: Annotated[SharedFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
 ) -> None:
     """Train a recipe as it is, and again with one ingredient left out or replaced, and compare (DeiT's table 8).
@@ -89,7 +89,7 @@ def ablate(
     as_json
         Print the table as JSON, and what else is said on stderr.
     """
-    told = told or Told()
+    flags = flags or SharedFlags()
     if not (without or replaced or each):
         raise ConfigError("nothing to compare with; expected --without INGREDIENT, --with NAME=VALUE, or --all")
     if seeds < 1:
@@ -97,23 +97,23 @@ def ablate(
     if teacher_cache is not None and teacher is None:
         raise ConfigError(f"--teacher-cache {teacher_cache} without --teacher; expected a trained model to ask")
     others = [parse_fields(item) for item in replaced or ()]
-    chosen = told.chosen(recipe, given(settings), STUDENT if teacher else None)
-    request = told.request(chosen, teacher, teacher_cache)
+    chosen = flags.chosen(recipe, given(settings), STUDENT if teacher else None)
+    request = flags.request(chosen, teacher, teacher_cache)
 
     from vitrail.cli.runner import Here
     from vitrail.study.ablate import Ablation, runs_of
-    from vitrail.study.ablation_table import Table
+    from vitrail.study.ablation import Table
     from vitrail.train.distributed import Team, device_of, joined
     from vitrail.train.teacher import Teacher
 
-    device_of(told.device, Team())
+    device_of(flags.device, Team())
     ablation = Ablation(request)
     rows = ablation.rows(without or (), others, each=each)
     folder = Path("runs") / f"{chosen.name}-ablation" if out is None else out
     runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
     if request.teacher and any(run.request.teacher and run.state != "finished" for run in runs):
         Teacher.opened(request.teacher)  # only some rows may need it, and hours later
-    here = Here(device=told.device, workers=told.workers, strict=told.strict)
+    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
     with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
         first = team.first  # of several processes one speaks
         if first:
@@ -158,7 +158,7 @@ def counted(runs: "Sequence[OneRun]") -> str:
 def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str, str]:
     """Brings every run to its end; gives the ones that diverged, and why, since they are a result too."""
     from vitrail.cli.runner import begin, go_on
-    from vitrail.train.sitting import StoppedError as RowStoppedError
+    from vitrail.train.sitting import StoppedError
     from vitrail.train.training import DivergedError
 
     failed = dict[str, str]()
@@ -172,14 +172,11 @@ def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str,
                 go_on(run.folder, here)
             else:
                 begin(run.request, run.folder, here, start=monotonic(), dry_run=False)
-        except RowStoppedError as error:
-            reason, _, _ = str(error).partition(";")
-            raise StoppedError(f"{run.folder.name} {reason}", error.exit_code) from None
+        except StoppedError as error:
+            raise AblationStoppedError(f"{run.folder.name} {error.reason}", error.exit_code) from None
         except KeyboardInterrupt:
-            raise StoppedError(f"{run.folder.name} stopped by SIGINT", 128 + signal.SIGINT) from None
-        except VitrailError as error:
-            if not isinstance(error, DivergedError) and not isinstance(error.__cause__, DivergedError):
-                raise
+            raise AblationStoppedError(f"{run.folder.name} stopped by SIGINT", 128 + signal.SIGINT) from None
+        except DivergedError as error:
             failed[run.folder.name] = str(error)
             if aloud:
                 print(f"failed {error}", flush=True)
@@ -187,9 +184,9 @@ def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str,
 
 
 def kept(table: "Table", folder: Path) -> list[Path]:
-    from vitrail.study.ablation_table import picture
+    from vitrail.study.pictures import ablation_picture
 
     written = table.write(folder)
-    if find_spec("matplotlib") and picture(table, folder / "ablation.png"):
+    if find_spec("matplotlib") and ablation_picture(table, folder / "ablation.png"):
         written.append(folder / "ablation.png")
     return written

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.asked import Asked, carry_out
+from vitrail.cli.flags import RunFlags, carry_out
 from vitrail.cli.settings import DistillSettings, given
 from vitrail.errors import ConfigError
 
@@ -16,7 +16,7 @@ def distill(
     *,
     teacher: str | None = None,
     teacher_cache: Path | None = None,
-    asked: Annotated[Asked | None, Parameter(name="*")] = None,
+    flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
 ) -> None:
     """Train a small model that also learns from a trained one (DeiT): the same run, recipes and flags as `train`.
@@ -29,8 +29,8 @@ def distill(
     Examples::
 
         vitrail distill --teacher runs/demo --epochs 1
-        vitrail distill --teacher runs/demo --model DeiT-Ti-distilled --image-size 28 --set patch_size=7 --epochs 0.1
-        vitrail distill --teacher runs/demo --distill soft --temperature 2 --epochs 1
+        vitrail distill --teacher runs/demo --distill soft --epochs 1
+        vitrail distill --data photos --teacher runs/teacher --init student --epochs 1 --batch 4
         vitrail distill --resume runs/demo
 
     Parameters
@@ -42,7 +42,7 @@ def distill(
         A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
         for trainings without augmentation, where a picture looks the same each time.
     """
-    asked, changes = asked or Asked(), given(settings)
-    if teacher is None and asked.resume is None and changes.get("distill") != "none":
+    flags, changes = flags or RunFlags(), given(settings)
+    if teacher is None and flags.resume is None and changes.get("distill") != "none":
         raise ConfigError("no --teacher; expected a trained model: a run's folder, a checkpoint, or timm:NAME")
-    carry_out(asked, changes, model=STUDENT, teacher=teacher, kept=teacher_cache)
+    carry_out(flags, changes, model=STUDENT, teacher=teacher, kept=teacher_cache)

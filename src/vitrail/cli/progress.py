@@ -6,7 +6,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(total: int | None, title: str = "") -> Generator[Callable[[int], object]]:
-    """To be told of each so many that are done; drawn on stderr if that is a terminal, else nothing is shown."""
+    """A function to call with how many more are done; the bar is on stderr, if that is a terminal.
+
+    `total` is None where it is not known, and 0 for no bar at all.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

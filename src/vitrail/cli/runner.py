@@ -1,4 +1,4 @@
-"""What `vitrail train` does once it knows what is asked: one sitting of a run, from its folder to its last line."""
+"""What train, distill and ablate do once they know what is asked: one sitting of a run, from folder to last line."""
 
 import ctypes
 import json
@@ -25,7 +25,7 @@ from vitrail.cli.runs import duration
 from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.train.distill import check_distillation, distilling
+from vitrail.train.distill import distilling
 from vitrail.train.distributed import Team, device_of, joined
 from vitrail.train.fit import fit
 from vitrail.train.job import Job, Request, assemble
@@ -34,7 +34,6 @@ from vitrail.train.recipe import Recipe
 from vitrail.train.run import MODEL, Run, step_of
 from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
-from vitrail.train.teacher import Teacher
 from vitrail.train.watch import Several, TensorBoard, Terminal, Watch
 
 RUNS = Path("runs")
@@ -116,11 +115,10 @@ def setup_of(job: Job, request: Request, here: Here, team: Team) -> Setup:
     )
     if request.teacher is None:
         return setup
-    check_distillation(request.recipe, job.model)
     pictures = len(job.data.train or ()) if request.teacher_cache and team.first else 0
     with progress(pictures, "asking the teacher") as advance:
         objective, notes = distilling(
-            Teacher.opened(request.teacher),
+            request.teacher,
             job.model,
             job.data,
             request.recipe,

@@ -4,13 +4,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.asked import Asked, carry_out
+from vitrail.cli.flags import RunFlags, carry_out
 from vitrail.cli.settings import Settings, given
 
 
 def train(
     *,
-    asked: Annotated[Asked | None, Parameter(name="*")] = None,
+    flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[Settings | None, Parameter(name="*")] = None,
 ) -> None:
     """Train a model: from scratch, from a checkpoint of any layout (--init), or on from where it stopped (--resume).
@@ -28,4 +28,4 @@ def train(
         vitrail train --data photos --model ViT-Ti/16 --set depth=2 --image-size 32 --batch 4 --dry-run
         vitrail train --resume runs/demo
     """
-    carry_out(asked or Asked(), given(settings))
+    carry_out(flags or RunFlags(), given(settings))

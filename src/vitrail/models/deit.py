@@ -99,7 +99,7 @@ class DeiT(nn.Module):
                 nn.init.zeros_(head.weight)
 
     def forward(self, images: Tensor, *, apart: bool = False) -> Any:
-        """The logits; with `apart` those of both heads, in training, where what wraps a module calls only `forward`."""
+        """Logits (B, classes); with `apart` what `heads` gives, since DDP and torch.compile wrap `forward` alone."""
         return self.heads(images) if apart else self.logits(self.encode(images, queries=self.prefix))
 
     def tokens(self, images: Tensor) -> Tensor:

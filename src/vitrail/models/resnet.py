@@ -24,9 +24,7 @@ class ResNetConfig:
     image_size: Size = 224  # rows, columns; one number for a square; what it is meant for, since it takes any
     stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks in each; each but the first halves the resolution
     block: Literal["basic", "bottleneck"] = "bottleneck"
-    stem: Literal["imagenet", "cifar"] = (
-        "imagenet"  # 7×7 and a max pool, a quarter of the resolution; or 3×3, all of it
-    )
+    stem: Literal["imagenet", "cifar"] = "imagenet"  # 7×7 and a max pool: a quarter of the size; 3×3: all of it
     shortcut: Shortcut = "projection"  # where the shape changes: a 1×1 convolution, or zeros for the new channels
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out

@@ -14,8 +14,9 @@ from zlib import crc32
 
 import torch
 
-from vitrail.data.datasets import Data, open_data
+from vitrail.data.datasets import Data
 from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.inspection.checkpoint import nearest
 from vitrail.models import family
 from vitrail.train import recipe as recipes
 from vitrail.train.distill import check_distillation, check_fixed
@@ -61,9 +62,8 @@ class Row:
 
     name: str
     request: Request  # at the first seed
-    changes: Mapping[str, tuple[Any, Any]] = field(
-        default_factory=dict[str, tuple[Any, Any]]
-    )  # the full row's, its own
+    # what differs, by name: the full row's value and its own
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
 
     def at_seed(self, seed: int) -> Request:
         return replace(self.request, recipe=self.request.recipe.changed({"seed": seed}))
@@ -85,12 +85,7 @@ class Ablation:
 
     def __init__(self, asked: Request) -> None:
         self.asked = asked
-        self.data = open_data(
-            asked.data,
-            seed=asked.recipe.loop.seed,
-            val_share=asked.val_share,
-            real=Path(asked.real) if asked.real else None,
-        )
+        self.data = asked.opened_data()
         self.jobs = dict[str, Job]()
         full = settled(asked)
         self.job = self.checked(full)
@@ -166,13 +161,10 @@ class Ablation:
         """The checkpoint's architecture and preprocessing, at starting weights."""
         config = plain(asdict(self.job.model.config))
         del config["classes"]  # the data's
-        presets = {name: plain(asdict(preset)) for name, preset in self.job.family.presets.items()}
-        alike = {name: sum(preset.get(k) == v for k, v in config.items()) for name, preset in presets.items()}
-        nearest = self.asked.recipe.model or max(
-            alike, key=lambda name: alike[name]
-        )  # a name to go by: all is replaced
+        near, _ = nearest(self.job.family, self.job.model.config)
+        name = self.asked.recipe.model or near or next(iter(self.job.family.presets))  # every field is replaced
         seen = plain(asdict(self.job.preprocessing))
-        recipe = self.asked.recipe.changed({"model": nearest, "fields": config, "preprocessing": seen})
+        recipe = self.asked.recipe.changed({"model": name, "fields": config, "preprocessing": seen})
         return replace(self.asked, init=None, recipe=recipe)
 
     def checked(self, request: Request) -> Job:

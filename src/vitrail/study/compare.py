@@ -23,13 +23,14 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
 from vitrail.train.evaluate import class_mapping, evaluating
 from vitrail.train.opened import Opened, is_same, open_model, opened_data
+from vitrail.train.teacher import Teacher
 
 HEADS = ("class head", "distillation head", "both heads")
 UNREAD = -1  # in place of an answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Candidate:
     """A model, and how to ask it."""
 
     name: str
@@ -59,7 +60,7 @@ class Answers:
 
 
 def compare(
-    models: str | Path | Opened | Sequence[str | Path | Opened],
+    models: str | Path | Teacher | Opened | Sequence[str | Path | Teacher | Opened],
     data: str | Path | Data | Pictures | Dataset | None = None,
     *,
     batch: int = 64,
@@ -71,13 +72,13 @@ def compare(
     """Which share of the pictures each two voters classify differently, and how often each is right.
 
     The voters are the ground truth and the models; a distilled one votes thrice, with each head and with both. A model
-    is named as for `open_model`, or is an `Opened`. Each sees the pictures through its own preprocessing and chooses
-    among the data's classes, found by name. `data` is the first run's own unless given; its validation part is taken,
-    of a run's own data what that run did not see, else all. Unreadable pictures are left out for all and named, or an
-    error if `strict`. `progress` is told after each batch how many pictures a model was asked for.
+    is named as for `open_model`, or is a vitrail.Teacher. Each sees the pictures through its own preprocessing and
+    chooses among the data's classes, found by name. `data` is the first run's own unless given; its validation part is
+    taken, of a run's own data what that run did not see, else all. Unreadable pictures are left out for all and named,
+    or an error if `strict`. `progress` is told after each batch how many pictures a model was asked for.
     """
     start = perf_counter()
-    if isinstance(models, str | Path | Opened):
+    if isinstance(models, str | Path | Teacher | Opened):
         models = [models]
     if not models:
         raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
@@ -114,11 +115,16 @@ def compare(
     )
 
 
-def opened_as(model: str | Path | Opened) -> Opened:
+def opened_as(model: str | Path | Teacher | Opened) -> Opened:
     if isinstance(model, Opened):
         return model
+    if isinstance(model, Teacher):
+        labels = None if model.labels is None else tuple(model.labels)
+        classes = getattr(getattr(model.model, "config", None), "classes", len(labels or ()))
+        how = model.preprocessing
+        return Opened(name=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"the model is {repr(model)[:60]}; expected a name or an Opened, of vitrail.train.opened")
+        raise ConfigError(f"the model is {repr(model)[:60]}; expected its name, or for a module a vitrail.Teacher")
     return open_model(str(model))
 
 
@@ -148,7 +154,7 @@ def pictures_of(data: Data) -> Pictures:
     return data.val
 
 
-def prepared(opened: Opened, name: str, data: Data) -> Asked:
+def prepared(opened: Opened, name: str, data: Data) -> Candidate:
     """Refused, before any picture is read, unless it can answer in the data's classes."""
     pictures_of(data)
     config: Any = getattr(opened.model, "config", None)
@@ -165,11 +171,13 @@ def prepared(opened: Opened, name: str, data: Data) -> Asked:
         few = f"of its {opened.classes} classes it may only answer the data's {len(columns)}"
         note = f"{note}; {few}" if note else few
     note = f"{name}: {note}" if note else ""
-    return Asked(name=name, model=opened.model, preprocessing=how, classes=opened.classes, columns=columns, note=note)
+    return Candidate(
+        name=name, model=opened.model, preprocessing=how, classes=opened.classes, columns=columns, note=note
+    )
 
 
 def answers(
-    asked: Asked,
+    asked: Candidate,
     pictures: Pictures,
     batch: int,
     workers: int,
@@ -206,7 +214,7 @@ def answers(
     return Answers(truth, said, cosines, unread)
 
 
-def all_logits(asked: Asked, images: Tensor) -> tuple[Tensor, ...]:
+def all_logits(asked: Candidate, images: Tensor) -> tuple[Tensor, ...]:
     """Of each head and of both, by one forward pass."""
     if not asked.distilled:
         return (asked.model(images),)
@@ -214,7 +222,7 @@ def all_logits(asked: Asked, images: Tensor) -> tuple[Tensor, ...]:
     return by_label, by_teacher, (by_label + by_teacher) / 2
 
 
-def check_logits(asked: Asked, logits: Tensor, pictures: int) -> None:
+def check_logits(asked: Candidate, logits: Tensor, pictures: int) -> None:
     if logits.shape[1:] != (pictures, asked.classes):
         expected = f"expected logits of {pictures} pictures, {asked.classes} classes"
         raise ConfigError(f"{asked.name} answers a tensor of {tuple(logits.shape[1:])}; {expected}")
@@ -249,7 +257,7 @@ def token_cosines(model: Any) -> Generator[list[Tensor]]:
             hook.remove()
 
 
-def similarity(asked: Asked, cosines: Tensor) -> TokenSimilarity:
+def similarity(asked: Candidate, cosines: Tensor) -> TokenSimilarity:
     """Means over the pictures; `cosines` is (L, P)."""
     *layers, end = cosines.double().mean(1).tolist()
     learned = F.cosine_similarity(asked.model.cls_token.float(), asked.model.dist_token.float(), dim=-1)

@@ -1,9 +1,10 @@
-"""A comparison as a picture: who disagrees with whom, and how alike the two tokens are. Needs matplotlib."""
+"""Comparisons and ablations as pictures. Needs matplotlib."""
 
 from pathlib import Path
 
+from vitrail.study.ablation import Table, failure
 from vitrail.study.comparison import LONGEST, Comparison
-from vitrail.train.pictures import COLOURS, drawable, new_figure, plain_axes, save
+from vitrail.train.pictures import BLUE, COLOURS, GREY, RED, drawable, new_figure, plain_axes, save
 
 WITH_NUMBERS, WITH_LABELS = 16, 60  # voters up to which the matrix has them
 
@@ -45,3 +46,30 @@ def comparison_picture(result: Comparison, path: Path) -> None:
         for text, each in zip(legend.get_texts(), result.similarities, strict=True):
             text.set(text=drawable(each.model), parse_math=False)
     save(figure, path)
+
+
+def ablation_picture(table: Table, path: Path) -> bool:
+    """Bars of what each row gains or loses against the full one; False where there is nothing to draw."""
+    full, rest = table.lines[0], table.lines[1:]
+    mean = full.mean("top1")
+    if mean is None or not rest:
+        return False
+    figure = new_figure(8, 1.4 + 0.34 * len(rest))
+    axes = figure.subplots()
+    plain_axes(axes, f"{drawable(table.recipe)} on {drawable(Path(table.data).name)}: full {mean:.2%}")
+    reached = [abs(table.points(line) or 0.0) + 100 * (line.std("top1") or 0.0) for line in rest]
+    most = max(reached) or 1.0
+    for place, line in enumerate(rest):
+        points, std = table.points(line), line.std("top1")
+        value = 0.0 if points is None else points
+        colour = RED if value < 0 else BLUE
+        axes.barh(place, value, color=colour, alpha=0.85, xerr=None if std is None else 100 * std, ecolor=GREY)
+        said = failure(line) if points is None else f"{points:+.2f}"
+        axes.text(1.02, place, said, va="center", fontsize=9, transform=axes.get_yaxis_transform())
+    axes.axvline(0, color=GREY, linewidth=1)
+    axes.set_xlim(-1.1 * most, 1.1 * most)
+    axes.set_yticks(range(len(rest)), [drawable(line.row.name) for line in rest], fontsize=9, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlabel("points of validation top-1 against the full recipe")
+    save(figure, path)
+    return True

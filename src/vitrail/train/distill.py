@@ -39,7 +39,7 @@ def check_distillation(recipe: Recipe, model: Any) -> None:
 
 
 def distilling(
-    teacher: Teacher,
+    teacher: Teacher | str | Path,
     model: nn.Module,
     data: Data,
     recipe: Recipe,
@@ -57,6 +57,14 @@ def distilling(
         return classify, []
     if kept is not None:
         check_fixed(recipe)
+    if isinstance(teacher, str | Path):
+        teacher = Teacher.opened(str(teacher))
+    if not isinstance(teacher, Teacher):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(teacher).__name__
+        raise ConfigError(
+            f"the teacher is a {kind}; expected its name, or for a module of your own "
+            "vitrail.Teacher(model=…, preprocessing=…, labels=…)"
+        )
     lessons = Lessons(teacher, data, seen, device, compiled=recipe.loop.compile)
 
     def live(inputs: Inputs) -> Tensor:

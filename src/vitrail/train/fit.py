@@ -1,5 +1,6 @@
 """`fit`, the one loop: a model, data and a recipe put together and trained."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ def fit(
     recipe: Recipe | str | None = None,
     *,
     objective: Objective | None = None,
-    teacher: Teacher | str | None = None,
+    teacher: Teacher | str | Path | None = None,
+    teacher_cache: Path | None = None,
     preprocessing: Preprocessing | None = None,
     transform: Callable[[Any], Any] | None = None,
     run: Run | None = None,
@@ -58,8 +60,9 @@ def fit(
     """Trains the model on the data by the recipe; goes on from the run's last checkpoint if it has one.
 
     `data` is what `open_data` takes, `transform` a function from a Pillow image to the model's input (torchvision's
-    are such), used in training in place of the recipe's augmentation. With a `teacher` (vitrail.Teacher, or what its
-    name is for `open_model`) the recipe's distillation is the loss. With `strict` an unreadable picture is an error.
+    are such), used in training in place of the recipe's augmentation. With a `teacher` (its name as `vitrail distill`
+    takes it, or a vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder that keeps its
+    answers. With `strict` an unreadable picture is an error.
     """
     start, team = monotonic(), team or Team()
     recipe = open_recipe(recipe) if isinstance(recipe, str) else recipe or Recipe()
@@ -70,8 +73,13 @@ def fit(
     if teacher is not None:
         if objective is not None:
             raise ConfigError("an objective beside a teacher; expected one of them: the teacher's loss is the recipe's")
-        teacher = Teacher.opened(teacher) if isinstance(teacher, str) else teacher
-        objective, _ = distilling(teacher, model, opened, recipe, preprocessing, place)
+        if transform is not None and teacher_cache is not None:
+            raise ConfigError("a teacher_cache beside a transform; expected one of them: a view may change each time")
+        objective, notes = distilling(
+            teacher, model, opened, recipe, preprocessing, place, team=team, kept=teacher_cache
+        )
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
     setup = Setup(
         model=model,
         data=opened,

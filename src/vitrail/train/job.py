@@ -34,6 +34,10 @@ class Request:
     real: str | None = None  # ReaL labels of ImageNet
     cache: float = 1.0  # gigabytes; a JPEG that is held is decoded whole, which gives slightly other crops
 
+    def opened_data(self) -> Data:
+        real = Path(self.real) if self.real else None
+        return open_data(self.data, seed=self.recipe.loop.seed, val_share=self.val_share, real=real)
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(replace(self, recipe=Recipe())), "recipe": self.recipe.flat()}
 
@@ -67,13 +71,7 @@ class Job:
 
 def assemble(request: Request) -> Job:
     """Opens the data, and makes the model for its classes, from the seed or from a checkpoint."""
-    recipe = request.recipe
-    found = open_data(
-        request.data,
-        seed=recipe.loop.seed,
-        val_share=request.val_share,
-        real=Path(request.real) if request.real else None,
-    )
+    recipe, found = request.recipe, request.opened_data()
     torch.manual_seed(recipe.loop.seed)
     return continued(request, found) if request.init else begun(recipe, found)
 

@@ -1,10 +1,10 @@
 """A teacher's answers on disk, for pictures that look the same each time: asked once, read ever after."""
 
+import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.data.datasets import Data, Pictures, Subset
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
-from vitrail.errors import CheckpointError, ConfigError, DataError, one_line
+from vitrail.errors import CheckpointError, DataError
 from vitrail.train.distributed import Team
 from vitrail.train.losses import Inputs
 from vitrail.train.teacher import Lessons
 
 KEPT = 4096  # pictures a file
-NOTE = "teacher.json"
+NOTE = "teacher.json"  # for people: whose answers these are
+LOOKED_AT = 64  # pictures, spread over all, that are part of the key
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,18 @@ class KeptAnswers:
         team: Team,
         progress: Callable[[int], object] | None = None,
     ) -> "KeptAnswers":
-        """Reads the folder, and asks the teacher for what is not there yet; a file appears whole or not at all."""
+        """Reads what is in the folder, and asks the teacher for the rest; a file appears whole or not at all.
+
+        Answers of other teachers, or to other pictures, lie in folders of their own beside these.
+        """
         pictures = data.train
         if pictures is None:
             raise DataError(f"{data.name} has no pictures to train on; expected some in train/")
+        folder = folder / key(lessons, pictures)
         make_folder(folder)
-        check_note(folder, lessons, data, pictures, team)
+        if team.first:
+            about = {"teacher": lessons.teacher.name, "data": data.name, "pictures": len(pictures)}
+            write_whole(folder / NOTE, lambda place: place.write_text(json.dumps(about, indent=2), "utf-8"))
         count = -(-len(pictures) // KEPT)
         for number in range(team.rank, count, team.world):
             rows = range(number * KEPT, min((number + 1) * KEPT, len(pictures)))
@@ -70,33 +77,15 @@ class KeptAnswers:
         return cls(tuple(each for each in files if each is not None), lessons.device)
 
 
-def check_note(folder: Path, lessons: Lessons, data: Data, pictures: Pictures, team: Team) -> None:
-    """Answers of another teacher, or to other pictures, are refused."""
-    about = {
-        "teacher": lessons.teacher.fingerprint(),
-        "name": lessons.teacher.name,
-        "data": data.name,
-        "pictures": len(pictures),
-        "classes": list(data.classes),
-        "seen": json.loads(json.dumps(asdict(lessons.seen))),
-    }
-    path = folder / NOTE
-    if not path.exists():
-        if team.first:
-            write_whole(path, lambda place: place.write_text(json.dumps(about, indent=2), "utf-8"))
-        return
-    try:
-        before: Any = json.loads(path.read_text("utf-8"))
-        apart = [name for name in about if name != "name" and before[name] != about[name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {one_line(error)}; expected kept answers, or an empty folder"
-        ) from None
-    if apart:
-        raise ConfigError(
-            f"{folder} keeps the answers of {before['name']} to {before['data']}, with another {apart[0]}; expected "
-            "the same teacher, pictures and preprocessing, or another folder"
-        )
+def key(lessons: Lessons, pictures: Pictures) -> str:
+    """Of all that the answers depend on: the teacher, the pictures in their order, and how they are shown."""
+    found = hashlib.sha256(f"{lessons.teacher.fingerprint()} {lessons.columns} {lessons.seen}".encode())
+    for index in range(len(pictures)):
+        found.update(f"{pictures.name(index)} {pictures.label(index)}\n".encode("utf-8", "surrogateescape"))
+    some = np.linspace(0, len(pictures) - 1, min(LOOKED_AT, len(pictures))).astype(np.int64)  # names may stay the same
+    for batch in evaluation_batches(Subset(pictures, some), lessons.seen):
+        found.update(batch.images.contiguous().numpy().data)
+    return found.hexdigest()[:16]
 
 
 def answered(

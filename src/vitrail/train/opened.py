@@ -1,5 +1,6 @@
 """A trained model by whatever name people have for it: a run, a checkpoint of any layout, or one of timm's."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,20 +29,18 @@ class Opened:
     run: Finished | None = None  # that it came out of
 
 
-def open_model(name: str, **fields: Any) -> Opened:
-    """`name` is the folder of a run, anything that `vitrail.load` takes, or timm:NAME; `fields` are as `load` has them.
-
-    With timm:NAME timm makes the model and fetches its weights.
-    """
+def open_model(name: str) -> Opened:
+    """`name` is the folder of a run, anything that `vitrail.load` takes, or timm:NAME, which timm makes and fetches."""
     if name.startswith(TIMM):
-        if fields:
-            raise ConfigError(f"{name} with {', '.join(fields)}; expected a model of ours, or none of that")
         return from_timm(name.removeprefix(TIMM))
     run = finished_run(Path(name))
-    found = read(name if run is None else run.model, **fields)
+    found = read(name if run is None else run.model)
     warn_of(found, name)
     config, about = found.model.config, found.description
-    how = about.preprocessing or Preprocessing(image_size=config.image_size)
+    how = about.preprocessing
+    if how is None:
+        how = Preprocessing(image_size=config.image_size)
+        warnings.warn(f"{name} does not say how it sees pictures: taken as {how}", stacklevel=2)
     return Opened(name=name, model=found.model, preprocessing=how, classes=config.classes, labels=about.labels, run=run)
 
 
@@ -53,8 +52,9 @@ def from_timm(name: str) -> Opened:
     try:
         model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # unknown, not to be fetched, damaged: timm has a kind of error for each
-        reason = one_line(error)[:200]
-        raise CheckpointError(f"timm cannot open {name!r}: {reason}; expected a name of timm's with weights") from None
+        raise CheckpointError(
+            f"timm cannot open {name!r}: {one_line(error)}; expected a name of timm's with weights"
+        ) from None
     about: Mapping[str, Any] = model.pretrained_cfg
     filter_ = about.get("interpolation")
     how = Preprocessing(

@@ -85,7 +85,7 @@ class Distillation:
     """What is learnt from a teacher, where there is one; DeiT's own choices unless said."""
 
     distill: Literal["hard", "soft", "none"] = explained(
-        "hard", "hard: the teacher's decision is a label too; soft: its probabilities are to be met; none: no teacher."
+        "hard", "hard: learn the class that the teacher chooses; soft: its probabilities; none: no teacher."
     )
     distill_token: Literal["auto", "distill", "class"] = explained(
         "auto", "Who learns it: the distillation token, or the class token alone. auto: the former if there is one."

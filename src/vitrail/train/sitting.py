@@ -28,7 +28,8 @@ class StoppedError(VitrailError):
 
     def __init__(self, by: int, step: int, where: Path | None) -> None:
         saved = f"go on with: vitrail train --resume {where}" if where else "nothing is kept, since no folder was given"
-        super().__init__(f"stopped by {signal.Signals(by).name} after step {step}; {saved}")
+        self.reason = f"stopped by {signal.Signals(by).name} after step {step}"
+        super().__init__(f"{self.reason}; {saved}")
         self.exit_code = 128 + by
 
 
@@ -108,7 +109,8 @@ class Sitting:
         try:
             yield
         except (CheckpointError, DivergedError) as error:
-            raise VitrailError(f"{error}; {self.kept()}") from error
+            error.args = (f"{error}; {self.kept()}",)
+            raise
 
     def kept(self) -> str:
         states = self.run.states() if self.run else []

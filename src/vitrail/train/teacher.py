@@ -13,7 +13,7 @@ from vitrail.data.datasets import Data, Subset
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.models.checks import pair
 from vitrail.train.evaluate import class_mapping
 from vitrail.train.opened import open_model
@@ -23,7 +23,10 @@ TRIED = 2  # pictures that a teacher must answer before it may teach
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Any module that gives logits; `preprocessing` is what it was trained with, `labels` the names of its classes."""
+    """Any module that gives logits; `preprocessing` is what it was trained with, `labels` the names of its classes.
+
+    To teach, it is moved to the student's device, frozen, and left in eval mode.
+    """
 
     model: nn.Module
     preprocessing: Preprocessing
@@ -83,10 +86,16 @@ class Lessons:
             try:
                 logits: Any = self.model(self.shown(normalise(batch.images.to(self.device), self.seen)))
             except (RuntimeError, TypeError, ValueError, VitrailError) as error:
-                raise ConfigError(f"{name} cannot answer: {' '.join(str(error).split())[:200]}") from None
+                rows, columns = pair(self.teacher.preprocessing.image_size)
+                raise ConfigError(
+                    f"{name} cannot answer: {one_line(error)}; expected a model that takes (pictures, "
+                    f"{len(self.teacher.preprocessing.mean)}, {rows}, {columns}), as its preprocessing says"
+                ) from None
             if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(batch.labels)):
-                kind = f"a tensor of {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits)}"
-                raise ConfigError(f"{name} answers {kind}; expected logits, (pictures, classes)")
+                kind = (
+                    f"a tensor of {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+                )
+                raise ConfigError(f"{name} answers {kind}; expected a tensor of logits, (pictures, classes)")
             if not logits.isfinite().all():
                 raise ConfigError(f"{name} answers NaN or infinity; expected numbers: are its weights whole?")
             return logits.shape[1]

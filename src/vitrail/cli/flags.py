@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from vitrail.cli.reflow import reflowed
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError
 from vitrail.train.recipe import Recipe, open_recipe
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 RATES = ("dropout", "stochastic_depth")  # of the model, but people look for them here
 
 
+@reflowed
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class SharedFlags:
     """What is no setting of a recipe, and the same for every run of a command.
 
     Parameters
@@ -106,8 +108,9 @@ class Told:
         )
 
 
+@reflowed
 @dataclass(frozen=True, kw_only=True)
-class Asked(Told):
+class RunFlags(SharedFlags):
     """All that is no setting of a recipe, for one run.
 
     Parameters
@@ -141,7 +144,7 @@ class Asked(Told):
 
 
 def carry_out(
-    asked: Asked,
+    flags: RunFlags,
     changes: dict[str, Any],
     *,
     model: str | None = None,
@@ -150,19 +153,19 @@ def carry_out(
 ) -> None:
     """Begins a run, or goes on with one."""
     start = monotonic()
-    if asked.resume is not None:
-        asked.check_alone({**changes, "teacher": teacher, "teacher_cache": kept})
+    if flags.resume is not None:
+        flags.check_alone({**changes, "teacher": teacher, "teacher_cache": kept})
         from vitrail.cli.runner import Here, go_on
 
-        go_on(asked.resume, Here(device=asked.device, workers=asked.workers, strict=asked.strict))
+        go_on(flags.resume, Here(device=flags.device, workers=flags.workers, strict=flags.strict))
         return
-    recipe = asked.chosen(asked.recipe, changes, model)
+    recipe = flags.chosen(flags.recipe, changes, model)
 
     from vitrail.cli.runner import Here, begin
 
-    request = asked.request(recipe, teacher, kept)
-    here = Here(device=asked.device, workers=asked.workers, strict=asked.strict)
-    begin(request, asked.out, here, start=start, dry_run=asked.dry_run)
+    request = flags.request(recipe, teacher, kept)
+    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
+    begin(request, flags.out, here, start=start, dry_run=flags.dry_run)
 
 
 def anywhere(place: str) -> str:

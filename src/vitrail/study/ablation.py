@@ -1,4 +1,4 @@
-"""What came out of an ablation, row by row over the seeds and against the full row: as text, as files, as a picture."""
+"""What came out of an ablation, row by row over the seeds and against the full row: as text and as files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from typing import Any
 from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.study.ablate import OneRun, Row
 from vitrail.tables import text_table
-from vitrail.train.pictures import BLUE, GREY, RED, drawable, new_figure, plain_axes, save
 from vitrail.train.runs import read_run
 
 HEADING = ("row", "what differs", "top-1", "to full", "loss", "seeds")
@@ -148,30 +147,3 @@ def seeds(line: Line) -> str:
     """How many trainings came to their end, of how many."""
     ended, begun = sum(not each.failed for each in line.outcomes), len(line.outcomes)
     return str(begun) if ended == begun else f"{ended} of {begun}"
-
-
-def picture(table: Table, path: Path) -> bool:
-    """Bars of what each row gains or loses against the full one; False where there is nothing to draw."""
-    full, rest = table.lines[0], table.lines[1:]
-    mean = full.mean("top1")
-    if mean is None or not rest:
-        return False
-    figure = new_figure(8, 1.4 + 0.34 * len(rest))
-    axes = figure.subplots()
-    plain_axes(axes, f"{drawable(table.recipe)} on {drawable(Path(table.data).name)}: full {mean:.2%}")
-    reached = [abs(table.points(line) or 0.0) + 100 * (line.std("top1") or 0.0) for line in rest]
-    most = max(reached) or 1.0
-    for place, line in enumerate(rest):
-        points, std = table.points(line), line.std("top1")
-        value = 0.0 if points is None else points
-        colour = RED if value < 0 else BLUE
-        axes.barh(place, value, color=colour, alpha=0.85, xerr=None if std is None else 100 * std, ecolor=GREY)
-        said = failure(line) if points is None else f"{points:+.2f}"
-        axes.text(1.02, place, said, va="center", fontsize=9, transform=axes.get_yaxis_transform())
-    axes.axvline(0, color=GREY, linewidth=1)
-    axes.set_xlim(-1.1 * most, 1.1 * most)
-    axes.set_yticks(range(len(rest)), [drawable(line.row.name) for line in rest], fontsize=9, parse_math=False)
-    axes.invert_yaxis()
-    axes.set_xlabel("points of validation top-1 against the full recipe")
-    save(figure, path)
-    return True
