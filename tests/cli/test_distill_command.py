@@ -36,7 +36,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"image_size": 24, "patch_size": 8, "width": 12, "depth": 1, "heads": 1, "classes": 2}
     teacher = vitrail.create("vit_tiny_patch16_224", **fields)
     torch.nn.init.normal_(teacher.head.weight)
-    vitrail.save(teacher, "teacher", labels=("bees", "ants"))
+    vitrail.save(teacher, "teacher", labels=("bees", "ants"), preprocessing=vitrail.Preprocessing(image_size=24))
 
 
 def test_a_student(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,10 +133,11 @@ def test_errors_before_any_step(words: str, said: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("vitrail.train.training.Training.step", no_step)
     Path("empty").mkdir()
     fields = {"image_size": 16, "patch_size": 8, "width": 12, "depth": 1, "heads": 1}
-    vitrail.save(vitrail.create("vit_tiny_patch16_224", **fields, classes=5), "others")
+    how = vitrail.Preprocessing(image_size=16)
+    vitrail.save(vitrail.create("vit_tiny_patch16_224", **fields, classes=5), "others", preprocessing=how)
     broken = vitrail.create("vit_tiny_patch16_224", **fields, classes=2)
     torch.nn.init.constant_(broken.head.bias, float("nan"))
-    vitrail.save(broken, "broken")
+    vitrail.save(broken, "broken", preprocessing=how)
     with pytest.raises(VitrailError, match=said) as caught:
         run(f"distill {words} --data photos {STUDENT} --epochs 1 --out run")
     assert "\n" not in str(caught.value)
