@@ -60,7 +60,7 @@ def test_list_models() -> None:
     [
         ("vit_base_patch61_224", r"unknown model 'vit_base_patch61_224'; did you mean 'vit_base_patch16_224'\?"),
         ("VIT-b/16", r"unknown model 'VIT-b/16'; did you mean 'ViT-B/16'\?"),
-        ("resnet50", r"unknown model 'resnet50'; expected one of "),
+        ("vgg", r"unknown model 'vgg'; expected one of "),
         ("", r"unknown model ''; expected one of vit_tiny_patch8_224, .* and \d+ more"),
         (
             "no_such_package:tiny",

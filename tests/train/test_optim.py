@@ -165,7 +165,7 @@ def test_a_block_has_one_learning_rate_whatever_moves_it() -> None:
     assert names == {f"blocks.2.{part}.weight" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
 
 
-CONVNETS = {
+CONVNETS: dict[str, dict[str, Any]] = {
     "resnet18": {"layers": (1, 2, 1, 1)},
     "regnety_040": {"depth": 6, "w0": 16, "wa": 16.0, "wm": 2.0, "group_size": 8},
 }
