@@ -45,7 +45,7 @@ def test_a_student(capsys: pytest.CaptureFixture[str]) -> None:
     assert "teacher, hard distillation" in out
     assert "validation top-1" in out
     plan = json.loads(Path("run/run.json").read_text())
-    assert plan["teacher"] == str(Path("teacher").resolve())
+    assert plan["teacher"]["name"] == str(Path("teacher").resolve())
     assert plan["recipe"]["distill"] == "hard"
     assert 0 <= Run(Path("run")).records()[0]["agreement"] <= 1
     student = vitrail.load("run/model")
@@ -88,6 +88,34 @@ def test_no_distillation_is_plain_training() -> None:
     run(f"train --data photos {plain} --epochs 1 --out two")
     one, two = (vitrail.load(f"{name}/model").state_dict() for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_recipe_may_say_that_there_is_no_teacher() -> None:
+    Path("alone.yaml").write_text("distill: none\nepochs: 1\n")
+    run(f"distill --recipe alone.yaml --teacher nowhere --data photos {STUDENT} --out one")
+    assert json.loads(Path("one/run.json").read_text())["teacher"] is None
+
+
+def test_a_dry_run_writes_nothing() -> None:
+    still = "--flip 0 --crop centre --mixup 0 --erase 0"
+    run(f"distill --teacher teacher --data photos {STUDENT} {still} --epochs 1 --teacher-cache kept --dry-run")
+    assert not Path("kept").exists()
+    assert not Path("runs").exists()
+
+
+def test_another_teacher_under_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> set[str]:
+        raise VitrailError("enough")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", stop)
+        with pytest.raises(VitrailError, match="enough"):
+            run(f"distill --teacher teacher --data photos {STUDENT} --epochs 1 --out cut")
+    other = vitrail.load("teacher")
+    torch.nn.init.zeros_(other.head.weight)
+    vitrail.save(other, "teacher", labels=("ants", "bees"), preprocessing=vitrail.Preprocessing(image_size=24))
+    with pytest.raises(VitrailError, match=r"began with another teacher: fingerprint .*; expected the same"):
+        run("distill --resume cut")
 
 
 def test_both_heads_at_higher_resolution() -> None:

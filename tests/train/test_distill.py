@@ -19,6 +19,7 @@ from vitrail.train.losses import Distil, classify
 from vitrail.train.recipe import Loop, Recipe
 from vitrail.train.run import Run
 from vitrail.train.teacher import Teacher
+from vitrail.train.training import DivergedError
 
 SEEN = Preprocessing(image_size=16, crop=1.0)
 
@@ -132,6 +133,13 @@ def test_tokens_that_are_not_there() -> None:
     with pytest.raises(ConfigError, match="an objective beside a teacher"):
         fit(student(), data(), PLAIN, teacher=teacher(), objective=classify)
     module: Any = Convnet()
+    itself = student()
+    with pytest.raises(ConfigError, match="the teacher is the student itself"):
+        fit(itself, data(), PLAIN, teacher=replace(teacher(), model=itself))
+    with pytest.raises(ConfigError, match="a teacher beside a transform, and no preprocessing"):
+        fit(student(), data(), PLAIN, teacher=teacher(), transform=lambda image: image)
+    with pytest.raises(ConfigError, match="answer is 'class'; expected 'both' in training"):
+        fit(student(answer="class"), data(), PLAIN)
     with pytest.raises(ConfigError, match=r"the teacher is a Convnet; expected its name, or .*vitrail.Teacher\("):
         fit(student(), data(), PLAIN, teacher=module)
 
@@ -148,3 +156,22 @@ def test_both_heads_at_another_resolution(tmp_path: Path) -> None:
     tuned = fit(larger, data(), PLAIN, teacher=teacher(), preprocessing=large, device="cpu", steps=2).model
     for name in ("head", "head_dist"):
         assert not torch.equal(getattr(tuned, name).weight, getattr(first, name).weight), "both go on learning"
+
+
+class Sick(nn.Module):
+    """Answers NaN from its third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.full((len(images), 4), float("nan") if self.calls > 2 else 0.0)
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_a_teacher_that_falls_sick_ends_the_training(kind: str) -> None:
+    sick = Teacher(model=Sick(), preprocessing=SEEN, labels=pictures().classes)
+    with pytest.raises(DivergedError, match="the loss is nan at step 2"):
+        fit(student(), data(), PLAIN.changed({"distill": kind}), teacher=sick, device="cpu")

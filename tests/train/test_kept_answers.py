@@ -17,7 +17,7 @@ from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Subset
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.train.distill import distilling
 from vitrail.train.fit import fit
 from vitrail.train.losses import Distil, Inputs
@@ -61,13 +61,24 @@ def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     before = [np.load(path) for path in sorted(folder.glob("*.npy"))]
     (folder / "00000.npy").unlink()
-    (folder / "00001.npy").write_bytes(b"\x93NUMPY")
-    net = Convnet()
-    objective(tmp_path, teacher(net))
-    assert sum(map(len, net.shown)) == 2 + 32
+    for damage in (b"\x93NUMPY", b"", b"PK\x03\x04", b"text"):
+        (folder / "00001.npy").write_bytes(damage)
+        net = Convnet()
+        objective(tmp_path, teacher(net))
+        assert sum(map(len, net.shown)) == 2 + (32 if damage == b"\x93NUMPY" else 16)
     for path, array in zip(sorted(folder.glob("*.npy")), before, strict=True):
         assert np.array_equal(np.load(path), array)
     assert not [each for each in folder.iterdir() if each.name.startswith(".")]
+
+
+def test_answers_that_are_none(tmp_path: Path) -> None:
+    """A picture that could not be read when the teacher was asked."""
+    objective(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    np.save(folder / "00000.npy", np.full((16, 4), np.nan, np.float32))
+    made = objective(tmp_path)
+    with pytest.raises(CheckpointError, match="lacks answers to some pictures; expected all: remove it"):
+        fit(student(), data(), PLAIN, objective=made, preprocessing=SEEN, device="cpu")
 
 
 def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:

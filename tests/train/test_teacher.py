@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from test_train_fit import EVERYTHING, data, model, pictures
 from torch import Tensor, nn
+from toy_data import class_folders
 
 import vitrail
 from vitrail.data.datasets import Data
@@ -104,6 +105,7 @@ def test_classes_are_mapped_by_name() -> None:
         (Teacher(model=Convnet(3), preprocessing=KNOWN, labels=[f"colour {n}" for n in range(3)]), "1 of the data's 4"),
         (Teacher(model=nn.Flatten(0), preprocessing=KNOWN), "answers a tensor of .1536,.; expected a tensor of logits"),
         (Teacher(model=nn.Conv2d(4, 4, 1), preprocessing=KNOWN, name="mine"), "mine cannot answer: .*4 channels"),
+        (Teacher(model=Convnet(5), preprocessing=KNOWN, labels=list("abcdefghij")), "has 10 names for 5 classes"),
     ],
 )
 def test_who_cannot_teach(wrong: Teacher, said: str) -> None:
@@ -118,6 +120,36 @@ def test_numbers_that_are_none() -> None:
         Lessons(teacher(net), data(), SEEN, CPU)
 
 
+def test_what_is_no_teacher() -> None:
+    wrong: Any = None
+    with pytest.raises(ConfigError, match="the teacher's model is a NoneType; expected a Module"):
+        Teacher(model=wrong, preprocessing=KNOWN)
+    with pytest.raises(ConfigError, match="the teacher's preprocessing is a NoneType; expected a Preprocessing"):
+        Teacher(model=Convnet(), preprocessing=wrong)
+
+
+def test_a_teacher_in_another_precision() -> None:
+    images = torch.randn(2, 3, 16, 16)
+    exact = Lessons(teacher(), data(), SEEN, CPU)(images)
+    for number, close in ((torch.bfloat16, 0.05), (torch.float64, 1e-5)):
+        found = Lessons(teacher(Convnet().to(number)), data(), SEEN, CPU)(images)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, exact, atol=close, rtol=close)
+
+
+def test_the_first_picture_that_can_be_read_is_asked(tmp_path: Path) -> None:
+    folders = class_folders(tmp_path / "photos" / "train", ants=4, bees=4)
+    for number in range(3):
+        (folders / "ants" / f"{number}.png").write_bytes(b"broken")
+    photos = vitrail.open_data(tmp_path / "photos")
+    with pytest.raises(DataError, match="the teacher cannot teach photos"):
+        Lessons(Teacher(model=Convnet(5), preprocessing=KNOWN), photos, SEEN, CPU)
+    for path in folders.rglob("*.png"):
+        path.write_bytes(b"broken")
+    with pytest.raises(DataError, match="no picture of photos can be read"):
+        Lessons(Teacher(model=Convnet(2), preprocessing=KNOWN), photos, SEEN, CPU)
+
+
 def test_no_pictures() -> None:
     with pytest.raises(DataError, match="nothing has no pictures"):
         Lessons(teacher(), Data(name="nothing", train=None, val=None, classes=("a", "b")), SEEN, CPU)
@@ -130,6 +162,10 @@ def test_fingerprints() -> None:
     other = Convnet()
     other.head.bias.data[0] += 1e-3
     assert one != teacher(other).fingerprint()
+    assert one != replace(teacher(), labels=pictures().classes[::-1]).fingerprint()
+    heads = [teacher(model(heads=heads)) for heads in (1, 2)]
+    heads[1].model.load_state_dict(heads[0].model.state_dict())
+    assert heads[0].fingerprint() != heads[1].fingerprint(), "the same weights, and other answers"
 
 
 def test_a_checkpoint_as_teacher(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.distill import STUDENT
-from vitrail.cli.flags import SharedFlags
+from vitrail.cli.flags import STUDENT, SharedFlags
 from vitrail.cli.settings import DistillSettings, given
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError, VitrailError
@@ -106,13 +105,14 @@ def ablate(
     from vitrail.train.distributed import Team, device_of, joined
     from vitrail.train.teacher import Teacher
 
-    device_of(flags.device, Team())
+    device = device_of(flags.device, Team())
     ablation = Ablation(request)
     rows = ablation.rows(without or (), others, each=each)
     folder = Path("runs") / f"{chosen.name}-ablation" if out is None else out
-    runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
-    if request.teacher and any(run.request.teacher and run.state != "finished" for run in runs):
-        Teacher.opened(request.teacher)  # only some rows may need it, and hours later
+    master = Teacher.opened(request.teacher) if request.teacher else None
+    if master is not None:
+        ablation.check_lessons(rows, master, device)
+    runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder, master)
     here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
     with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
         first = team.first  # of several processes one speaks

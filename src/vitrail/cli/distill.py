@@ -7,9 +7,6 @@ from cyclopts import Parameter
 
 from vitrail.cli.flags import RunFlags, carry_out
 from vitrail.cli.settings import DistillSettings, given
-from vitrail.errors import ConfigError
-
-STUDENT = "deit_tiny_distilled_patch16_224"
 
 
 def distill(
@@ -42,7 +39,4 @@ def distill(
         A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
         for trainings without augmentation, where a picture looks the same each time.
     """
-    flags, changes = flags or RunFlags(), given(settings)
-    if teacher is None and flags.resume is None and changes.get("distill") != "none":
-        raise ConfigError("no --teacher; expected a trained model: a run's folder, a checkpoint, or timm:NAME")
-    carry_out(flags, changes, model=STUDENT, teacher=teacher, kept=teacher_cache)
+    carry_out(flags or RunFlags(), given(settings), distilling=True, teacher=teacher, kept=teacher_cache)

@@ -15,6 +15,7 @@ from vitrail.train.recipe import Recipe, open_recipe
 if TYPE_CHECKING:
     from vitrail.train.job import Request
 
+STUDENT = "deit_tiny_distilled_patch16_224"  # where nothing names one
 RATES = ("dropout", "stochastic_depth")  # of the model, but people look for them here
 
 
@@ -82,7 +83,8 @@ class SharedFlags:
         if self.image_size is not None:
             at_model["image_size"] = parse_size(self.image_size)
         embedded = self.data in (None, "fashion") and self.model is None
-        recipe = open_recipe(name or ("finetune" if self.init else "fashion" if embedded else "scratch"))
+        usual = "finetune" if self.init else "fashion" if embedded else "scratch"
+        recipe = open_recipe(usual if name is None else name)
         if recipe.model is not None and (self.init or self.model not in (None, recipe.model)):
             # they are for the starting weights of the model that it names
             recipe = replace(recipe, model=None, fields={}, preprocessing={})
@@ -147,7 +149,7 @@ def carry_out(
     flags: RunFlags,
     changes: dict[str, Any],
     *,
-    model: str | None = None,
+    distilling: bool = False,
     teacher: str | None = None,
     kept: Path | None = None,
 ) -> None:
@@ -159,7 +161,11 @@ def carry_out(
 
         go_on(flags.resume, Here(device=flags.device, workers=flags.workers, strict=flags.strict))
         return
-    recipe = flags.chosen(flags.recipe, changes, model)
+    recipe = flags.chosen(flags.recipe, changes, STUDENT if distilling else None)
+    if distilling and recipe.distillation.distill == "none":
+        teacher = kept = None
+    elif distilling and teacher is None:
+        raise ConfigError("no --teacher; expected a trained model: a run's folder, a checkpoint, or timm:NAME")
 
     from vitrail.cli.runner import Here, begin
 

@@ -25,12 +25,12 @@ from vitrail.cli.runs import duration
 from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.train.distill import distilling
+from vitrail.train.distill import check_fixed, distilling
 from vitrail.train.distributed import Team, device_of, joined
 from vitrail.train.fit import fit
 from vitrail.train.job import Job, Request, assemble
 from vitrail.train.pictures import curves
-from vitrail.train.recipe import Recipe
+from vitrail.train.recipe import Recipe, names
 from vitrail.train.run import MODEL, Run, step_of
 from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
@@ -56,7 +56,7 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
         Run.check_free(out)  # at once, and again when it is made
     with joined() as team:
         recipe, job = request.recipe, assembled(request, team)
-        setup = setup_of(job, request, here, team)
+        setup, taught_by = setup_of(job, request, here, team, dry_run=dry_run)
         tell(team, *introduced(job, request, setup))
         steps, minutes = setup.steps, recipe.loop.minutes
         if minutes is not None or dry_run:
@@ -70,7 +70,7 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
             return
         run = None
         if team.first:
-            run = Run.begun(out or free_folder(job, recipe), plan_of(job, request, setup, steps))
+            run = Run.begun(out or free_folder(job, recipe), plan_of(job, request, setup, steps, taught_by))
             tell(team, f"run    {run.folder}: {steps} steps, {steps / setup.order.steps:.4g} epochs")
         sit(team.from_first(run), request, job, setup, steps, here)
 
@@ -88,9 +88,9 @@ def go_on(folder: Path, here: Here) -> None:
             tell(team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}")
             return
         job = assembled(request, team)
-        setup = setup_of(job, request, here, team)
-        now = plan_of(job, request, setup, steps)
-        for what in ("model", "data"):
+        setup, taught_by = setup_of(job, request, here, team)
+        now = plan_of(job, request, setup, steps, taught_by)
+        for what in ("model", "data", "teacher"):
             if apart := differences(plan.get(what), now[what]):
                 raise CheckpointError(
                     f"{folder} began with another {what}: {apart[0]}; expected the same: put it back, or begin anew"
@@ -103,7 +103,10 @@ def go_on(folder: Path, here: Here) -> None:
         sit(run, request, job, setup, steps, here)
 
 
-def setup_of(job: Job, request: Request, here: Here, team: Team) -> Setup:
+def setup_of(
+    job: Job, request: Request, here: Here, team: Team, *, dry_run: bool = False
+) -> tuple[Setup, dict[str, str] | None]:
+    """All that a training needs, and for run.json whom it learns from."""
     setup = Setup(
         model=job.model,
         data=job.data,
@@ -114,10 +117,12 @@ def setup_of(job: Job, request: Request, here: Here, team: Team) -> Setup:
         workers=workers_for(job, here, team),
     )
     if request.teacher is None:
-        return setup
-    pictures = len(job.data.train or ()) if request.teacher_cache and team.first else 0
+        return setup, None
+    if request.teacher_cache is not None:
+        check_fixed(request.recipe)
+    pictures = len(job.data.train or ()) if request.teacher_cache and team.first and not dry_run else 0
     with progress(pictures, "asking the teacher") as advance:
-        objective, notes = distilling(
+        objective, lessons = distilling(
             request.teacher,
             job.model,
             job.data,
@@ -125,11 +130,14 @@ def setup_of(job: Job, request: Request, here: Here, team: Team) -> Setup:
             job.preprocessing,
             setup.device,
             team=team,
-            kept=None if request.teacher_cache is None else Path(request.teacher_cache),
+            kept=None if request.teacher_cache is None or dry_run else Path(request.teacher_cache),
             progress=advance,
         )
-    tell(team, *(f"note   {note}" for note in notes))
-    return replace(setup, objective=objective)
+    if lessons is None:
+        return setup, None
+    tell(team, *(f"note   {note}" for note in lessons.notes))
+    who = {"name": request.teacher, "fingerprint": lessons.teacher.fingerprint()}
+    return replace(setup, objective=objective), who
 
 
 def keep_freed_memory() -> None:
@@ -222,9 +230,8 @@ def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
     size = "×".join(map(str, config.image_size))
     begun = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
     default = Recipe().flat()
-    said = [
-        f"{name} {value}" for name, value in recipe.flat().items() if value != default[name] and name not in NOT_SAID
-    ]
+    hidden = (*NOT_SAID, *(names("distillation") if request.teacher is None else ()))
+    said = [f"{name} {value}" for name, value in recipe.flat().items() if value != default[name] and name not in hidden]
     return [
         f"data   {data.name}: {trained} pictures to train on, {validated} to validate, {len(data.classes)} classes",
         f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
@@ -246,7 +253,7 @@ def foreseen(speed: Speed, steps: int, order: Order, recipe: Recipe) -> list[str
     ]
 
 
-def plan_of(job: Job, request: Request, setup: Setup, steps: int) -> dict[str, Any]:
+def plan_of(job: Job, request: Request, setup: Setup, steps: int, taught_by: dict[str, str] | None) -> dict[str, Any]:
     """run.json: what was asked for, and all that it came to."""
     data, recipe = job.data, request.recipe
     return {
@@ -269,7 +276,7 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int) -> dict[str, A
             "preprocessing": json.loads(json.dumps(asdict(job.preprocessing))),
         },
         "init": request.init,
-        "teacher": request.teacher,
+        "teacher": taught_by,
         "recipe": request.to_json()["recipe"],
         "epochs": steps / setup.order.steps,
         "steps": steps,

@@ -26,6 +26,7 @@ from vitrail.train.optim import freeze
 from vitrail.train.run import PLAN, Run
 from vitrail.train.runs import is_finished
 from vitrail.train.setup import Setup
+from vitrail.train.teacher import Lessons, Teacher
 
 OFF: Mapping[str, Any] = {  # every ingredient, and the value at which it is not there
     "mixup": 0.0,
@@ -135,6 +136,12 @@ class Ablation:
                     raise ConfigError(f"{row.name} is the same as {other.name} ({row.said}); expected it once")
         return rows
 
+    def check_lessons(self, rows: Sequence[Row], teacher: Teacher, device: torch.device) -> None:
+        """That the teacher can teach every row, before hours are spent on some."""
+        taught = [row.request for row in rows if row.request.teacher is not None]
+        for seen in dict.fromkeys(self.checked(request).preprocessing for request in taught):
+            Lessons(teacher, self.data, seen, device)
+
     def row(self, name: str, request: Request) -> Row:
         request = settled(request)
         now = facts(request, self.checked(request))
@@ -233,7 +240,7 @@ class OneRun:
     state: Literal["new", "stopped", "finished"]
 
 
-def runs_of(rows: Sequence[Row], seeds: Sequence[int], folder: Path) -> list[OneRun]:
+def runs_of(rows: Sequence[Row], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None) -> list[OneRun]:
     """All trainings, row by row, with how far each is on disk."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; expected a folder for the ablation")
@@ -244,6 +251,8 @@ def runs_of(rows: Sequence[Row], seeds: Sequence[int], folder: Path) -> list[One
         for seed in seeds:
             place, request = folder / f"{row.name}-{seed}", row.at_seed(seed)
             state = state_of(place, request)
+            if state != "new" and request.teacher is not None and teacher is not None:
+                check_teacher(place, teacher)
             runs.append(OneRun(row=row, seed=seed, folder=place, request=request, state=state))
     return runs
 
@@ -261,6 +270,13 @@ def state_of(folder: Path, request: Request) -> Literal["new", "stopped", "finis
     if apart:
         raise ConfigError(f"{folder} was made by other settings: {apart}; expected the same, or another --out")
     return "finished" if is_finished(folder) else "stopped"
+
+
+def check_teacher(folder: Path, teacher: Teacher) -> None:
+    """A table is of one teacher, also where its file has changed since some rows were trained."""
+    before: Any = Run(folder).plan().get("teacher")
+    if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
+        raise ConfigError(f"{folder} learnt from another teacher; expected the same: put it back, or another --out")
 
 
 def difference(before: Request, now: Request) -> str:

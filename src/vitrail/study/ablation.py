@@ -145,5 +145,5 @@ def failure(line: Line) -> str:
 
 def seeds(line: Line) -> str:
     """How many trainings came to their end, of how many."""
-    ended, begun = sum(not each.failed for each in line.outcomes), len(line.outcomes)
+    ended, begun = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
     return str(begun) if ended == begun else f"{ended} of {begun}"

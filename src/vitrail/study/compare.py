@@ -19,7 +19,7 @@ from vitrail.data.foreign import Dataset
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
 from vitrail.train.evaluate import class_mapping, evaluating
 from vitrail.train.opened import Opened, is_same, open_model, opened_data
@@ -82,6 +82,8 @@ def compare(
         models = [models]
     if not models:
         raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
+    if batch < 1:
+        raise ConfigError(f"batch is {batch}; expected at least 1")
     opened = [opened_as(each) for each in models]
     given = data_for(opened, data)
     asked = [prepared(each, name, given) for each, name in zip(opened, short_names(opened), strict=True)]
@@ -163,6 +165,9 @@ def prepared(opened: Opened, name: str, data: Data) -> Candidate:
     how = opened.preprocessing
     if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
+    if opened.labels is not None and len(opened.labels) != opened.classes:
+        names = len(opened.labels)
+        raise ConfigError(f"{opened.name} has {names} names for {opened.classes} classes; expected one for each")
     try:
         columns, note = class_mapping(opened.labels, opened.classes, data.classes)
     except DataError as error:
@@ -203,7 +208,10 @@ def answers(
             unread.update(zip(missing, each.skipped, strict=True))  # both are in the order of the pictures
             if len(each.labels):
                 images = normalise(each.images.to(device), asked.preprocessing).to(number)
-                logits = torch.stack(all_logits(asked, images)).float().cpu()  # (heads, B, classes)
+                try:
+                    logits = torch.stack(all_logits(asked, images)).float().cpu()  # (heads, B, classes)
+                except Exception as error:  # whatever their code raises is theirs to mend
+                    raise ConfigError(f"{asked.name} cannot answer: {one_line(error)}; expected logits") from error
                 check_logits(asked, logits, len(each.labels))
                 truth[each.indices] = each.labels.int()
                 said[:, each.indices] = logits[..., columns].argmax(-1).int()

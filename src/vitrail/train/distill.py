@@ -49,12 +49,12 @@ def distilling(
     team: Team | None = None,
     kept: Path | None = None,
     progress: Callable[[int], object] | None = None,
-) -> tuple[Objective, list[str]]:
-    """The loss of the recipe's distillation, and what the user should know; `kept` is a folder for the answers."""
+) -> tuple[Objective, Lessons | None]:
+    """The loss of the recipe's distillation, and who gives the lessons; `kept` is a folder for the answers."""
     asked = recipe.distillation
     check_distillation(recipe, model)
     if asked.distill == "none":
-        return classify, []
+        return classify, None
     if kept is not None:
         check_fixed(recipe)
     if isinstance(teacher, str | Path):
@@ -65,6 +65,8 @@ def distilling(
             f"the teacher is a {kind}; expected its name, or for a module of your own "
             "vitrail.Teacher(model=…, preprocessing=…, labels=…)"
         )
+    if teacher.model is model:
+        raise ConfigError("the teacher is the student itself; expected another model, or a copy of it")
     lessons = Lessons(teacher, data, seen, device, compiled=recipe.loop.compile)
 
     def live(inputs: Inputs) -> Tensor:
@@ -78,7 +80,7 @@ def distilling(
         temperature=asked.temperature,
         token=bool(getattr(model.config, "distilled", False)),
     )
-    return objective, lessons.notes
+    return objective, lessons
 
 
 def check_fixed(recipe: Recipe) -> None:

@@ -68,6 +68,11 @@ def fit(
     recipe = open_recipe(recipe) if isinstance(recipe, str) else recipe or Recipe()
     if not isinstance(recipe, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"recipe is a {type(recipe).__name__}; expected a name, or vitrail.open_recipe(…).changed(…)")
+    if teacher is not None and transform is not None and preprocessing is None:
+        raise ConfigError(
+            "a teacher beside a transform, and no preprocessing; expected the mean and std that the transform ends "
+            "with, as vitrail.Preprocessing(…), so that the teacher's own can take their place"
+        )
     preprocessing, place = preprocessing or plain_preprocessing(model), device_of(device, team)
     opened = open_data(data, seed=recipe.loop.seed)
     if teacher is not None:
@@ -75,10 +80,10 @@ def fit(
             raise ConfigError("an objective beside a teacher; expected one of them: the teacher's loss is the recipe's")
         if transform is not None and teacher_cache is not None:
             raise ConfigError("a teacher_cache beside a transform; expected one of them: a view may change each time")
-        objective, notes = distilling(
+        objective, lessons = distilling(
             teacher, model, opened, recipe, preprocessing, place, team=team, kept=teacher_cache
         )
-        for note in notes:
+        for note in lessons.notes if lessons else ():
             warnings.warn(note, stacklevel=2)
     setup = Setup(
         model=model,

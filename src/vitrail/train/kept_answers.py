@@ -29,12 +29,15 @@ LOOKED_AT = 64  # pictures, spread over all, that are part of the key
 class KeptAnswers:
     """The teacher's logits to every training picture, on disk, a few thousand to a file; only what is asked is read."""
 
+    folder: Path
     files: tuple[NDArray[np.float32], ...]
     device: torch.device
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        rows = [self.files[index // KEPT][index % KEPT] for index in inputs.indices.tolist()]
-        return torch.from_numpy(np.stack(rows)).to(self.device, non_blocking=True)
+        rows = np.stack([self.files[index // KEPT][index % KEPT] for index in inputs.indices.tolist()])
+        if not np.isfinite(rows).all():  # could not be read then, and can be now
+            raise CheckpointError(f"{self.folder} lacks answers to some pictures; expected all: remove it")
+        return torch.from_numpy(rows).to(self.device, non_blocking=True)
 
     @classmethod
     def made(
@@ -74,7 +77,7 @@ class KeptAnswers:
         ]
         if any(each is None for each in files):
             raise CheckpointError(f"{folder} lost files of kept answers while they were read; expected them to stay")
-        return cls(tuple(each for each in files if each is not None), lessons.device)
+        return cls(folder, tuple(each for each in files if each is not None), lessons.device)
 
 
 def key(lessons: Lessons, pictures: Pictures) -> str:
@@ -110,7 +113,7 @@ def save_array(path: Path, array: NDArray[np.float32]) -> None:
 def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     """None where it is not there, or not whole."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
+        found = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError):
         return None
     return found if found.shape == shape and found.dtype == np.float32 else None

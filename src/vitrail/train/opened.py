@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,11 @@ def open_model(name: str) -> Opened:
     config, about = found.model.config, found.description
     how = about.preprocessing
     if how is None:
-        how = Preprocessing(image_size=config.image_size)
+        grey = (0.5,) * config.channels
+        how = Preprocessing(image_size=config.image_size, mean=grey, std=grey)
         warnings.warn(f"{name} does not say how it sees pictures: taken as {how}", stacklevel=2)
+    if not getattr(config, "dynamic", False):
+        how = replace(how, image_size=config.image_size)
     return Opened(name=name, model=found.model, preprocessing=how, classes=config.classes, labels=about.labels, run=run)
 
 

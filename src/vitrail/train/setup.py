@@ -49,6 +49,8 @@ class Setup:
             raise ConfigError(
                 f"a model of {config.classes} classes; expected {classes}, as many as {self.data.name} has"
             )
+        if getattr(config, "answer", "both") != "both":
+            raise ConfigError(f"answer is {config.answer!r}; expected 'both' in training: one head alone learns alone")
         if len(self.preprocessing.mean) != config.channels:
             means = len(self.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one a channel")

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.datasets import Data, Subset
+from vitrail.data.datasets import Data
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, VitrailError, one_line
+from vitrail.errors import ConfigError, DataError, one_line
 from vitrail.models.checks import pair
 from vitrail.train.evaluate import class_mapping
 from vitrail.train.opened import open_model
@@ -25,7 +25,7 @@ TRIED = 2  # pictures that a teacher must answer before it may teach
 class Teacher:
     """Any module that gives logits; `preprocessing` is what it was trained with, `labels` the names of its classes.
 
-    To teach, it is moved to the student's device, frozen, and left in eval mode.
+    To teach, it is moved to the student's device and put into eval mode.
     """
 
     model: nn.Module
@@ -33,14 +33,21 @@ class Teacher:
     labels: Sequence[str] | None = None
     name: str = "the teacher"
 
+    def __post_init__(self) -> None:
+        for name, kind in (("model", nn.Module), ("preprocessing", Preprocessing)):
+            if not isinstance(getattr(self, name), kind):
+                given = type(getattr(self, name)).__name__
+                raise ConfigError(f"the teacher's {name} is a {given}; expected a {kind.__name__}")
+
     @classmethod
     def opened(cls, name: str) -> "Teacher":
         found = open_model(name)
         return cls(model=found.model, preprocessing=found.preprocessing, labels=found.labels, name=name)
 
     def fingerprint(self) -> str:
-        """Of its weights and of how it looks at pictures."""
-        found = hashlib.sha256(repr(self.preprocessing).encode())
+        """Of its weights, and of what else its answers depend on."""
+        about = (type(self.model).__name__, getattr(self.model, "config", None), self.preprocessing, self.labels)
+        found = hashlib.sha256(repr(about).encode())
         for name, tensor in self.model.state_dict().items():
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -54,7 +61,8 @@ class Lessons:
         self, teacher: Teacher, data: Data, seen: Preprocessing, device: torch.device, *, compiled: bool = False
     ) -> None:
         self.teacher, self.seen, self.device = teacher, seen, device
-        model = teacher.model.to(device).eval().requires_grad_(False)
+        model = teacher.model.to(device).eval()
+        self.number = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
         self.notes = list[str]()
         given, taken = len(seen.mean), len(teacher.preprocessing.mean)
         if given != taken and given != 1:
@@ -63,6 +71,9 @@ class Lessons:
             )
         self.model: Callable[[Tensor], Tensor] = model
         classes = self.tried(data)
+        if teacher.labels is not None and len(teacher.labels) != classes:
+            names = len(teacher.labels)
+            raise ConfigError(f"{teacher.name} has {names} names for {classes} classes; expected one for each")
         try:
             self.columns, note = class_mapping(teacher.labels, classes, data.classes)
         except DataError as error:
@@ -78,14 +89,13 @@ class Lessons:
         pictures = data.train if data.train is not None and len(data.train) else data.val
         if pictures is None or not len(pictures):
             raise DataError(f"{data.name} has no pictures; expected some to learn from")
-        some = Subset(pictures, range(min(TRIED, len(pictures))))
         name = self.teacher.name
-        for batch in evaluation_batches(some, self.seen, batch=TRIED):
+        for batch in evaluation_batches(pictures, self.seen, batch=TRIED):
             if not len(batch.labels):
-                continue
+                continue  # unreadable: the next ones will do
             try:
-                logits: Any = self.model(self.shown(normalise(batch.images.to(self.device), self.seen)))
-            except (RuntimeError, TypeError, ValueError, VitrailError) as error:
+                logits: Any = self.asked(normalise(batch.images.to(self.device), self.seen))
+            except Exception as error:  # whatever their code raises is theirs to mend
                 rows, columns = pair(self.teacher.preprocessing.image_size)
                 raise ConfigError(
                     f"{name} cannot answer: {one_line(error)}; expected a model that takes (pictures, "
@@ -99,13 +109,16 @@ class Lessons:
             if not logits.isfinite().all():
                 raise ConfigError(f"{name} answers NaN or infinity; expected numbers: are its weights whole?")
             return logits.shape[1]
-        return len(data.classes)  # none could be read: the training says so
+        raise DataError(f"no picture of {data.name} can be read; expected some to learn from")
 
     def __call__(self, images: Tensor) -> Tensor:
         """The student's input, augmented, normalised and mixed, → the teacher's logits (B, classes)."""
-        with torch.no_grad():
-            logits = self.model(self.shown(images))
+        logits = self.asked(images).float()
         return logits if self.order is None else logits[:, self.order]
+
+    def asked(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.model(self.shown(images).to(self.number))
 
     def shown(self, images: Tensor) -> Tensor:
         """Normalised and resized as the teacher was trained: what it sees is the student's view, not another."""
