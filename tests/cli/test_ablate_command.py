@@ -137,7 +137,7 @@ def test_a_teacher(capsys: pytest.CaptureFixture[str]) -> None:
         f"{words} --teacher teacher --without distill --with distill=soft,distilled=false "
         "--with teacher_weight=0.9 --out out"
     )
-    assert plan("out/full-0")["teacher"] == str(Path("teacher").resolve())
+    assert plan("out/full-0")["teacher"]["name"] == str(Path("teacher").resolve())
     assert plan("out/full-0")["recipe"]["distill"] == "hard"
     silent = plan("out/without-distill-0")
     assert silent["teacher"] is None
