@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, str(Path({tests!r}).parent)]
 from test_distill import student
 from test_teacher import teacher
 from test_train_fit import EVERYTHING, data, model
