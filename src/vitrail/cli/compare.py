@@ -1,6 +1,5 @@
 """vitrail compare: who disagrees with whom."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
+from vitrail.cli.report import print_report, write_json
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ def compare(
 
     from vitrail.checkpoint.atomic import make_folder
     from vitrail.study.compare import compare as compared
-    from vitrail.study.compare import data_for, pictures_of
+    from vitrail.study.compare import data_for
     from vitrail.train.distributed import Team, device_of
-    from vitrail.train.opened import open_model
+    from vitrail.train.opened import open_model, validation_pictures
     from vitrail.train.pictures import new_figure
 
     place = device_of(device, Team())
     opened = [open_model(name) for name in models]
     found = data_for(opened, data)
-    pictures = pictures_of(found)
+    pictures = validation_pictures(found)
     if out is not None:  # what would fail in the end fails before the work
         make_folder(out)
         new_figure(1, 1)
@@ -82,18 +82,13 @@ def compare(
         print(f"vitrail: note: {line}", file=sys.stderr)
     report = {"models": list(models), **result.to_json()}
     written = () if out is None else write_results(result, report, out)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
+    print_report(result, report, written, as_json=as_json)
 
 
 def write_results(result: "Comparison", report: dict[str, Any], out: Path) -> list[Path]:
-    from vitrail.checkpoint.atomic import write_whole
     from vitrail.study.pictures import comparison_picture
 
     picture, numbers = out / "comparison.png", out / "comparison.json"
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    write_whole(numbers, lambda place: place.write_text(text, "utf-8"))
+    write_json(report, numbers)
     comparison_picture(result, picture)
     return [numbers, picture]

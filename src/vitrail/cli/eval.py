@@ -1,6 +1,5 @@
 """vitrail eval: how well a model answers."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -8,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
+from vitrail.cli.report import print_report, write_json
 from vitrail.cli.summary import parse_field, parse_size
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.train.tally import Evaluation
@@ -84,7 +84,7 @@ def eval(  # noqa: A001
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Team, device_of
     from vitrail.train.evaluate import class_mapping, evaluate
-    from vitrail.train.opened import opened_data
+    from vitrail.train.opened import opened_data, validation_pictures
     from vitrail.train.pictures import new_figure
     from vitrail.train.runs import finished_run
 
@@ -103,9 +103,7 @@ def eval(  # noqa: A001
         seen_as = (seen_as or Preprocessing(image_size=model.config.image_size)).changed(how)
     checked = Predictor(model, preprocessing=seen_as, labels=found.description.labels, device=place)
     opened = opened_data(data, real, run)
-    pictures = opened.val
-    if pictures is None or not len(pictures):
-        raise DataError(f"{opened.name} has no validation pictures; expected some, say in val/CLASS/")
+    pictures = validation_pictures(opened)
     if real is not None and model.config.classes != IMAGENET:
         raise ConfigError(f"--real for a model of {model.config.classes} classes; expected ImageNet's {IMAGENET}")
     mapping, note = class_mapping(checked.labels, model.config.classes, opened.classes)
@@ -129,19 +127,14 @@ def eval(  # noqa: A001
         )
     report = {"checkpoint": checkpoint, "data": opened.name, **result.to_json()}
     written = () if out is None else write_results(result, report, out)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
+    print_report(result, report, written, as_json=as_json)
 
 
 def write_results(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
-    from vitrail.checkpoint.atomic import write_whole
     from vitrail.train.pictures import confusion_picture, reliability_picture
 
     confusion, reliability, numbers = (out / n for n in ("confusion.png", "reliability.png", "evaluation.json"))
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    write_whole(numbers, lambda place: place.write_text(text, "utf-8"))
+    write_json(report, numbers)
     reliability_picture(result.bins, reliability)
     if result.confusion is None:
         return [numbers, reliability]

@@ -22,7 +22,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
 from vitrail.train.evaluate import class_mapping, evaluating
-from vitrail.train.opened import Opened, is_same, open_model, opened_data
+from vitrail.train.opened import Opened, is_same, open_model, opened_data, validation_pictures
 from vitrail.train.teacher import Teacher
 
 HEADS = ("class head", "distillation head", "both heads")
@@ -87,7 +87,7 @@ def compare(
     opened = [opened_as(each) for each in models]
     given = data_for(opened, data)
     asked = [prepared(each, name, given) for each, name in zip(opened, short_names(opened), strict=True)]
-    said = [answers(each, pictures_of(given), batch, workers, device, strict, progress) for each in asked]
+    said = [answers(each, validation_pictures(given), batch, workers, device, strict, progress) for each in asked]
 
     unread = dict[int, str]()
     for each in said:
@@ -150,15 +150,9 @@ def data_for(opened: Sequence[Opened], data: str | Path | Data | Pictures | Data
     return found
 
 
-def pictures_of(data: Data) -> Pictures:
-    if data.val is None or not len(data.val):
-        raise DataError(f"{data.name} has no validation pictures; expected some, say in val/CLASS/")
-    return data.val
-
-
 def prepared(opened: Opened, name: str, data: Data) -> Candidate:
     """Refused, before any picture is read, unless it can answer in the data's classes."""
-    pictures_of(data)
+    validation_pictures(data)
     config: Any = getattr(opened.model, "config", None)
     if not opened.classes:
         raise ConfigError(f"{opened.name} has no head, so no classes to answer with; expected a model with classes")

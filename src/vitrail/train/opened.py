@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from vitrail.checkpoint.reading import read, warn_of
-from vitrail.data.datasets import Data, open_data
+from vitrail.data.datasets import Data, Pictures, open_data
 from vitrail.data.preprocessing import FILTERS, Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, one_line
+from vitrail.errors import CheckpointError, ConfigError, DataError, one_line
 from vitrail.train.runs import Finished, finished_run
 
 TIMM = "timm:"
@@ -90,3 +90,9 @@ def opened_data(data: str | None, real: Path | None, run: Finished | None) -> Da
 def is_same(data: str | None, other: str) -> bool:
     """One folder may be written in many ways."""
     return data is not None and Path(data).resolve() == Path(other).resolve()
+
+
+def validation_pictures(data: Data) -> Pictures:
+    if data.val is None or not len(data.val):
+        raise DataError(f"{data.name} has no validation pictures; expected some, say in val/CLASS/")
+    return data.val
