@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.train.pictures import confusion_picture, curves, drawable, reliability_picture
+from vitrail.figures import drawable
+from vitrail.train.pictures import confusion_picture, curves, reliability_picture
 from vitrail.train.tally import Tally
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
-from vitrail.cli.report import print_report, write_json
+from vitrail.cli.results import print_report, write_json
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ def compare(
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
     from vitrail.checkpoint.atomic import make_folder
+    from vitrail.figures import new_figure
     from vitrail.study.compare import compare as compared
     from vitrail.study.compare import data_for
     from vitrail.train.distributed import Team, device_of
     from vitrail.train.opened import open_model, validation_pictures
-    from vitrail.train.pictures import new_figure
 
     place = device_of(device, Team())
     opened = [open_model(name) for name in models]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
-from vitrail.cli.report import print_report, write_json
+from vitrail.cli.results import print_report, write_json
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError
 
@@ -81,11 +81,11 @@ def eval(  # noqa: A001
     from vitrail.checkpoint.atomic import make_folder
     from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.data.preprocessing import Preprocessing
+    from vitrail.figures import new_figure
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Team, device_of
     from vitrail.train.evaluate import class_mapping, evaluate
     from vitrail.train.opened import opened_data, validation_pictures
-    from vitrail.train.pictures import new_figure
     from vitrail.train.runs import finished_run
 
     place = device_of(device, Team())

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from vitrail.figures import BLUE, COLOURS, GREY, RED, drawable, new_figure, plain_axes, save
 from vitrail.study.ablation import Table, failure
 from vitrail.study.comparison import LONGEST, Comparison
-from vitrail.train.pictures import BLUE, COLOURS, GREY, RED, drawable, new_figure, plain_axes, save
 
 WITH_NUMBERS, WITH_LABELS = 16, 60  # voters up to which the matrix has them
 

@@ -3,19 +3,11 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
-from vitrail.errors import ConfigError
+from vitrail.figures import BLUE, COLOURS, GREY, RED, drawable, new_figure, plain_axes, save
 from vitrail.train.tally import Bin
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-KINDS = (".png", ".svg", ".pdf")
-BLUE, RED, GREY = "#2f6db3", "#d1495b", "#8a8f98"
-COLOURS = (BLUE, "#e08e2b", "#2a9d6f", RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
 WITH_NUMBERS, WITH_LABELS, WITH_CELLS = 20, 60, 200  # classes up to which a confusion matrix has them
 
 
@@ -108,34 +100,3 @@ def reliability_picture(bins: Sequence[Bin], path: Path) -> None:
     plain_axes(lower, "")
     lower.set(xlabel="confidence", ylabel="% of images")
     save(figure, path)
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """Without pyplot, which keeps figures and opens windows."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("pictures need matplotlib, which is not installed: pip install vitrail[plot]") from None
-    return Figure(figsize=(width, height), dpi=130, layout="constrained")
-
-
-def plain_axes(axes: "Axes", title: str) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=11, loc="left")
-
-
-def drawable(text: str, most: int = 30) -> str:
-    """What the font has no glyph for becomes □, instead of a warning for each; and long names are cut."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    shown = text if len(text) <= most else f"{text[: most - 1]}…"
-    return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shown)
-
-
-def save(figure: "Figure", path: Path) -> None:
-    kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise ConfigError(f"{path} is to be a picture; expected a name that ends in {', '.join(KINDS)}")
-    make_folder(path.parent)
-    write_whole(path, lambda place: figure.savefig(place, format=kind[1:]))

@@ -1,0 +1,97 @@
+"""What all pictures share: figures without windows, colours for every eye, and the plate. Needs matplotlib."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.checkpoint.atomic import make_folder, write_whole
+from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+KINDS = (".png", ".svg", ".pdf")
+BLUE, RED, GREY = "#2f6db3", "#d1495b", "#8a8f98"
+COLOURS = (BLUE, "#e08e2b", "#2a9d6f", RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
+MAP = "viridis"  # dark to bright for every kind of eye, and in grey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plate:
+    """One picture with the numbers that it is drawn from; shows itself in a notebook."""
+
+    name: str  # of its files, without an ending
+    title: str
+    caption: str  # what there is to be seen, also for those who cannot see it
+    arrays: "Mapping[str, NDArray[Any]]"
+    draw: "Callable[[], Figure]" = field(repr=False)
+
+    def png(self) -> bytes:
+        return self.drawn("png")
+
+    def svg(self) -> str:
+        return self.drawn("svg").decode("utf-8")
+
+    def drawn(self, kind: str) -> bytes:
+        buffer = BytesIO()
+        self.draw().savefig(buffer, format=kind)
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+    def save(self, folder: Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
+        """Writes NAME.png and the like, and with `arrays` NAME.npz beside it; each appears whole or not at all."""
+        written = [folder / f"{self.name}{kind}" for kind in kinds]
+        figure = self.draw()
+        for path in written:
+            save(figure, path)
+        if arrays:
+            path = folder / f"{self.name}.npz"
+            make_folder(folder)
+            write_whole(path, lambda place: write_npz(place, self.arrays))
+            written.append(path)
+        return written
+
+
+def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
+    """Through a file, since numpy would give a path without .npz another name."""
+    import numpy as np
+
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Without pyplot, which keeps figures and opens windows."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("pictures need matplotlib, which is not installed: pip install vitrail[plot]") from None
+    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+
+def plain_axes(axes: "Axes", title: str) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, fontsize=11, loc="left")
+
+
+def drawable(text: str, most: int = 30) -> str:
+    """What the font has no glyph for becomes □, instead of a warning for each; and long names are cut."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    shown = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shown)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        raise ConfigError(f"{path} is to be a picture; expected a name that ends in {', '.join(KINDS)}")
+    make_folder(path.parent)
+    write_whole(path, lambda place: figure.savefig(place, format=kind[1:]))
