@@ -1,0 +1,91 @@
+"""What a model looks for first: principal components of the filters that see the image (Dosovitskiy 2020, figure 7).
+
+D filters, C channels, P×Q pixels, k components.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from vitrail.errors import ConfigError
+from vitrail.figures import Plate, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ACROSS = 7  # in a row of the picture, as in the paper
+
+
+def first_filters(model: nn.Module) -> NDArray[Any] | None:
+    """The weight (D, C, P, Q) of the first convolution that sees the image's channels; None where there is none."""
+    channels = getattr(getattr(model, "config", None), "channels", None)
+    for weight in model.parameters():
+        if weight.ndim == 4 and weight.shape[1] == channels:
+            return weight.detach().cpu().float().numpy()
+    return None
+
+
+def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Directions in which the filters differ most, of length 1: (D, C, P, Q) → (k, C, P, Q), shares of variance (k,).
+
+    A direction has no sign of its own: here its largest entry is positive. k is `count`, or all there are.
+    """
+    if weight.ndim != 4 or not weight.size or count < 1:
+        raise ConfigError(
+            f"{count} components of filters of the shape {weight.shape}; expected one at least,"
+            " of filters (width, channels, rows, columns)"
+        )
+    flat = weight.reshape(len(weight), -1).astype(np.float64)
+    _, scales, directions = np.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], 1)
+    components = directions * np.where(largest < 0, -1, 1)
+    variances = scales**2
+    shares = variances / (variances.sum() or 1)
+    return components[:count].reshape(-1, *weight.shape[1:]), shares[:count]
+
+
+def drawn(component: NDArray[Any]) -> NDArray[Any]:
+    """From 0 to 1, what is 0 in the middle, as an image of 1 or 3 channels: (C, P, Q) → (P, Q, 1 or 3)."""
+    shown = component if len(component) in (1, 3) else component.mean(0, keepdims=True)
+    return (0.5 + shown / (2 * np.abs(shown).max() or 1)).transpose(1, 2, 0)
+
+
+def filters_plate(components: NDArray[Any], shares: NDArray[Any]) -> Plate:
+    """The components as small pictures, each scaled on its own, with their shares: (k, C, P, Q), (k,)."""
+    if components.ndim != 4 or not len(components) or shares.shape != components.shape[:1]:
+        raise ConfigError(
+            f"components of the shape {components.shape} and shares of the shape {shares.shape};"
+            " expected (k, channels, rows, columns) and (k,), as principal_filters gives them"
+        )
+    count, channels, p, q = components.shape
+    columns = min(count, ACROSS)
+    rows = -(-count // columns)
+
+    def draw() -> "Figure":
+        wide = 0.95 * min(1.0, q / p)
+        figure = new_figure(max(columns * (wide + 0.1) + 0.3, 4.2), rows * (wide * p / q + 0.28) + 0.7)
+        figure.suptitle(f"principal components of the first filters, {p}×{q} pixels", fontsize=11, x=0.02, ha="left")
+        for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if number < count:
+                axes.imshow(drawn(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                axes.set_xlabel(f"{number}: {100 * shares[number]:.1f} %", fontsize=8, labelpad=2)
+        figure.supxlabel("component, from 0: share of the filters' variance (%)", fontsize=9)
+        return figure
+
+    colours = {1: "in grey", 3: "in red, green and blue"}.get(channels, f"as the mean of their {channels} channels")
+    caption = (
+        f"The first {count} principal components of the filters of {p}×{q} pixels that see the image, from the largest"
+        f" share of variance ({shares[0]:.1%}) on, {colours}, each scaled on its own with 0 in the middle; together"
+        f" {shares.sum():.1%} of the variance. Their sign means nothing."
+    )
+    return Plate(
+        name="filters",
+        title="Principal components of the first filters",
+        caption=caption,
+        arrays={"components": components, "shares": shares},
+        draw=draw,
+    )
