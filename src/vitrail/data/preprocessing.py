@@ -62,6 +62,15 @@ def frame(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     return centre_crop(image, pair(preprocessing.image_size), preprocessing.middle == "floored")
 
 
+def seen_box(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of what the model sees of a picture of `given` rows and columns, in its pixels."""
+    resized, size = resized_to(given, preprocessing), pair(preprocessing.image_size)
+    floored = preprocessing.middle == "floored"
+    top, left = (offset(have, want, floored) for have, want in zip(resized, size, strict=True))
+    down, across = given[0] / resized[0], given[1] / resized[1]  # pixels of the picture to a pixel of the model's
+    return left * across, top * down, (left + size[1]) * across, (top + size[0]) * down
+
+
 def mode_of(preprocessing: Preprocessing) -> str:
     """Pillow's name for grey or for RGB."""
     if len(preprocessing.mean) not in (1, 3):

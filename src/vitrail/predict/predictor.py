@@ -1,37 +1,16 @@
 """From a picture to the likeliest classes."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitrail.checkpoint.reading import read, warn_of
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
-from vitrail.errors import ConfigError, VitrailError, one_line
-from vitrail.tables import text_table
-
-
-@dataclass(frozen=True)
-class Answer:
-    index: int
-    label: str | None
-    probability: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The likeliest classes of one picture, the likeliest first."""
-
-    top: tuple[Answer, ...]
-
-    def __str__(self) -> str:
-        lines = [(str(each.index), each.label or "", f"{each.probability:.4f}") for each in self.top]
-        return "\n".join(text_table(("class", "label", "probability"), lines, "rlr"))
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.predict.viewer import Prediction, Viewer
 
 
 class Predictor:
@@ -45,37 +24,10 @@ class Predictor:
         labels: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        if not isinstance(model, nn.Module):
-            found = read(model)
-            warn_of(found, model)
-            preprocessing = preprocessing or found.description.preprocessing
-            labels = found.description.labels if labels is None else labels
-            module: nn.Module = found.model
-        else:
-            module = model
-        config: Any = getattr(module, "config", None)
-        if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
-            kind = type(module).__name__
-            raise ConfigError(f"{kind} has no config; expected a model with its image_size, channels and classes in it")
-        if not config.classes:
+        self.viewer = Viewer(model, preprocessing=preprocessing, labels=labels, device=device)
+        self.model, self.preprocessing, self.labels = self.viewer.model, self.viewer.preprocessing, self.viewer.labels
+        if not self.viewer.classes:
             raise ConfigError("the model has no head, so no classes to answer with; expected one with classes")
-        if not isinstance(preprocessing, Preprocessing):
-            raise ConfigError(
-                f"preprocessing is {preprocessing!r}; expected how the model was trained to see, for instance "
-                "vitrail.Preprocessing(crop=0.9, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))"
-            )
-        if len(preprocessing.mean) != config.channels:
-            raise ConfigError(f"preprocessing of {len(preprocessing.mean)} channels; expected {config.channels}")
-        if not getattr(config, "dynamic", False):
-            preprocessing = replace(preprocessing, image_size=config.image_size)
-        self.preprocessing = preprocessing
-        self.labels = None if labels is None else checked_labels(labels, config.classes)
-        try:
-            self.model = module.to(device).eval()
-        except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
-            raise ConfigError(
-                f"device is {str(device)!r}; expected one that torch can use: {one_line(error)}"
-            ) from None
 
     def predict(self, image: Any, top: int = 5) -> Prediction:
         """The likeliest classes of one picture, of any kind that `vitrail.data.images.open_image` takes."""
@@ -98,27 +50,7 @@ class Predictor:
 
     @torch.inference_mode()
     def answer(self, images: Sequence[Any], top: int) -> list[Prediction]:
-        pixels = torch.stack([torch.from_numpy(prepare(open_image(image), self.preprocessing)) for image in images])
-        weight = next(self.model.parameters())
-        logits: Tensor = self.model(pixels.to(weight.device, weight.dtype)).float()
-        probabilities = logits.softmax(-1)
-        if probabilities.isnan().any():
-            raise VitrailError("the model answers NaN; expected finite weights: load them again, or in float32")
-        order = logits.argsort(dim=-1, descending=True, stable=True)[:, :top]  # of equal classes the first
-        rows = zip(order.tolist(), probabilities.gather(-1, order).tolist(), strict=True)
-        return [self.named(indices, shares) for indices, shares in rows]
-
-    def named(self, indices: Sequence[int], probabilities: Sequence[float]) -> Prediction:
-        labels = [None if self.labels is None else self.labels[index] for index in indices]
-        return Prediction(tuple(map(Answer, indices, labels, probabilities)))
-
-
-def checked_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
-    if isinstance(labels, str) or not all(isinstance(each, str) for each in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
-    if len(labels) != classes:
-        raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one a class")
-    return tuple(labels)
+        return self.viewer.likeliest(self.model(self.viewer.see(images)), top)
 
 
 def check_count(name: str, value: object) -> None:

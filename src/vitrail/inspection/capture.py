@@ -1,0 +1,211 @@
+"""What a model attends to, read by hooks while it answers: fused attention stays on and `forward` has no flag.
+
+B images, H heads, N = E + n tokens: E prefix tokens and n = h·w patches; Nq of them ask; K width of a head, D tokens'.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.layers.attention import Attention, SelfAttention, attention_weights, split_heads
+from vitrail.layers.positions import Grid
+
+AnyAttention = Attention | SelfAttention
+Keep = Callable[[Tensor, Grid], Any]  # of probabilities (B, H, Nq, N) and the grid of patches
+
+
+class Capture:
+    """What was seen in the last forward pass."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[int], heads: Mapping[int, list[int]] | None) -> None:
+        self.model, self.layers, self.heads = model, tuple(layers), heads
+        self.grid: Grid | None = getattr(model, "grid", None)
+        self.count = 0  # of all tokens
+        self.seen = dict[int, Any]()
+        self.values = dict[int, Tensor]()  # (B, H, N, K), and below what the attention made of them: (B, Nq, D)
+        self.made = dict[int, Tensor]()
+        self.pooled: Tensor | None = None  # how much of each token an attention pool took: (B, N)
+
+    @property
+    def maps(self) -> list[Any]:
+        """Probabilities of the layers asked for, in their order, each (B, H, Nq, N); or what `keep` made of them."""
+        if missing := [layer for layer in self.layers if layer not in self.seen]:
+            raise VitrailError(
+                f"nothing was seen of layer {missing[0]}; expected a forward pass of the model itself inside the "
+                "capture: what torch.compile or DataParallel wrap has to be called unwrapped"
+            )
+        return [self.seen[layer] for layer in self.layers]
+
+    @property
+    def patches(self) -> Grid:
+        """Rows and columns of the patches."""
+        if self.grid is None:
+            raise ConfigError(f"{type(self.model).__name__} says no grid of patches; expected an attribute `grid`")
+        return self.grid
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches."""
+        return self.count - self.patches[0] * self.patches[1]
+
+    def gradients(self, score: Tensor) -> list[Tensor]:
+        """The slope of `score` in every probability, each (B, H, N, N), exact though the fused kernel kept none.
+
+        What a head gives is A·v, so the slope in A is the slope in what it gave, times vᵀ; rows not computed have none.
+        """
+        made = [self.made[layer] for layer in self.layers]
+        slopes = torch.autograd.grad(score, made)
+        found = list[Tensor]()
+        for layer, slope in zip(self.layers, slopes, strict=True):
+            v = self.values[layer]
+            by_row = split_heads(slope.to(v.dtype), v.shape[1]) @ v.transpose(-2, -1)  # (B, H, Nq, N)
+            by_row = by_row if self.heads is None else by_row[:, self.heads[layer]]
+            found.append(F.pad(by_row, (0, 0, 0, self.seen[layer].shape[2] - by_row.shape[2])))
+        return found
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    *,
+    keep: Keep | None = None,
+    gradients: bool = False,
+) -> Generator[Capture]:
+    """Every forward pass inside also gives the attention probabilities of these layers and heads; unless said, of all.
+
+    They are softmax(q·kᵀ/√K) once more, from the q and k of the pass, with its positions and masks, in float32, of all
+    tokens, also where the pass itself computes fewer. `keep` makes of a layer's what is to be held of it in its place.
+    """
+    found = attention_layers(model)
+    chosen = list(range(len(found))) if layers is None else [index_of(each, len(found), "layer") for each in layers]
+    picked = None if heads is None else {layer: heads_of(found[layer], heads) for layer in chosen}
+    seen = Capture(model, chosen, picked)
+    hooks = list[Any]()
+
+    def orient(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = signature(module.forward).bind(*args, **named).arguments
+        seen.count, seen.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", seen.grid)
+
+    def look(layer: int) -> Callable[..., None]:
+        def enter(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            given = signature(module.forward).bind(*args, **named).arguments
+            with torch.no_grad():
+                q, k, v, mask = projected(module, given)
+                weights = attention_weights(q.float(), k.float(), mask)
+                weights = weights if picked is None else weights[:, picked[layer]]
+                seen.seen[layer] = weights if keep is None else keep(weights, seen.patches)
+                if gradients:
+                    seen.values[layer] = v
+
+        return enter
+
+    def hold(layer: int) -> Callable[..., None]:
+        def enter(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen.made[layer] = args[0]
+
+        return enter
+
+    def look_at_pool(module: Any, args: tuple[Tensor, ...]) -> None:
+        with torch.no_grad():
+            shares = module.weights(args[0]).float().mean(1)[:, 0]  # (B, n)
+            seen.pooled = F.pad(shares, (seen.count - shares.shape[1], 0))
+
+    try:
+        hooks.append(found[0].register_forward_pre_hook(orient, with_kwargs=True))
+        for layer in chosen:
+            hooks.append(found[layer].register_forward_pre_hook(look(layer), with_kwargs=True))
+            if gradients:
+                hooks.append(found[layer].proj.register_forward_pre_hook(hold(layer)))
+        pool: Any = getattr(model, "attn_pool", None)
+        if hasattr(pool, "weights"):
+            hooks.append(pool.register_forward_pre_hook(look_at_pool))
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def projected(module: AnyAttention, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v and mask as in the pass, but every token asks."""
+    if isinstance(module, SelfAttention):
+        return module.project(given["x"], given.get("grid"), given.get("mask"))
+    return *module.project(given["x"], given.get("inputs")), given.get("mask")
+
+
+@contextmanager
+def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -> Generator[list[Tensor]]:
+    """The tokens of the last forward pass, (B, N, D): after the embedding, after each block, after the final norm.
+
+    Or what `keep` makes of each. After the last block there are those that the pass computed; `model.tokens` has all.
+    """
+    seen = list[Tensor]()
+
+    def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
+        seen[:] = [keep(given[0])]
+
+    def leave(_: nn.Module, __: tuple[Any, ...], made: Tensor) -> None:
+        seen.append(keep(made))
+
+    hooks = list[Any]()
+    try:
+        hooks.append(model.blocks[0].register_forward_pre_hook(enter))
+        hooks += [part.register_forward_hook(leave) for part in (*model.blocks, model.norm)]
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def attention_layers(model: nn.Module) -> list[AnyAttention]:
+    """In the order of the model; one without any is refused."""
+    found = [module for module in model.modules() if isinstance(module, Attention | SelfAttention)]
+    if not found:
+        raise ConfigError(
+            f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
+            "vit, deit, hybrid or cct: weights of timm and others become one by vitrail.load"
+        )
+    return found
+
+
+def index_of(given: int, count: int, what: str) -> int:
+    """Counted from 0, or from −1 backwards."""
+    if not -count <= given < count:
+        raise ConfigError(f"{what} {given}; expected 0 to {count - 1}, or -1 for the last: there are {count}")
+    return given % count
+
+
+def heads_of(layer: AnyAttention, heads: Sequence[int]) -> list[int]:
+    return [index_of(head, layer.heads, "head") for head in heads]
+
+
+def prefix_names(model: Any, prefix: int) -> tuple[str, ...]:
+    """What the tokens before the patches are: class, distill, register0, register1, …"""
+    names = [
+        name
+        for name, part in (("class", "cls_token"), ("distill", "dist_token"))
+        if getattr(model, part, None) is not None
+    ]
+    return (*names, *(f"register{number}" for number in range(prefix - len(names))))[:prefix]
+
+
+def read_by_head(model: Any, seen: Capture) -> Tensor:
+    """The share of each token in what the head reads, (B or 1, N): of the class token all, of averaged patches 1/n."""
+    if seen.pooled is not None:
+        return seen.pooled
+    shares = torch.zeros(1, seen.count)
+    names, config = prefix_names(model, seen.prefix), getattr(model, "config", None)
+    if "class" in names and getattr(config, "pool", "class") == "class":
+        answer = getattr(config, "answer", "both")
+        read = [names.index(name) for name in ("class", "distill") if name in names and answer in ("both", name)]
+    else:
+        read = list(range(seen.prefix, seen.count))
+    shares[:, read] = 1 / len(read)
+    return shares

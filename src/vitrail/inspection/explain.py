@@ -1,0 +1,205 @@
+"""What is it looking at? One picture, one model: rollout, attention by layer and head, one class, norms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import Preprocessing, seen_box
+from vitrail.figures import Plate
+from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
+from vitrail.inspection.overlay import Box, overlay_figure, shown
+from vitrail.inspection.question import HEAD, Method, Question, settled, token_index
+from vitrail.inspection.rollout import FUSES, Fuse, from_token, fused, gradient_rollout, rollout, square
+from vitrail.inspection.tokens import token_norms
+from vitrail.predict.viewer import Answer, Prediction, Viewer
+
+SHARE, LENGTH = "times an even share", "length of the token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A picture and where a model looked in it; shows itself in a notebook."""
+
+    name: str
+    question: Question
+    maps: NDArray[Any]  # (layers, heads, h, w); of attention each sums to 1
+    titles: tuple[tuple[str, ...], ...]  # of each map
+    photo: NDArray[np.uint8]  # (rows, columns, 3), no larger than a figure needs
+    box: Box  # what the model saw of it: left, top, right, bottom in pixels
+    asked: Answer | None = None  # the class that was asked about; a model without a head has none
+    prediction: Prediction | None = None
+
+    @property
+    def map(self) -> NDArray[Any]:
+        """The last of the maps, mostly the only one: (h, w)."""
+        return self.maps[-1, -1]
+
+    @property
+    def plate(self) -> Plate:
+        words, asked = self.question.words, self.asked
+        answer = "" if asked is None else f"{asked.label or f'class {asked.index}'} {asked.probability:.1%}"
+        return Plate(
+            name=f"{Path(self.name).stem or 'picture'}.{self.question.method}",
+            title=f"{Path(self.name).name}: {words}",
+            caption=f"{words[0].upper()}{words[1:]} over {Path(self.name).name}" + f"; {answer}" * bool(answer) + ".",
+            arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
+            draw=lambda: self.drawn(" · ".join(filter(None, (answer, words)))),
+        )
+
+    def drawn(self, heading: str) -> Any:
+        norms = self.question.method == "norms"
+        panels = self.maps if norms else self.maps * (self.maps.shape[-2] * self.maps.shape[-1])
+        patch = tuple(map(int, self.question.token.split(","))) if "," in self.question.token else None
+        return overlay_figure(self.photo, self.box, panels, self.titles, heading, LENGTH if norms else SHARE, patch)
+
+    def _repr_png_(self) -> bytes:
+        return self.plate.png()
+
+
+class Explainer:
+    """A model to be asked what it looks at; takes what `vitrail.Predictor` takes, and models without a head."""
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module,
+        *,
+        preprocessing: Preprocessing | None = None,
+        labels: Sequence[str] | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        module = getattr(model, "_orig_mod", model)  # what torch.compile wrapped: its code is blind to hooks
+        self.viewer = Viewer(module, preprocessing=preprocessing, labels=labels, device=device)
+        self.model: Any = self.viewer.model
+        self.layers = attention_layers(self.model)
+
+    def explain(
+        self,
+        image: Any,
+        method: Method = "rollout",
+        *,
+        layer: int | Literal["all"] | None = None,
+        head: int | Fuse | Literal["all"] = "mean",
+        token: str = HEAD,
+        of_class: int | str | None = None,
+        discard: float = 0.0,
+    ) -> Explanation:
+        """Where the model looks in a picture of any kind that `vitrail.data.images.open_image` takes."""
+        question = Question(method=method, layer=layer, head=head, token=token, of_class=of_class, discard=discard)
+        return self.ask(image, self.settled(question), str(image) if isinstance(image, str | Path) else "picture")
+
+    def settled(self, question: Question) -> Question:
+        """The question as `ask` takes it; what cannot be asked of this model is refused."""
+        return settled(question, self.model, self.layers, self.viewer.labels)
+
+    def ask(self, image: Any, question: Question, name: str = "picture") -> Explanation:
+        """As `explain`, of a question that is settled."""
+        picture = open_image(image)
+        photo, box = shown(picture, seen_box((picture.height, picture.width), self.viewer.preprocessing))
+        logits, maps = self.maps(self.viewer.see([picture]), question)
+        prediction = asked = None
+        if self.viewer.classes:
+            (prediction,) = self.viewer.likeliest(logits, 5)
+            index = prediction.top[0].index if question.of_class is None else int(question.of_class)
+            asked = self.viewer.answer(index, logits.float().softmax(-1)[0, index].item())
+        return Explanation(
+            name=name,
+            question=question,
+            maps=maps[0],
+            titles=self.titles(question, maps.shape[1:3]),
+            photo=photo,
+            box=box,
+            asked=asked,
+            prediction=prediction,
+        )
+
+    def maps(self, pixels: Tensor, question: Question) -> tuple[Tensor, NDArray[Any]]:
+        """Logits and the maps asked for of a batch: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
+        method, last = question.method, len(self.layers) - 1
+        chosen = last if question.layer is None else question.layer
+        if method == "norms":
+            return self.norms(pixels, range(last + 1) if chosen == "all" else [chosen])
+        if method == "attention":
+            layers = range(last + 1) if chosen == "all" else [chosen]
+        else:
+            layers = range(last + 1 if chosen == "all" else chosen + 1)
+        heads = [question.head] if isinstance(question.head, int) else None
+        by_class = method == "grad-rollout"
+        with capture(self.model, list(layers), heads, gradients=by_class) as seen, torch.set_grad_enabled(by_class):
+            logits: Tensor = self.model(pixels.requires_grad_(by_class))
+        grid = seen.patches
+        if method == "pool":
+            assert seen.pooled is not None  # a settled question has seen to that
+            shares = seen.pooled[:, None, None, seen.prefix :].cpu().numpy()
+            return logits, shares.reshape(*shares.shape[:3], *grid)
+        found = [each.cpu().numpy() for each in seen.maps]  # each (B, H, N, N)
+        if by_class:
+            slopes = self.slopes(seen, logits, question.of_class)
+            ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
+            rows = [[gradient_rollout(found[:end], slopes[:end])] for end in ends]
+        elif method == "rollout":
+            ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
+            rows = [
+                [rollout(part, fuse, discard=question.discard) for part, fuse in by_heads(found[:end], question.head)]
+                for end in ends
+            ]
+        else:
+            rows = [[square(fused(part[0], fuse)) for part, fuse in by_heads([each], question.head)] for each in found]
+        token = self.token(seen, question.token)
+        maps = [[from_token(made_of, token, grid) for made_of in row] for row in rows]
+        return logits.detach(), np.stack([np.stack(row, axis=1) for row in maps], axis=1)
+
+    def slopes(self, seen: Capture, logits: Tensor, of_class: int | str | None) -> list[NDArray[Any]]:
+        """Of the class, or of each picture's likeliest, in every probability."""
+        asked = (
+            logits.argmax(-1) if of_class is None else torch.full_like(logits[:, 0], int(of_class), dtype=torch.long)
+        )
+        return [each.float().cpu().numpy() for each in seen.gradients(logits.gather(1, asked[:, None]).sum())]
+
+    def token(self, seen: Capture, name: str) -> NDArray[Any]:
+        """Shares of all tokens, (B or 1, N), of which the token asked about has all."""
+        index = token_index(name, self.model, seen.prefix, seen.patches)
+        if index is None:
+            return read_by_head(self.model, seen).cpu().numpy()
+        return np.eye(seen.count, dtype=np.float32)[index : index + 1]
+
+    @torch.no_grad()
+    def norms(self, pixels: Tensor, layers: Sequence[int]) -> tuple[Tensor, NDArray[Any]]:
+        """Lengths of the patches' tokens after these blocks; of all of them, so the last block computes them too."""
+        with token_states(self.model) as states, capture(self.model, []) as seen:
+            logits = self.model.logits(self.model.tokens(pixels))
+        h, w = seen.patches
+        lengths = [token_norms(states[layer + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
+        return logits, np.stack(lengths, axis=1).reshape(len(pixels), len(layers), 1, h, w)
+
+    def titles(self, question: Question, shape: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+        """What each map is, in rows of layers and columns of heads."""
+        last = len(self.layers) - 1
+        layer, head = last if question.layer is None else question.layer, question.head
+        start = "to layer" if "rollout" in question.method else "layer"
+        rows = [f"{start} {number}" for number in range(shape[0])] if layer == "all" else [f"{start} {layer}"]
+        if question.method == "pool":
+            rows = ["attention pool"]
+        if head == "all":
+            columns = [f"head {number}" for number in range(shape[1])]
+        else:
+            columns = [f"head {head}" if isinstance(head, int) else f"{head} of the heads"]
+        if question.method in ("pool", "norms", "grad-rollout"):
+            columns = [""]
+        return tuple(tuple(", ".join(filter(None, (row, column))) for column in columns) for row in rows)
+
+
+def by_heads(maps: Sequence[NDArray[Any]], head: object) -> list[tuple[list[NDArray[Any]], Fuse]]:
+    """The layers' heads as one, or with "all" each head of every layer by itself; the maps are (B, H, N, N)."""
+    found = list[tuple[list[NDArray[Any]], Fuse]]()
+    if head != "all":
+        return [(list(maps), next((each for each in FUSES if each == head), "mean"))]
+    for number in range(min(each.shape[1] for each in maps)):
+        found.append(([each[:, number : number + 1] for each in maps], "mean"))
+    return found

@@ -1,0 +1,100 @@
+"""Maps over the photo that they explain, in the photo's own aspect."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.figures import MAP, drawable, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONGEST = 512  # side of a photo in a figure, in pixels
+WIDTH = 3.4  # of one panel, in inches
+BESIDE = 4  # panels of that width
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def shown(photo: Image.Image, box: Box) -> tuple[NDArray[np.uint8], Box]:
+    """The photo no larger than figures need, and the box that the model sees of it in the new pixels."""
+    scale = min(1.0, LONGEST / max(photo.size))
+    if scale < 1:
+        size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
+        across, down = size[0] / photo.width, size[1] / photo.height
+        photo, box = photo.resize(size), (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    return np.asarray(photo.convert("RGB")), box
+
+
+def overlay_figure(
+    photo: NDArray[np.uint8],
+    box: Box,
+    panels: NDArray[Any],
+    titles: Sequence[Sequence[str]],
+    heading: str,
+    unit: str,
+    patch: Sequence[int] | None = None,
+) -> "Figure":
+    """The photo under each map, (rows, columns, h, w); a map alone has the photo beside it.
+
+    `patch` is the row and the column of the one that attends, which is marked.
+    """
+    flat, names = [panel for row in panels for panel in row], [title for row in titles for title in row]
+    alone, across = len(flat) == 1, panels.shape[1]
+    if across == 1:  # a column is laid out like a page
+        across = 2 if alone else min(len(flat), BESIDE)
+    rows = -(-len(flat) // across)
+    small = WIDTH if across <= BESIDE else max(1.0, BESIDE * WIDTH / across)
+    tall = small * min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
+    figure = new_figure(across * small + 0.9, rows * (tall + 0.25) + 0.5)
+    grid: list[Any] = np.asarray(figure.subplots(rows, across, squeeze=False)).ravel().tolist()
+    if alone:
+        frame(grid[0], photo, box)
+    low, high = float(panels.min()), float(panels.max())
+    drawn: Any = None
+    for axes, panel, name in zip(grid[1:] if alone else grid, flat, names, strict=False):
+        axes.imshow(photo)
+        left, top, right, bottom = (edge - 0.5 for edge in box)  # a pixel reaches from − ½ to ½
+        drawn = axes.imshow(
+            panel,
+            cmap=MAP,
+            vmin=low,
+            vmax=high if high > low else low + 1,
+            alpha=0.65,
+            interpolation="bilinear",
+            extent=(left, right, bottom, top),
+        )
+        if patch is not None:
+            deep, wide = (bottom - top) / panel.shape[0], (right - left) / panel.shape[1]
+            corner = (left + patch[1] * wide, top + patch[0] * deep)
+            outline(axes, (corner[0], corner[1], corner[0] + wide, corner[1] + deep))
+        whole(axes, photo)
+        axes.set_title(name, fontsize=9 if small > 2 else 7)
+    for axes in grid[len(flat) + alone :]:
+        axes.set_axis_off()
+    figure.colorbar(drawn, ax=grid, shrink=0.85, aspect=30, label=unit)
+    figure.suptitle(drawable(heading, 110), fontsize=11, x=0.01, ha="left", parse_math=False)
+    return figure
+
+
+def frame(axes: Any, photo: NDArray[np.uint8], box: Box) -> None:
+    """The photo alone, with a frame around what the model sees of it."""
+    axes.imshow(photo)
+    left, top, right, bottom = (edge - 0.5 for edge in box)
+    outline(axes, (left, top, right, bottom))
+    whole(axes, photo)
+    axes.set_title("what the model sees", fontsize=9)
+
+
+def outline(axes: Any, box: Box) -> None:
+    """To be seen on any ground."""
+    left, top, right, bottom = box
+    xs, ys = (left, right, right, left, left), (top, top, bottom, bottom, top)
+    axes.plot(xs, ys, color="white", linewidth=1.6)
+    axes.plot(xs, ys, color="black", linewidth=0.8, linestyle="--")
+
+
+def whole(axes: Any, photo: NDArray[np.uint8]) -> None:
+    axes.set(xlim=(-0.5, photo.shape[1] - 0.5), ylim=(photo.shape[0] - 0.5, -0.5), xticks=[], yticks=[])

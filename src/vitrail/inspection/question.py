@@ -1,0 +1,105 @@
+"""What can be asked of a picture: a method, a layer, a head, a token, a class; checked before any picture is opened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from vitrail.errors import ConfigError, unknown
+from vitrail.inspection.capture import AnyAttention, index_of, prefix_names
+from vitrail.inspection.rollout import FUSES, Fuse
+
+Method = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
+METHODS: tuple[str, ...] = get_args(Method)
+HEAD = "head"  # the token that the classifier's head reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a picture; layers and heads count from 0, or from −1 backwards."""
+
+    method: Method = "rollout"
+    layer: int | Literal["all"] | None = None  # none: the last; a rollout goes up to this one
+    head: int | Fuse | Literal["all"] = "mean"  # one of them, all as one, or each
+    token: str = HEAD  # who attends: what the head reads, class, distill, register0, …, or a patch as "row,column"
+    of_class: int | str | None = None  # none: the likeliest
+    discard: float = 0.0  # of a rollout: the share of each row, its smallest entries, that is left out
+
+    @property
+    def words(self) -> str:
+        """For a title: grad-rollout from the class token."""
+        token = f"patch {self.token}" if "," in self.token else f"the {self.token} token"
+        return self.method if self.token == HEAD else f"{self.method} from {token}"
+
+
+def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labels: Sequence[str] | None) -> Question:
+    """With layer, head and class as plain numbers; what cannot be asked of this model is refused."""
+    method, layer, head, of_class = question.method, question.layer, question.head, question.of_class
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if method == "pool" and not hasattr(getattr(model, "attn_pool", None), "weights"):
+        raise ConfigError("method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'")
+    if method == "grad-rollout" and not model.config.classes:
+        raise ConfigError("method 'grad-rollout' of a model without a head; expected one with classes, or 'rollout'")
+    if layer is not None and method == "pool":
+        raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
+    if layer is not None and layer != "all":
+        layer = index_of(whole_number("layer", layer, ("all",)), len(layers), "layer")
+    if head != "mean" and method in ("grad-rollout", "pool", "norms"):
+        raise ConfigError(f"head {head} with method {method!r}, which has no heads to choose; expected none")
+    if head not in (*FUSES, "all"):
+        number = whole_number("head", head, (*FUSES, "all"))
+        head = index_of(number, min(each.heads for each in layers), "head")
+    if question.token != HEAD and method in ("pool", "norms"):
+        raise ConfigError(f"token {question.token!r} with method {method!r}, which shows all at once; expected none")
+    if not 0 <= question.discard < 1:
+        raise ConfigError(f"discard is {question.discard}; expected a share from 0 up to, but not, 1")
+    if question.discard and method != "rollout":
+        raise ConfigError(f"discard {question.discard} with method {method!r}; expected it with 'rollout' alone")
+    if not getattr(model.config, "dynamic", False):
+        token_index(question.token, model, getattr(model, "prefix", 0), model.grid)
+    if of_class is not None:
+        of_class = class_index(of_class, model.config.classes, labels)
+    return replace(question, layer=layer, head=head, of_class=of_class)
+
+
+def whole_number(what: str, given: object, words: Sequence[str]) -> int:
+    try:
+        return int(str(given))
+    except ValueError:
+        raise ConfigError(f"{what} {given!r}; expected a number, or {', '.join(words)}") from None
+
+
+def token_index(token: str, model: Any, prefix: int, grid: tuple[int, int]) -> int | None:
+    """Its place among all tokens; None for what the head reads."""
+    names = prefix_names(model, prefix)
+    if token == HEAD:
+        return None
+    if token in names:
+        return names.index(token)
+    parts = token.split(",")
+    if len(parts) == 2 and all(part.strip().isdecimal() and len(part) < 9 for part in parts):
+        row, column = map(int, parts)
+        if row < grid[0] and column < grid[1]:
+            return prefix + row * grid[1] + column
+    known = ", ".join((HEAD, *names))
+    places = f"a patch as row,column from 0,0 to {grid[0] - 1},{grid[1] - 1}"
+    raise ConfigError(f"token {token!r}; expected one of {known}, or {places}")
+
+
+def class_index(given: int | str, classes: int, labels: Sequence[str] | None) -> int:
+    """By number, by name, or by one of the names that a label lists."""
+    if not classes:
+        raise ConfigError(f"class {given!r} of a model without a head; expected one with classes")
+    if isinstance(given, int) or given.lstrip("-").isdecimal():
+        if not 0 <= int(given) < classes:
+            raise ConfigError(f"class {given}; expected 0 to {classes - 1}: there are {classes}")
+        return int(given)
+    names = {}
+    for index, label in enumerate(labels or ()):
+        for name in (label, *label.split(",")):
+            names.setdefault(name.strip().lower(), index)
+    if given.strip().lower() in names:
+        return names[given.strip().lower()]
+    if labels is None:
+        raise ConfigError(f"class {given!r} of a model whose classes have no names; expected 0 to {classes - 1}")
+    raise unknown("class", given, labels)
