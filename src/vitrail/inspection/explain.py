@@ -197,9 +197,7 @@ class Explainer:
 
 def by_heads(maps: Sequence[NDArray[Any]], head: object) -> list[tuple[list[NDArray[Any]], Fuse]]:
     """The layers' heads as one, or with "all" each head of every layer by itself; the maps are (B, H, N, N)."""
-    found = list[tuple[list[NDArray[Any]], Fuse]]()
+    fuse = next((each for each in FUSES if each == head), FUSES[0])
     if head != "all":
-        return [(list(maps), next((each for each in FUSES if each == head), "mean"))]
-    for number in range(min(each.shape[1] for each in maps)):
-        found.append(([each[:, number : number + 1] for each in maps], "mean"))
-    return found
+        return [(list(maps), fuse)]
+    return [([each[:, [number]] for each in maps], fuse) for number in range(min(each.shape[1] for each in maps))]
