@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-slow fuzz torture check format bench costs clean
+.PHONY: setup demo test test-slow browser fuzz torture check format bench costs clean
 
 setup: $(READY)
 
@@ -21,6 +21,13 @@ test: setup  ## everything that is fast
 
 test-slow: setup  ## full-size models against the peers
 	$(BIN)/pytest -m slow
+
+AS_ROOT = $(shell test $$(id -u) = 0 || command -v sudo)
+browser:  ## Debian's Chromium, where there is none: without it the tests of pages in a browser skip by name
+	@command -v chromium || command -v apt-get > /dev/null || \
+		{ echo "make browser: no apt-get here; install Chromium so that the command chromium is found" >&2; exit 1; }
+	@command -v chromium > /dev/null || { $(AS_ROOT) apt-get update --quiet && \
+		$(AS_ROOT) apt-get install --quiet --yes --no-install-recommends chromium; }
 
 fuzz: setup  ## 10,000 damaged checkpoints of every layout; `make test` makes 2,000
 	$(BIN)/pytest tests/checkpoint/test_fuzz.py --mutations 10000

@@ -116,6 +116,7 @@ RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_a
         (RUN.format(words=["compare", "--help"]), set[str]()),
         (RUN.format(words=["runs", "--help"]), set[str]()),
         (RUN.format(words=["ablate", "--help"]), set[str]()),
+        (RUN.format(words=["lessons", "--help"]), set[str]()),
         (RUN.format(words=["summary", "ViT-Ti/16"]), {"torch"}),  # the check can fail
     ],
 )

@@ -17,7 +17,7 @@ from vitrail.errors import VitrailError
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
-    *("models", "summary", "inspect-checkpoint", "convert"),
+    *("models", "summary", "inspect-checkpoint", "convert", "lessons"),
 )
 
 

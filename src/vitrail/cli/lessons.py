@@ -1,0 +1,56 @@
+"""vitrail lessons: the teaching plots."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.errors import ConfigError
+
+LEAD = "Three small things inside a Vision Transformer and its training, drawn from the code that the models run."
+
+
+def lessons(
+    *,
+    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("lessons"),
+    svg: Annotated[bool, Parameter(negative=())] = False,
+    arrays: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Draw what there is to learn by looking: GELU and its neighbours, learning rates, sinusoids for positions.
+
+    Each is drawn from the code that the models themselves run, with a caption that says what there is to be seen.
+
+    Examples::
+
+        vitrail lessons -o lessons
+        vitrail lessons -o lessons --svg --arrays
+        vitrail lessons -o lessons.html
+
+    Parameters
+    ----------
+    out
+        A folder for gelu.png, schedules.png and positions.png; or a page that ends in .html, one file with everything
+        in it, which opens in any browser.
+    svg
+        SVG files as well.
+    arrays
+        The numbers as well, as .npz files for numpy.
+    """
+    page = out.suffix.lower() in (".html", ".htm")
+    if page and (svg or arrays):
+        flag = "--svg" if svg else "--arrays"
+        raise ConfigError(f"{flag} with the page {out}, which is one file; expected a folder, such as -o lessons")
+
+    from vitrail.report.page import Section, html_page, write_page
+    from vitrail.study.lessons import FORMULAS
+    from vitrail.study.lessons import lessons as all_lessons
+
+    plates = all_lessons()
+    if page:
+        sections = [Section(title=each.title, plates=[each], preformatted=FORMULAS[each.name]) for each in plates]
+        write_page(html_page("Lessons", LEAD, sections), out)
+        written = [out]
+    else:
+        kinds = (".png", ".svg") if svg else (".png",)
+        written = [path for each in plates for path in each.save(out, kinds, arrays=arrays)]
+    print(f"written: {', '.join(map(str, written))}")

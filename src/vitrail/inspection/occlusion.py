@@ -1,0 +1,96 @@
+"""Does a map mean anything? Take away what it says was attended most, or least, and watch the answer.
+
+B images, C channels, H×W pixels, h×w patches, K shares of the patches.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.errors import ConfigError
+from vitrail.figures import BLUE, GREY, RED, Plate, new_figure, plain_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+
+def ranked(attended: "NDArray[Any]") -> "NDArray[np.intp]":
+    """The patches, counted row by row, from the least to the most attended; equals in the order of reading: (h·w,)."""
+    if attended.ndim != 2 or not np.isfinite(attended).all():
+        raise ConfigError(
+            f"a map of shape {attended.shape}, or with NaN in it; expected a number for each of h×w patches"
+        )
+    return np.argsort(attended, axis=None, kind="stable")
+
+
+def removed(attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[np.bool_]":
+    """Which patches the share attended most (or least) is, to the nearest whole patch: (h, w)."""
+    if not 0 <= share <= 1:
+        raise ConfigError(f"a share of {share} of the patches; expected 0 to 1")
+    order = ranked(attended)
+    count = int(share * order.size + 0.5)
+    mask = np.zeros(attended.size, dtype=np.bool_)
+    mask[order[::-1][:count] if most else order[:count]] = True
+    return mask.reshape(attended.shape)
+
+
+def occluded(pixels: "NDArray[Any]", attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[Any]":
+    """The image (C, H, W) with that share of its patches at 0, which after normalisation is the mean colour.
+
+    With a map of random numbers, patches are taken by chance.
+    """
+    mask = removed(attended, share, most=most)
+    (height, width), (rows, columns) = pixels.shape[-2:], mask.shape
+    if pixels.ndim != 3 or height % rows or width % columns:
+        shape = "×".join(map(str, pixels.shape))
+        raise ConfigError(f"an image of {shape} and a map of {rows}×{columns} patches; expected C×(rows·P)×(columns·Q)")
+    patch = np.ones((height // rows, width // columns), dtype=np.bool_)
+    return np.where(np.kron(mask, patch), pixels.dtype.type(0), pixels)
+
+
+def occlusion_plate(
+    shares: "NDArray[Any]", most: "NDArray[Any]", least: "NDArray[Any]", chance: "NDArray[Any] | None" = None
+) -> Plate:
+    """Shares (K,) of the patches removed, and what probability (B, K) the class then has for each image."""
+    curves = {"most": most, "least": least} | ({} if chance is None else {"chance": chance})
+    for name, values in curves.items():
+        if values.ndim != 2 or not values.size or values.shape != (len(most), *shares.shape):
+            raise ConfigError(
+                f"{name} is {values.shape} for {shares.shape} shares and {len(most)} images; expected (images, shares)"
+            )
+    images = len(most)
+    gap = float(np.mean(least - most))
+    looks = (
+        ("least", "least attended first", BLUE, "o-"),
+        ("chance", "by chance", GREY, "s--"),
+        ("most", "most attended first", RED, "^-"),
+    )
+
+    def draw() -> "Figure":
+        figure = new_figure(6, 4)
+        axes = figure.subplots()
+        for name, label, colour, style in looks:
+            if name in curves:
+                mean = curves[name].mean(0)
+                axes.plot(100 * shares, mean, style, color=colour, label=label, markersize=5, linewidth=1.6)
+                error = curves[name].std(0, ddof=1) / np.sqrt(images) if images > 1 else 0 * mean
+                axes.fill_between(100 * shares, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel="patches removed, %", ylabel="mean probability of the class", ylim=(0, None))
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.legend(frameon=False)
+        plain_axes(axes, f"{images:,} image{'s' * (images != 1)}")
+        return figure
+
+    return Plate(
+        name="occlusion",
+        title="Occlusion check",
+        caption=(
+            "How probable the class stays while patches are replaced by the mean colour. If the map means something, "
+            "removing what is attended most hurts sooner than removing what is attended least: on average over the "
+            f"shares the probability here is {abs(gap):.3f} {'lower' if gap >= 0 else 'higher'}. "
+            f"Mean over {images:,} image{'s' * (images != 1)}{'; the bands are its standard error' * (images > 1)}."
+        ),
+        arrays={"shares": shares, **curves},
+        draw=draw,
+    )

@@ -1,0 +1,240 @@
+"""One self-contained page: its figures and its style inside, nothing to fetch, nothing that runs."""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unicodedata import category
+from xml.etree import ElementTree
+
+from vitrail.checkpoint.atomic import make_folder, write_whole
+from vitrail.errors import ConfigError
+from vitrail.figures import Plate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, sides such as "llr"
+
+PIXELS = 96  # of CSS, to an inch
+SMALLEST = 0.6  # of its own width: below that a figure's letters are too small, and it scrolls in its box
+NARROW = 560  # CSS pixels: figures up to here never have to scroll on a phone
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page under a heading of its own. Paragraphs of `text` are parted by empty lines."""
+
+    title: str
+    text: str = ""
+    plates: Sequence[Plate] = ()
+    table: Table | None = None
+    preformatted: str = ""
+
+
+def html_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The page as HTML, to be written to one file; all texts are shown as they are, whatever they hold."""
+    contents = ""
+    if len(sections) > 1:
+        entries = (f'<li><a href="#section-{n}">{safe(each.title)}</a></li>' for n, each in enumerate(sections, 1))
+        contents = f'<nav aria-label="Contents"><ol>{"".join(entries)}</ol></nav>'
+    bodies, figures = list[str](), 0
+    for number, section in enumerate(sections, 1):
+        bodies.append(section_html(section, number, figures))
+        figures += len(section.plates)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{safe(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+<header><h1>{safe(title)}</h1>{paragraphs(lead)}{contents}</header>
+{"".join(bodies)}</main>
+</body>
+</html>
+"""
+
+
+def write_page(page: str, path: Path) -> None:
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{path} is to be a page; expected a name that ends in .html")
+    make_folder(path.parent)
+    write_whole(path, lambda place: place.write_text(page, "utf-8"))
+
+
+def section_html(section: Section, number: int, figures: int) -> str:
+    """`figures` is how many the page has before it."""
+    parts = [f'<h2 id="section-{number}">{safe(section.title)}</h2>', paragraphs(section.text)]
+    if section.table is not None:
+        parts.append(table_html(section.table, section.title))
+    if section.plates:
+        drawn = (figure_html(plate, n) for n, plate in enumerate(section.plates, figures + 1))
+        parts.append(f'<div class="plates">{"".join(drawn)}</div>')
+    if section.preformatted:
+        parts.append(f'<pre tabindex="0">{safe(section.preformatted)}</pre>')
+    return f'<section aria-labelledby="section-{number}">{"".join(parts)}</section>\n'
+
+
+def table_html(table: Table, name: str) -> str:
+    heading, rows, sides = table
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        pairs = zip(cells, sides, strict=True)
+        return "".join(f"<{tag}{' class=r' * (side == 'r')}>{safe(cell)}</{tag.split()[0]}>" for cell, side in pairs)
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" role="region" aria-label="{safe(name)}" tabindex="0"><table>'
+        f"<thead><tr>{line(heading, 'th scope=col')}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def figure_html(plate: Plate, number: int) -> str:
+    """As SVG, unless its PNG is the smaller of the two, as it is for photos."""
+    figure = plate.draw()
+    width, height = (round(side * PIXELS) for side in figure.get_size_inches())
+    said = f"{plate.title.rstrip('.')}. {plate.caption}"
+    vector, raster = inline_svg(figure, f"figure-{number}", said), saved(figure, "png")
+    if len(vector) <= 4 * len(raster) / 3:
+        shown = vector
+    else:
+        data = b64encode(raster).decode("ascii")
+        shown = (
+            f'<img role="img" alt="{safe(said)}" width="{width}" height="{height}" src="data:image/png;base64,{data}">'
+        )
+    wide = ' tabindex="0"' if width > NARROW else ""
+    return (
+        f'<figure id="figure-{number}" style="--own:{width}px;--least:{round(width * SMALLEST)}px">'
+        f'<div class="card"{wide}>{shown}</div>'
+        f"<figcaption><b>Figure {number}. {safe(plate.title.rstrip('.'))}.</b> {safe(plate.caption)}</figcaption>"
+        f"</figure>"
+    )
+
+
+def saved(figure: "Figure", kind: str) -> bytes:
+    """Letters as shapes, so that no font has to be there; the same names inside for the same picture."""
+    import matplotlib as mpl
+
+    buffer = BytesIO()
+    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "vitrail"}):
+        figure.savefig(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def inline_svg(figure: "Figure", name: str, said: str) -> str:
+    """As part of an HTML page: without namespaces, comments and style, and with ids that no other figure has."""
+    root = ElementTree.fromstring(saved(figure, "svg"))
+    used = {found for each in root.iter() for value in each.attrib.values() for found in references(value)}
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if local(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    for each in root.iter():
+        each.tag = local(each.tag)
+        attributes = {local(key): value for key, value in each.attrib.items()}
+        if attributes.get("id") not in used:
+            attributes.pop("id", None)
+        each.attrib.clear()
+        for key, value in attributes.items():
+            each.set(key, f"{name}-{value}" if key == "id" else REFERENCE.sub(rf"\1{name}-\2", value))
+    viewed = root.attrib["viewBox"]
+    root.attrib.clear()
+    root.attrib.update({"viewBox": viewed, "role": "img", "aria-label": plain(said)})
+    return ElementTree.tostring(root, "unicode")
+
+
+REFERENCE = re.compile(r"(^#|url\(#)([^)]+)")
+
+
+def references(value: str) -> list[str]:
+    return [found for _, found in REFERENCE.findall(value)]
+
+
+def local(name: str) -> str:
+    """{http://www.w3.org/2000/svg}path → path"""
+    return name.rpartition("}")[2]
+
+
+def paragraphs(text: str) -> str:
+    return "".join(f"<p>{safe(each.strip())}</p>" for each in re.split(r"\n\s*\n", text) if each.strip())
+
+
+def safe(text: str) -> str:
+    return escape(plain(text))
+
+
+def plain(text: str) -> str:
+    """What would turn the line around, cannot be written as UTF-8 or is no text is shown as Python writes it."""
+    kept = "\n\t\u200d"  # the last joins emoji
+    return "".join(
+        each if each.isprintable() or each in kept or category(each) == "Zs" else repr(each)[1:-1] for each in text
+    )
+
+
+STYLE = """
+:root{--paper:#fdfcfa;--ink:#22262b;--soft:#5b626b;--line:#dedad2;--shade:#f3f1ec;--link:#1f5a9b;
+--text:Charter,"Bitstream Charter","Sitka Text",Cambria,Georgia,serif;
+--sans:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+@media screen and (prefers-color-scheme:dark){:root{--paper:#16181b;--ink:#dcdad5;--soft:#a2a7ae;--line:#363a40;
+--shade:#1e2125;--link:#8ab8ea}}
+*{box-sizing:border-box}
+html{background:var(--paper);color:var(--ink);font:1.0625rem/1.6 var(--text);-webkit-text-size-adjust:100%;
+text-size-adjust:100%}
+body{margin:0;overflow-wrap:anywhere}
+main{max-width:66rem;margin:0 auto;padding:3.5rem 1rem 5rem}
+header>*,section>*{max-width:42rem;margin-left:auto;margin-right:auto}
+header{margin-bottom:3.5rem}
+h1{font-size:clamp(1.7rem,1.2rem + 2.2vw,2.5rem);line-height:1.15;font-weight:600;letter-spacing:-.01em;
+margin-top:0;margin-bottom:1rem;text-wrap:balance}
+h2{font-size:1.35rem;line-height:1.3;font-weight:600;margin-top:3.5rem;margin-bottom:.75rem;padding-top:1rem;
+border-top:1px solid var(--line);scroll-margin-top:.5rem;text-wrap:balance}
+p{margin-top:0;margin-bottom:1em;white-space:pre-line;hyphens:auto}
+header p{font-size:1.15rem;color:var(--soft)}
+a{color:var(--link);text-decoration-thickness:1px;text-underline-offset:.18em}
+a:focus-visible,[tabindex]:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+nav{font:.95rem/1.5 var(--sans);border-top:1px solid var(--line);padding-top:1rem;margin-top:2rem}
+nav ol{margin:0;padding-left:1.6em;columns:17rem;column-gap:2.5rem}
+nav li{break-inside:avoid;padding:.15rem 0 .15rem .2rem}
+nav li::marker{color:var(--soft);font-variant-numeric:tabular-nums}
+nav a{text-decoration:none}
+nav a:hover{text-decoration:underline}
+section>.plates{max-width:none;display:flex;flex-wrap:wrap;justify-content:center;gap:2rem 1.75rem;margin-top:1.75rem;
+margin-bottom:2rem}
+figure{margin:0;min-width:0;width:calc(var(--own) + 1.5rem);max-width:100%}
+.card{background:#fff;color:#000;color-scheme:light;border:1px solid var(--line);border-radius:6px;padding:.75rem;
+overflow-x:auto}
+.card svg,.card img{display:block;width:100%;height:auto;max-width:var(--own);min-width:var(--least);margin:0 auto}
+.card svg{stroke-linejoin:round;stroke-linecap:butt}
+figcaption{font:.875rem/1.5 var(--sans);color:var(--soft);max-width:42rem;margin:.7rem auto 0;white-space:pre-line}
+figcaption b{color:var(--ink);font-weight:600}
+.scroll{overflow-x:auto;width:fit-content;min-width:min(100%,42rem);max-width:min(100%,64rem);margin-top:1.25rem;margin-bottom:1.5rem}
+table{border-collapse:collapse;font:.9rem/1.45 var(--sans);font-variant-numeric:tabular-nums;
+border-top:2px solid var(--ink);border-bottom:2px solid var(--ink)}
+th,td{padding:.4rem .9rem .4rem .1rem;text-align:left;vertical-align:baseline;max-width:24rem;min-width:1rem;
+overflow-wrap:break-word}
+th{font-weight:600;border-bottom:1px solid var(--ink);white-space:nowrap}
+tbody tr+tr td{border-top:1px solid var(--line)}
+.r{text-align:right;white-space:nowrap;padding-left:.9rem;padding-right:.1rem}
+.r+:not(.r){padding-left:1.2rem}
+pre{font:.8rem/1.5 var(--mono);background:var(--shade);border:1px solid var(--line);border-radius:6px;
+padding:.9rem 1rem;overflow-x:auto;overflow-wrap:normal;width:fit-content;min-width:min(100%,42rem);
+max-width:min(100%,64rem);tab-size:4}
+@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}figure{width:calc(var(--own) + .8rem)}
+h2{margin-top:2.5rem}}
+@media print{html{font-size:10pt;background:#fff;color:#000}main{max-width:none;padding:0}
+figure,tr,pre{break-inside:avoid}h2{break-after:avoid}
+.card{border:0;padding:0;overflow:visible}.card svg,.card img{min-width:0}nav{display:none}
+.scroll,pre{overflow:visible}pre{white-space:pre-wrap}@page{margin:2cm}}
+"""

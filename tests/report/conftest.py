@@ -1,0 +1,24 @@
+"""A browser for the tests of pages."""
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from browsing import ARGUMENTS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """Headless Chromium, for one file of tests: as long as it is open, an event loop runs in this thread."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `test`")
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("needs Chromium: make browser")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
