@@ -63,13 +63,13 @@ def alignment_plate(matrix: NDArray[Any]) -> Plate:
         image = axes.imshow(matrix, cmap=MAP, vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
         plain_axes(axes, "alignment of the states")
         axes.set(xlabel="after the embedding (0) and each block", ylabel="after the embedding (0) and each block")
-        axes.locator_params(integer=True)
+        axes.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=axes, label="linear CKA", shrink=0.9)
         return figure
 
     caption = (
         "Linear centred kernel alignment (unbiased) between the states after the embedding (0) and after each block:"
-        f" 1 where two states tell the images apart in the same way. {nearest(matrix)}"
+        f" 1 where two states tell the images apart in the same way.{largest_step(matrix)}"
     )
     if undefined:
         caption += f" Grey: state {', '.join(undefined)} is the same for all images."
@@ -78,10 +78,10 @@ def alignment_plate(matrix: NDArray[Any]) -> Plate:
     )
 
 
-def nearest(matrix: NDArray[Any]) -> str:
+def largest_step(matrix: NDArray[Any]) -> str:
     """In words: the neighbours that differ most."""
     steps = matrix.diagonal(1)
     if not len(steps) or np.isnan(steps).all():
         return ""
     step = int(np.nanargmin(steps))
-    return f"The largest step between neighbours is from state {step} to {step + 1}, {steps[step]:.2f}."
+    return f" The largest step between neighbours is from state {step} to {step + 1}, {steps[step]:.2f}."

@@ -92,7 +92,7 @@ def distance_plate(
         plain_axes(axes, f"mean attention distance, {over}")
         axes.set(xlabel="layer, from 0", ylabel="distance (pixels)", xlim=(-0.5, layers - 0.5))
         axes.set_ylim(0, 1.08 * np.nanmax([*means, *distances.ravel(), even or 0.0, 1e-6]))
-        axes.locator_params(axis="x", integer=True)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.25, linewidth=0.6)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
         return figure

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import Plate, new_figure
+from vitrail.figures import GREY, Plate, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,12 +64,12 @@ def filters_plate(components: NDArray[Any], shares: NDArray[Any]) -> Plate:
     rows = -(-count // columns)
 
     def draw() -> "Figure":
-        wide = 0.95 * min(1.0, q / p)
-        figure = new_figure(max(columns * (wide + 0.1) + 0.3, 4.2), rows * (wide * p / q + 0.28) + 0.7)
+        wide = 0.95 * min(1.0, q / p)  # inches of a component
+        figure = new_figure(max(columns * max(wide + 0.1, 0.7) + 0.3, 4.2), rows * (wide * p / q + 0.28) + 0.7)
         figure.suptitle(f"principal components of the first filters, {p}×{q} pixels", fontsize=11, x=0.02, ha="left")
         for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
             axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
+            axes.spines[:].set(visible=number < count, color=GREY, linewidth=0.5)
             if number < count:
                 axes.imshow(drawn(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                 axes.set_xlabel(f"{number}: {100 * shares[number]:.1f} %", fontsize=8, labelpad=2)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import MAP, Plate, new_figure, plain_axes
+from vitrail.figures import MAP, Plate, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,17 +70,17 @@ def similarity_plate(similarity: NDArray[Any]) -> Plate:
     def draw() -> "Figure":
         tall = whole.shape[0] / whole.shape[1]
         wide = float(np.clip(6.2 / tall, 2.6, 6.2) if tall > 1 else 6.2)
-        figure = new_figure(wide + 1.4, float(np.clip(wide * tall, 1.6, 6.2)) + 0.9)
+        figure = new_figure(wide + 1.4, float(np.clip(wide * tall, 1.6, 6.2)) + 0.6)
         axes = figure.subplots()
         image = axes.imshow(whole, cmap=MAP, vmin=min(0.0, lowest), vmax=1, interpolation="nearest")
-        plain_axes(axes, f"position similarity, {h}×{w} patches")
+        figure.suptitle(f"position similarity, {h}×{w} patches", fontsize=11, x=0.02, ha="left")
         axes.spines[:].set_visible(False)
         for axis, places, named in ((axes.xaxis, centres, columns), (axes.yaxis, middles, rows)):
             step = -(-len(named) // 8)
             axis.set_ticks(places[::step], [str(each) for each in named[::step]])
         axes.tick_params(length=0, labelsize=8)
         axes.set(xlabel="column of the patch, from 0", ylabel="row of the patch, from 0")
-        figure.colorbar(image, ax=axes, label="cosine", shrink=0.8)
+        figure.colorbar(image, ax=axes, label="cosine", shrink=0.8, ticks=[-1, -0.5, 0, 0.5, 1])
         return figure
 
     caption = (

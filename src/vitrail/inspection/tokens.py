@@ -56,12 +56,12 @@ def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int]) -> Plat
     places = patches[-1].mean(0).reshape(grid)
 
     def draw() -> "Figure":
-        figure = new_figure(10.6, 4.4)
+        figure = new_figure(10.6, 4.7)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         least, low, lower, middle, upper, high, most = levels
         depth = np.arange(states)
         left.fill_between(depth, least, most, color=BLUE, alpha=0.12, linewidth=0, label="all patches")
-        left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 %")
+        left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 % of them")
         left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50 %")
         left.plot(depth, middle, color=BLUE, marker="o", markersize=3.5, label="median")
         for number, line in enumerate(first.T):
@@ -74,14 +74,14 @@ def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int]) -> Plat
             left.set_yscale("log")
         else:
             left.set_ylim(bottom=0)
-        left.locator_params(axis="x", integer=True)
+        left.locator_params(axis="x", integer=True, min_n_ticks=1)
         left.grid(alpha=0.25, linewidth=0.6)
-        left.legend(frameon=False, fontsize=8, ncols=1 + (prefix > 3))
         image = right.imshow(places, cmap=MAP, interpolation="nearest")
-        plain_axes(right, "the patches by place, after the last block")
+        plain_axes(right, "the patches by place")
         right.set(xlabel="column of the patch, from 0", ylabel="row of the patch, from 0")
-        right.locator_params(integer=True)
-        figure.colorbar(image, ax=right, label="mean norm", shrink=0.8)
+        right.locator_params(integer=True, min_n_ticks=1)
+        figure.colorbar(image, ax=right, label="mean norm after the last block", shrink=0.8)
+        figure.legend(loc="outside lower left", ncols=6, frameon=False, fontsize=8)
         return figure
 
     caption = (
@@ -116,8 +116,8 @@ def similarity_by_layer_plate(cosines: NDArray[Any]) -> Plate:
         axes = figure.subplots()
         axes.plot(np.arange(len(cosines)), cosines, color=BLUE, marker="o", markersize=4)
         plain_axes(axes, "class and distillation token")
-        axes.set(xlabel=STATES, ylabel="cosine", ylim=(min(0.0, 1.05 * float(cosines.min())), 1.04))
-        axes.locator_params(axis="x", integer=True)
+        axes.set(xlabel=STATES, ylabel="cosine", ylim=(min(0.0, float(cosines.min()) - 0.05), 1.04))
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.25, linewidth=0.6)
         return figure
 

@@ -1,0 +1,157 @@
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import shake
+from numpy.typing import NDArray
+from plate_checks import check_plate
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.errors import ConfigError
+from vitrail.inspection.positions import chosen, mosaic, position_similarity, position_table, similarity_plate
+from vitrail.layers.positions import sinusoid_1d
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
+TOY: dict[str, Any] = {"width": 16, "depth": 2, "heads": 2, "classes": 2}
+
+
+def normal(*shape: int) -> NDArray[np.float64]:
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def test_cosines_pair_by_pair() -> None:
+    table, (h, w) = normal(6, 5), (2, 3)
+    found = position_similarity(table, (h, w))
+    assert found.shape == (2, 3, 2, 3)
+    for a, b, c, d in product(range(h), range(w), range(h), range(w)):
+        x, y = table[a * w + b], table[c * w + d]
+        assert found[a, b, c, d] == pytest.approx(x @ y / (np.sqrt(x @ x) * np.sqrt(y @ y)))
+
+
+def test_sinusoids_know_only_the_offset() -> None:
+    table = sinusoid_1d((3, 4), 32).numpy()
+    found = position_similarity(table, (3, 4)).reshape(12, 12)
+    for i, j in product(range(12), range(12)):
+        assert found[i, j] == pytest.approx(found[0, abs(i - j)], abs=1e-5)
+    assert found[0, 6] < 0.9
+
+
+def test_a_row_of_zeros_and_a_table_that_does_not_fit() -> None:
+    table = normal(4, 3)
+    table[2] = 0
+    found = position_similarity(table, (2, 2))
+    assert found[1, 0] == pytest.approx(np.zeros((2, 2)))
+    assert found[0, 0, 0, 0] == pytest.approx(1)
+    with pytest.raises(ConfigError, match="2·2 = 4 patches"):
+        position_similarity(normal(5, 3), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ViT-Ti/16", {"image_size": (32, 48)}),
+        ("ViT-Ti/16", {"image_size": (32, 48), "registers": 3, "prefix_positions": False}),
+        ("ViT-Ti/16", {"image_size": (32, 48), "registers": 3, "positions_at": "layers"}),
+        ("ViT-Ti/16", {"image_size": (32, 48), "positions_at": "shared"}),
+        ("ViT-Ti/16", {"image_size": (32, 48), "positions": "learned_2d"}),
+        ("ViT-Ti/16", {"image_size": (32, 48), "positions": "sincos_2d"}),
+        ("ViT-Ti/16", {"image_size": (32, 48), "positions": "sincos", "class_token": False, "pool": "mean"}),
+        ("DeiT-Ti-distilled", {"image_size": (32, 48)}),
+        ("DeiT-III-S", {"image_size": (32, 48)}),
+        ("R26+ViT-S/32", {"image_size": (16, 24), "stages": (1, 1)}),
+        ("cct_2_3x2_32", {"image_size": (8, 12), "stem": (8,)}),
+    ],
+)
+def test_the_table_is_what_every_family_adds_to_its_patches(name: str, fields: dict[str, Any]) -> None:
+    model = shake(vitrail.create(name, **TOY, **fields))
+    seen: dict[str, Tensor] = {}
+
+    def keep_patches(_: nn.Module, __: Any, out: Tensor) -> None:
+        seen["patches"] = out
+
+    def keep_input(_: nn.Module, given: Any) -> None:
+        seen["input"] = given[0]
+
+    model.get_submodule("patch_embed").register_forward_hook(keep_patches)
+    model.get_submodule("blocks.0").register_forward_pre_hook(keep_input)
+    with torch.no_grad():
+        model(torch.randn(1, 3, *fields["image_size"]))
+    table = position_table(model)
+    assert table is not None
+    assert table.shape == (6, 16)
+    added = seen["input"][0, -6:] - seen["patches"][0]
+    assert table == pytest.approx(added.numpy(), abs=1e-5)
+    assert np.abs(table).max() > 0.01
+    assert position_similarity(table, (2, 3)).shape == (2, 3, 2, 3)
+
+
+@pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
+def test_no_table_where_nothing_is_added(positions: str) -> None:
+    assert position_table(vitrail.create("ViT-Ti/16", image_size=32, positions=positions, **TOY)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ResNet-20", {"stages": (1, 1)}),
+        ("RegNetY-4GF", {"stages": (1, 1, 1, 1)}),
+        (f"{EXAMPLE}:mixer_tiny", {"depth": 1}),
+    ],
+)
+def test_no_table_in_convnets_and_the_mixer(name: str, fields: dict[str, Any]) -> None:
+    assert position_table(vitrail.create(name, **fields)) is None
+
+
+def test_the_table_of_a_model_in_half_precision() -> None:
+    table = position_table(vitrail.create("DeiT-Ti", image_size=32, **TOY).to(torch.bfloat16))
+    assert table is not None
+    assert table.dtype == np.float32
+
+
+def test_tiles_lie_where_their_patches_lie() -> None:
+    tiles = normal(2, 3, 4, 5)
+    whole, middles, centres = mosaic(tiles)
+    assert (len(middles), len(centres)) == (2, 3)
+    fine = 48 // 5
+    for r, c in product(range(2), range(3)):
+        top, left = round(middles[r] - (4 * fine - 1) / 2), round(centres[c] - (5 * fine - 1) / 2)
+        tile = whole[top : top + 4 * fine, left : left + 5 * fine]
+        assert np.array_equal(tile[::fine, ::fine], tiles[r, c])
+        assert np.array_equal(tile[fine - 1 :: fine, fine - 1 :: fine], tiles[r, c])
+    assert np.isfinite(whole).sum() == tiles.size * fine**2, "all else is a gap"
+    assert whole.shape[0] == middles[-1] + (4 * fine - 1) / 2 + 1
+
+
+def test_tiles_are_chosen_evenly() -> None:
+    assert chosen(14).tolist() == list(range(14))
+    found = chosen(37)
+    assert len(found) == 16
+    assert (found[0], found[-1]) == (0, 36)
+    assert set(np.diff(found)) == {2, 3}
+
+
+@pytest.mark.parametrize("grid", [(2, 3), (14, 14), (1, 1), (1, 7), (9, 2), (3, 20)])
+def test_the_plate(grid: tuple[int, int]) -> None:
+    similarity = position_similarity(normal(grid[0] * grid[1], 8), grid)
+    plate = similarity_plate(similarity)
+    check_plate(plate, "column of the patch, from 0", "row of the patch, from 0", "cosine")
+    assert ("evenly spread" in plate.caption) == (max(grid) > 16)
+    axes, bar = plate.draw().axes
+    low, high = axes.images[0].get_clim()
+    assert (low, high) == (min(0, similarity.min()), 1)
+    assert np.array_equal(plate.arrays["similarity"], similarity)
+    assert bar.get_ylabel() == "cosine"
+
+
+def test_many_patches_are_drawn_in_part_and_this_is_said() -> None:
+    similarity = position_similarity(normal(3 * 20, 8), (3, 20))
+    plate = similarity_plate(similarity)
+    assert "Of the 3×20 maps, 3×16 are drawn" in plate.caption
+    axes = plate.draw().axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["0", "3", "5"]
+    with pytest.raises(ConfigError, match=r"\(h, w, h, w\)"):
+        similarity_plate(similarity[:2])
