@@ -54,8 +54,8 @@ def test_large_offsets_in_single_precision_do_no_harm() -> None:
 
 
 def test_what_is_the_same_for_all_images_has_no_alignment() -> None:
-    features = normal(3, 7, 5)
-    features[1] = features[1, 0]
+    features = normal(3, 100, 300)
+    features[1] = features[1, 0]  # the mean of 100 equal numbers is not always that number
     found = alignment(features)
     assert np.isnan(found[1]).all()
     assert np.isnan(found[:, 1]).all()
