@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from browsing import SCHEMES, WIDTHS, faults, look
 
+from vitrail.cli import app
 from vitrail.figures import MAP, Plate, new_figure
 from vitrail.report.page import Section, html_page, write_page
 
@@ -104,3 +105,9 @@ def test_without_its_policy_a_page_would_ask(browser: "Browser", page: Path, tmp
     assert f"asked for {(tmp_path / 'beside.png').as_uri()}" in found
     assert "said dialogue: 1" in found
     assert "1 scripts" in found
+
+
+def test_the_lessons(browser: "Browser", tmp_path: Path) -> None:
+    app()(["lessons", "-o", str(tmp_path / "lessons.html")], result_action="return_value")
+    for width in WIDTHS:
+        assert faults(look(browser, tmp_path / "lessons.html", width=width, scheme="dark"), figures=3) == []
