@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, sides such as "llr"
 
 PIXELS = 96  # of CSS, to an inch
-SMALLEST = 0.6  # of its own width: below that a figure's letters are too small, and it scrolls in its box
-NARROW = 560  # CSS pixels: figures up to here never have to scroll on a phone
+SMALLEST = 0.5  # of its own width: below that a figure's letters are too small, and it scrolls in its box
+PHONE = 312  # CSS pixels that a figure has on a phone of 360
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -113,10 +113,11 @@ def figure_html(plate: Plate, number: int) -> str:
         shown = (
             f'<img role="img" alt="{safe(said)}" width="{width}" height="{height}" src="data:image/png;base64,{data}">'
         )
-    wide = ' tabindex="0"' if width > NARROW else ""
+    least = round(width * SMALLEST)
+    scrolls = ' tabindex="0"' if least > PHONE else ""  # without a mouse: by the keys
     return (
-        f'<figure id="figure-{number}" style="--own:{width}px;--least:{round(width * SMALLEST)}px">'
-        f'<div class="card"{wide}>{shown}</div>'
+        f'<figure id="figure-{number}" style="--own:{width}px;--least:{least}px">'
+        f'<div class="card"{scrolls}>{shown}</div>'
         f"<figcaption><b>Figure {number}. {safe(plate.title.rstrip('.'))}.</b> {safe(plate.caption)}</figcaption>"
         f"</figure>"
     )
@@ -212,7 +213,7 @@ nav a{text-decoration:none}
 nav a:hover{text-decoration:underline}
 section>.plates{max-width:none;display:flex;flex-wrap:wrap;justify-content:center;gap:2rem 1.75rem;margin-top:1.75rem;
 margin-bottom:2rem}
-figure{margin:0;min-width:0;width:calc(var(--own) + 1.5rem);max-width:100%}
+figure{margin:0;min-width:0;width:calc(var(--own) + 1.5rem + 2px);max-width:100%}
 .card{background:#fff;color:#000;color-scheme:light;border:1px solid var(--line);border-radius:6px;padding:.75rem;
 overflow-x:auto}
 .card svg,.card img{display:block;width:100%;height:auto;max-width:var(--own);min-width:var(--least);margin:0 auto}
@@ -231,7 +232,7 @@ tbody tr+tr td{border-top:1px solid var(--line)}
 pre{font:.8rem/1.5 var(--mono);background:var(--shade);border:1px solid var(--line);border-radius:6px;
 padding:.9rem 1rem;overflow-x:auto;overflow-wrap:normal;width:fit-content;min-width:min(100%,42rem);
 max-width:min(100%,64rem);tab-size:4}
-@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}figure{width:calc(var(--own) + .8rem)}
+@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}figure{width:calc(var(--own) + .8rem + 2px)}
 h2{margin-top:2.5rem}}
 @media print{html{font-size:10pt;background:#fff;color:#000}main{max-width:none;padding:0}
 figure,tr,pre{break-inside:avoid}h2{break-after:avoid}

@@ -84,7 +84,7 @@ def gelu_plate() -> Plate:
             "GELU lets through what is clearly positive, like ReLU, but bends smoothly and dips below zero, to "
             f"−{-curves['gelu'].min():.2f}. Its tanh approximation, which Google's weights were trained with, "
             f"covers it: they differ by at most {1e4 * abs(difference[largest]):.1f} · 10⁻⁴, at x = "
-            f"±{abs(x[largest]):.2f}. Too little to see, enough to matter when two programs should give the same logits."
+            f"±{abs(x[largest]):.2f}. Too little to see, enough to matter where two programs should agree."
         ),
         arrays={"x": x, **curves, "difference": difference},
         draw=draw,
