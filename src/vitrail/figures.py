@@ -1,8 +1,9 @@
 """What all pictures share: figures without windows, colours for every eye, and the plate. Needs matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,13 @@ class Plate:
 
     def _repr_png_(self) -> bytes:
         return self.png()
+
+    def renamed(self, taken: set[str]) -> "Plate":
+        """Under a name that is not taken yet, and now is: two photos of one name in two folders are two plates."""
+        tries = (self.name if number == 1 else f"{self.name}-{number}" for number in count(1))
+        name = next(each for each in tries if each not in taken)
+        taken.add(name)
+        return replace(self, name=name)
 
     def save(self, folder: Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
         """Writes NAME.png and the like, and with `arrays` NAME.npz beside it; each appears whole or not at all."""

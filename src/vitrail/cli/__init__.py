@@ -17,7 +17,8 @@ from vitrail.errors import VitrailError
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
-    *("models", "summary", "inspect-checkpoint", "convert", "lessons"),
+    *("explain", "look", "report", "lessons"),
+    *("models", "summary", "inspect-checkpoint", "convert"),
 )
 
 

@@ -16,7 +16,7 @@ from vitrail.figures import Plate
 from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
 from vitrail.inspection.overlay import Box, overlay_figure, shown
 from vitrail.inspection.question import HEAD, Method, Question, settled, token_index
-from vitrail.inspection.rollout import FUSES, Fuse, from_token, fused, gradient_rollout, rollout, square
+from vitrail.inspection.rollout import Fuse, from_token, fused, gradient_rollout, rollout, square
 from vitrail.inspection.tokens import token_norms
 from vitrail.predict.viewer import Answer, Prediction, Viewer
 
@@ -44,7 +44,7 @@ class Explanation:
     @property
     def plate(self) -> Plate:
         words, asked = self.question.words, self.asked
-        answer = "" if asked is None else f"{asked.label or f'class {asked.index}'} {asked.probability:.1%}"
+        answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
         return Plate(
             name=f"{Path(self.name).stem or 'picture'}.{self.question.method}",
             title=f"{Path(self.name).name}: {words}",
@@ -197,7 +197,7 @@ class Explainer:
 
 def by_heads(maps: Sequence[NDArray[Any]], head: object) -> list[tuple[list[NDArray[Any]], Fuse]]:
     """The layers' heads as one, or with "all" each head of every layer by itself; the maps are (B, H, N, N)."""
-    fuse = next((each for each in FUSES if each == head), FUSES[0])
+    fuse: Fuse = "max" if head == "max" else "min" if head == "min" else "mean"
     if head != "all":
         return [(list(maps), fuse)]
     return [([each[:, [number]] for each in maps], fuse) for number in range(min(each.shape[1] for each in maps))]

@@ -3,6 +3,7 @@
 S states (0 after the embedding, then after each block), B images, N = E + n tokens, E prefix tokens, n = h·w patches.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def token_similarity(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return ((a * b).sum(-1) / np.where(lengths > 0, lengths, 1)).clip(-1, 1)
 
 
-def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int]) -> Plate:
+def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int], names: Sequence[str] | None = None) -> Plate:
     """Quantiles of the patches' norms by depth, each prefix token a line, and the last norms by place: (S, B, N)."""
     if norms.ndim != 3 or not norms.size or norms.shape[-1] != prefix + grid[0] * grid[1]:
         raise ConfigError(
@@ -64,9 +65,16 @@ def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int]) -> Plat
         left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 % of them")
         left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50 %")
         left.plot(depth, middle, color=BLUE, marker="o", markersize=3.5, label="median")
-        for number, line in enumerate(first.T):
+        for number, (line, name) in enumerate(zip(first.T, names or range(prefix), strict=True)):
             colour = COLOURS[1 + number % (len(COLOURS) - 1)]
-            left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"prefix token {number}")
+            left.plot(
+                depth,
+                line,
+                color=colour,
+                marker="s",
+                markersize=3.5,
+                label=f"{name} token" if names else f"prefix token {name}",
+            )
         plain_axes(left, f"length of the tokens, {images:,} image{'s' * (images != 1)}")
         left.set(xlabel=STATES, ylabel="norm of a token")
         shown = np.concatenate([levels.ravel(), first.ravel()])

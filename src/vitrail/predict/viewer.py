@@ -21,6 +21,11 @@ class Answer:
     label: str | None
     probability: float
 
+    @property
+    def name(self) -> str:
+        """For people: the first of the names that a label lists, else the number."""
+        return self.label.split(",")[0].strip() if self.label else f"class {self.index}"
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -1,0 +1,161 @@
+"""vitrail explain: what is it looking at?"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from vitrail.cli.progress import progress
+from vitrail.cli.subjects import open_subject
+from vitrail.errors import ConfigError, DataError, VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.inspection.explain import Explainer, Explanation
+
+REMOVED = 0.3  # of the patches, for --check
+
+
+def explain(
+    checkpoint: str,
+    /,
+    *images: str,
+    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
+    method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] = "rollout",
+    layer: str | None = None,
+    head: str | None = None,
+    token: Annotated[str, Parameter(name=("--from", "--token"))] = "head",
+    of_class: Annotated[str | None, Parameter(name="--class")] = None,
+    discard: float = 0.0,
+    check: Annotated[bool, Parameter(negative=())] = False,
+    labels: Path | None = None,
+    svg: Annotated[bool, Parameter(negative=())] = False,
+    arrays: Annotated[bool, Parameter(negative=())] = False,
+    device: str = "auto",
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Draw over photos what a model looks at when it answers.
+
+    rollout follows the attention through all layers to the patches; grad-rollout keeps of it what speaks for a class;
+    attention shows a layer and its heads; pool what a pool by attention takes of each patch; norms how long the tokens
+    are, where artefacts of missing registers stand out. The model answers as ever: fused attention stays on.
+
+    Examples::
+
+        vitrail explain my_model photo.jpg
+        vitrail explain my_model photo.jpg --method grad-rollout --class 3 --check
+        vitrail explain my_model photo.jpg --method attention --layer all --head all -o maps --svg --arrays
+        vitrail explain my_model photo.jpg --method attention --layer 0 --from 1,2
+        vitrail explain runs/demo photo.jpg --json
+
+    Parameters
+    ----------
+    checkpoint
+        The folder of a run, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
+    images
+        Pictures, or folders with pictures right in them. One that cannot be read is named; the others are done.
+    out
+        The folder for PHOTO.METHOD.png.
+    method
+        What is drawn.
+    layer
+        Which, from 0, -1 for the last, or all; a rollout goes up to it. Unless said, the last.
+    head
+        Which, from 0, -1 for the last; mean, max or min of all; or all, each by itself. Unless said, the mean.
+    token
+        Who attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN from 0,0.
+    of_class
+        The class asked about, by number or name; unless said, the likeliest.
+    discard
+        Share of each row of a rollout's attention, its smallest entries, that is taken for noise: 0.9, say.
+    check
+        Whether the map means anything: the class's probability without the 30 % most and least attended patches.
+    labels
+        A text with the names of the classes, one a line, where the checkpoint has none.
+    svg
+        SVG files as well.
+    arrays
+        The numbers as well, as .npz files for numpy.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    as_json
+        Print JSON and nothing else.
+    """
+    if not images:
+        raise ConfigError("no pictures; expected at least one: a file, or a folder of them")
+    if check and method == "norms":
+        raise ConfigError("--check with --method norms, which is no attention; expected another method, or no --check")
+
+    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.data.shown import pictures_at
+    from vitrail.figures import new_figure
+    from vitrail.inspection.question import Question
+
+    _, explainer = open_subject(checkpoint, labels, device)
+    asked: dict[str, Any] = {"layer": layer, "head": head or "mean", "of_class": of_class}
+    question = explainer.settled(Question(method=method, token=token, discard=discard, **asked))
+    if check and not explainer.viewer.classes:
+        raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
+    found = pictures_at(images)
+    make_folder(out)  # what would fail in the end fails before the work
+    new_figure(1, 1)
+    names, report, failed = set[str](), list[dict[str, Any]](), 0
+    with progress(len(found) if len(found) > 1 else 0) as advance:
+        for each in found:
+            try:
+                result = explainer.ask(each.source, question, each.name)
+            except DataError as error:
+                print(f"vitrail: {error}", file=sys.stderr)
+                failed += 1
+                continue
+            finally:
+                advance(1)
+            plate = result.plate.renamed(names)
+            written = plate.save(out, (".png", ".svg") if svg else (".png",), arrays=arrays)
+            row = {**answers(result), "written": list(map(str, written))}
+            if check:
+                row["check"] = checked(explainer, each.source, result)
+            report.append(row)
+            if not as_json:
+                print(line(row))
+    if as_json:
+        print(json.dumps(report, indent=2))
+    if failed:
+        raise VitrailError(f"{failed} of {len(found)} pictures could not be read; the others are in {out}")
+
+
+def answers(result: "Explanation") -> dict[str, Any]:
+    """In plain values."""
+    top = [] if result.prediction is None else [vars(each) for each in result.prediction.top]
+    asked = None if result.asked is None else {**vars(result.asked), "name": result.asked.name}
+    return {"image": result.name, "method": result.question.method, "asked": asked, "top": top}
+
+
+def checked(explainer: "Explainer", source: Any, result: "Explanation") -> dict[str, float]:
+    """The probability of the class asked about as it is, and without the most and the least attended patches."""
+    import torch
+
+    from vitrail.inspection.look import probabilities
+
+    assert result.asked is not None
+    pixels, classes = explainer.viewer.see([source]), torch.tensor([result.asked.index])
+    found = {"as_it_is": result.asked.probability}
+    for name, most in (("without_most", True), ("without_least", False)):
+        shares = probabilities(
+            explainer.model, pixels, result.map[None], classes.to(pixels.device), [REMOVED], most=most
+        )
+        found[name] = float(shares[0, 0])
+    return found
+
+
+def line(row: dict[str, Any]) -> str:
+    asked, check = row["asked"], row.get("check")
+    answer = "" if asked is None else f"{asked['name']} {asked['probability']:.1%}, "
+    text = f"{row['image']}: {answer}{', '.join(row['written'])}"
+    if check:
+        text += (
+            f"; without the {REMOVED:.0%} most attended patches {check['without_most']:.1%}, "
+            f"without the {REMOVED:.0%} least {check['without_least']:.1%}"
+        )
+    return text

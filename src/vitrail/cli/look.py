@@ -1,0 +1,71 @@
+"""vitrail look: all that can be seen of a model."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.cli.progress import progress
+from vitrail.cli.subjects import open_subject, pictures_for
+
+
+def look(
+    checkpoint: str,
+    /,
+    *,
+    data: str | None = None,
+    images: int = 32,
+    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
+    svg: Annotated[bool, Parameter(negative=())] = False,
+    arrays: Annotated[bool, Parameter(negative=())] = False,
+    batch: int = 4,
+    device: str = "auto",
+) -> None:
+    """Draw what there is to be seen of a model: the figures of the ViT paper, and some more.
+
+    Of the weights alone: principal components of the patch filters, similarity of the positions. Over pictures: mean
+    attention distance by head and depth in pixels, norms of the tokens, class against distillation token, alignment of
+    the layers (CKA), and the occlusion check, which tells whether its attention means anything.
+
+    Examples::
+
+        vitrail look runs/demo --images 4
+        vitrail look my_model -o figures --svg
+        vitrail look my_model --data photos --images 4 --arrays
+
+    Parameters
+    ----------
+    checkpoint
+        The folder of a run, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
+    data
+        Pictures: a folder of them, with classes or without, or what `vitrail eval` takes; of a run its own unless said.
+    images
+        How many of them, taken evenly.
+    out
+        The folder for the figures.
+    svg
+        SVG files as well.
+    arrays
+        The numbers as well, as .npz files for numpy.
+    batch
+        Pictures at once.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    """
+    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.figures import new_figure
+    from vitrail.inspection.look import look as looked
+
+    opened, explainer = open_subject(checkpoint, None, device)
+    pictures, notes = pictures_for(opened, data, images)
+    make_folder(out)  # what would fail in the end fails before the work
+    new_figure(1, 1)
+    with progress(len(pictures)) as advance:
+        seen = looked(explainer, (each.source for each in pictures), batch=batch, progress=advance)
+    for text in (*notes, *seen.notes, *seen.skipped):
+        print(f"vitrail: note: {text}", file=sys.stderr)
+    kinds = (".png", ".svg") if svg else (".png",)
+    for plate in seen.plates:
+        written = plate.save(out, kinds, arrays=arrays)
+        print(f"{', '.join(map(str, written))}: {plate.caption}")

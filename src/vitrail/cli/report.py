@@ -1,0 +1,74 @@
+"""vitrail report: a model on one page."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.cli.progress import progress
+from vitrail.cli.subjects import open_subject, pictures_for
+from vitrail.errors import ConfigError
+
+
+def report(
+    checkpoint: str,
+    /,
+    *,
+    data: str | None = None,
+    images: int = 32,
+    explained: int = 6,
+    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
+    labels: Path | None = None,
+    batch: int = 4,
+    device: str = "auto",
+) -> None:
+    """Write a page on a model that opens in any browser: predictions, maps, distances, tiles, filters, summary.
+
+    One file with everything in it: it needs no network and no server, is read in light and dark and on a phone, and can
+    be sent to others as it is.
+
+    Examples::
+
+        vitrail report runs/demo --images 4 -o report.html
+        vitrail report my_model --data photos --images 4 --explained 2
+
+    Parameters
+    ----------
+    checkpoint
+        The folder of a run, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
+    data
+        Pictures: a folder of them, with classes or without, or what `vitrail eval` takes; of a run its own unless said.
+    images
+        How many of them, taken evenly.
+    explained
+        How many of these are shown with what the model looks at.
+    out
+        The page, a name that ends in .html.
+    labels
+        A text with the names of the classes, one a line, where the checkpoint has none.
+    batch
+        Pictures at once.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    """
+    if explained < 0:
+        raise ConfigError(f"--explained {explained}; expected 0 or more")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {out}; expected a name that ends in .html")
+
+    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.figures import new_figure
+    from vitrail.report.model import report_page
+    from vitrail.report.page import write_page
+
+    opened, explainer = open_subject(checkpoint, labels, device)
+    pictures, notes = pictures_for(opened, data, images, explainer.viewer.labels)
+    make_folder(out.parent)  # what would fail in the end fails before the work
+    new_figure(1, 1)
+    for text in notes:
+        print(f"vitrail: note: {text}", file=sys.stderr)
+    with progress(len(pictures)) as advance:
+        page = report_page(explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance)
+    write_page(page, out)
+    print(f"{out}: {len(page) / 1e6:.1f} MB, to be opened in a browser")

@@ -1,0 +1,49 @@
+"""What `explain`, `look` and `report` are shown: a model to look into, and pictures to look at."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.data.shown import Shown
+    from vitrail.inspection.explain import Explainer
+    from vitrail.train.opened import Opened
+
+
+def open_subject(checkpoint: str, labels: Path | None, device: str) -> "tuple[Opened, Explainer]":
+    """The model of that name, as something that can be asked."""
+    from vitrail.cli.convert import lines_of
+    from vitrail.inspection.explain import Explainer
+    from vitrail.train.distributed import Team, device_of
+    from vitrail.train.opened import open_model
+
+    place = device_of(device, Team())
+    opened = open_model(checkpoint)
+    names = opened.labels if labels is None else lines_of(labels)
+    return opened, Explainer(opened.model, preprocessing=opened.preprocessing, labels=names, device=place)
+
+
+def pictures_for(
+    opened: "Opened", data: str | None, count: int, labels: Sequence[str] | None = None
+) -> "tuple[list[Shown], Sequence[str]]":
+    """So many pictures of the data, and notes; without data those of the run, and without a run none.
+
+    `labels` are the model's classes: a folder called 207 holds what the model calls by its name.
+    """
+    if count < 1:
+        raise ConfigError(f"--images {count}; expected 1 or more")
+    from vitrail.data.shown import evenly, is_loose, pictures_at
+    from vitrail.train.opened import opened_data, validation_pictures
+
+    if data is None and opened.run is None:
+        return [], ["no --data, so no pictures; expected a folder of them for all that is seen with pictures"]
+    if data is not None and is_loose(Path(data)):
+        return pictures_at([data])[:count], []
+    found = opened_data(data, None, opened.run)
+    chosen = evenly(validation_pictures(found), count)
+    if labels and all(name.isdecimal() and int(name) < len(labels) for name in found.classes):
+        chosen = [replace(each, label=labels[int(each.label or 0)]) for each in chosen]
+    return chosen, found.notes

@@ -1,0 +1,49 @@
+"""Pictures to be shown one by one: some of a data set, or files and folders of them with no classes at all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.datasets import Pictures
+from vitrail.data.folders import entries, is_picture
+from vitrail.errors import DataError
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture with its name, and what it is where that is known."""
+
+    source: Any  # what open_image takes
+    name: str
+    label: str | None = None
+
+
+def evenly(pictures: Pictures, count: int) -> list[Shown]:
+    """So many of them, from the first to the last at even steps, so that every class has its turn."""
+    places = np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int).tolist()
+    return [Shown(pictures.source(n), pictures.name(n), pictures.classes[pictures.label(n)]) for n in places]
+
+
+def is_loose(place: Path) -> bool:
+    """A file, or a folder with pictures right in it and no folders: one without classes."""
+    if not place.is_dir():
+        return place.is_file()
+    inside = entries(place)
+    return any(is_picture(name) for name, *_ in inside) and not any(is_folder for *_, is_folder in inside)
+
+
+def pictures_at(places: Sequence[str | Path]) -> list[Shown]:
+    """Each file, whether it can be read or not, and of each folder the pictures right in it."""
+    found = list[Shown]()
+    for place in places:
+        if not Path(place).is_dir():
+            found.append(Shown(str(place), str(place)))
+            continue
+        inside = [path for name, path, is_folder in entries(place) if is_picture(name) and not is_folder]
+        if not inside:
+            raise DataError(f"{place} holds no pictures; expected some right in it, or the names of files")
+        found += [Shown(path, path) for path in inside]
+    return found

@@ -1,0 +1,179 @@
+"""All that can be seen of a model: its filters and positions, and over some pictures how it attends and what it makes.
+
+B images, L layers, S = L + 1 states of the tokens, H heads, N tokens, D width, K shares of the patches.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError, DataError
+from vitrail.figures import Plate
+from vitrail.inspection.alignment import alignment, alignment_plate
+from vitrail.inspection.capture import capture, prefix_names, token_states
+from vitrail.inspection.distance import attention_distance, distance_plate, even_distance
+from vitrail.inspection.explain import Explainer
+from vitrail.inspection.filters import filters_plate, first_filters, principal_filters
+from vitrail.inspection.occlusion import occluded, occlusion_plate
+from vitrail.inspection.positions import position_similarity, position_table, similarity_plate
+from vitrail.inspection.question import Question
+from vitrail.inspection.tokens import norms_plate, similarity_by_layer_plate, token_norms, token_similarity
+
+SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # of the patches, for the occlusion check
+FEWEST = 4  # images, for centred kernel alignment
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of a model, each plate a picture with its numbers."""
+
+    plates: tuple[Plate, ...]
+    images: int
+    notes: tuple[str, ...] = ()  # what could not be drawn, and why
+    skipped: tuple[str, ...] = ()  # pictures that could not be read, and why
+
+    def __getitem__(self, name: str) -> Plate:
+        return next(each for each in self.plates if each.name == name)
+
+
+def look(
+    model: str | Path | nn.Module | Explainer,
+    pictures: Iterable[Any] = (),
+    *,
+    batch: int = 4,
+    method: Question | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Look:
+    """Draws filters and positions, and over the pictures attention distance, tokens, alignment and the occlusion check.
+
+    Pictures are of any kind that `vitrail.data.images.open_image` takes. The occlusion check is of `method`, a rollout
+    unless given. Whatever their number, no more than a batch of them is held.
+    """
+    if batch < 1:
+        raise ConfigError(f"batch is {batch}; expected 1 or more")
+    explainer = model if isinstance(model, Explainer) else Explainer(model)
+    question = explainer.settled(method or Question())
+    plates, notes = still(explainer.model)
+    seen, skipped, part = Seen(), list[str](), list[Tensor]()
+    for image in pictures:
+        try:
+            part.append(explainer.viewer.see([image]))
+        except DataError as error:
+            skipped.append(str(error))
+        if len(part) == batch:
+            seen.add(explainer, torch.cat(part), question)
+            part.clear()
+        if progress is not None:
+            progress(1)
+    if part:
+        seen.add(explainer, torch.cat(part), question)
+    if seen.images:
+        drawn, more = moving(seen)
+        plates, notes = plates + drawn, notes + more
+    else:
+        notes.append("no pictures were shown: attention distance, tokens, alignment and the occlusion check need some")
+    return Look(tuple(plates), seen.images, tuple(notes), tuple(skipped))
+
+
+def still(model: Any) -> tuple[list[Plate], list[str]]:
+    """What the weights alone show."""
+    plates, notes = list[Plate](), list[str]()
+    table = position_table(model)
+    if table is None:
+        notes.append("position similarity: this model adds no table of positions to its tokens")
+    else:
+        plates.append(similarity_plate(position_similarity(table, model.grid)))
+    filters = first_filters(model)
+    if filters is None or len(filters) < 2:
+        notes.append("filters: this model has no convolution that sees the image")
+    else:
+        plates.append(filters_plate(*principal_filters(filters)))
+    return plates, notes
+
+
+@dataclass
+class Seen:
+    """Numbers of all images so far, none of them larger than the tokens of one image are many."""
+
+    images: int = 0
+    distances: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, L, H)
+    norms: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, N)
+    means: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, D)
+    cosines: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S)
+    left: dict[str, list[NDArray[Any]]] = field(default_factory=dict[str, list[NDArray[Any]]])  # (B, K)
+    grid: tuple[int, int] = (0, 0)
+    prefix: int = 0
+    names: tuple[str, ...] = ()  # of the prefix tokens
+    size: tuple[int, int] = (0, 0)
+
+    def add(self, explainer: Explainer, pixels: Tensor, question: Question) -> None:
+        """One batch: (B, C, H, W)."""
+        model, self.size = explainer.model, (pixels.shape[2], pixels.shape[3])
+
+        def distance(weights: Tensor, grid: tuple[int, int]) -> NDArray[Any]:
+            return attention_distance(weights.cpu().numpy(), grid, self.patch(grid))
+
+        with torch.no_grad(), capture(model, keep=distance) as seen, token_states(model) as states:
+            model.tokens(pixels)
+        self.grid, self.prefix, self.names = seen.patches, seen.prefix, prefix_names(model, seen.prefix)
+        self.distances.append(np.stack(seen.maps, axis=1))
+        tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which evens lengths out
+        self.norms.append(np.stack([token_norms(each) for each in tokens], axis=1))
+        self.means.append(np.stack([each.mean(1) for each in tokens], axis=1))
+        if "distill" in self.names:
+            self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
+        if explainer.viewer.classes:
+            self.occlude(explainer, pixels, question)
+        self.images += len(pixels)
+
+    def patch(self, grid: tuple[int, int]) -> tuple[float, float]:
+        """Pixels to a patch."""
+        return self.size[0] / grid[0], self.size[1] / grid[1]
+
+    def occlude(self, explainer: Explainer, pixels: Tensor, question: Question) -> None:
+        logits, maps = explainer.maps(pixels, question)
+        chance = np.random.default_rng(self.images).random((len(pixels), *self.grid))
+        attended = maps[:, -1, -1]
+        for name, by, most in (("most", attended, True), ("least", attended, False), ("chance", chance, True)):
+            found = probabilities(explainer.model, pixels, by, logits.argmax(-1), SHARES, most=most)
+            self.left.setdefault(name, []).append(found)
+
+
+@torch.no_grad()
+def probabilities(
+    model: nn.Module, pixels: Tensor, attended: NDArray[Any], classes: Tensor, shares: Sequence[float], *, most: bool
+) -> NDArray[Any]:
+    """Of the classes, (B,), when shares of the patches are removed, by (B, h, w) the most or least attended: (B, K)."""
+    images, found = pixels.detach().float().cpu().numpy(), list[NDArray[Any]]()
+    for share in shares:
+        kept = np.stack([occluded(each, by, share, most) for each, by in zip(images, attended, strict=True)])
+        logits: Tensor = model(torch.from_numpy(kept).to(pixels.device, pixels.dtype))
+        found.append(logits.float().softmax(-1).gather(1, classes[:, None])[:, 0].cpu().numpy())
+    return np.stack(found, axis=1)
+
+
+def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
+    """What pictures show."""
+    plates, notes = list[Plate](), list[str]()
+    distances = np.nanmean(np.concatenate(seen.distances), axis=0)  # (L, H)
+    even = even_distance(seen.grid, seen.patch(seen.grid))
+    plates.append(distance_plate(distances, images=seen.images, image_size=seen.size, even=even))
+    plates.append(norms_plate(np.concatenate(seen.norms).swapaxes(0, 1), seen.prefix, seen.grid, seen.names))
+    if seen.cosines:
+        plates.append(similarity_by_layer_plate(np.concatenate(seen.cosines).mean(0)))
+    if seen.images < FEWEST:
+        notes.append(f"alignment of the layers: {seen.images} pictures are too few; expected {FEWEST} or more")
+    else:
+        plates.append(alignment_plate(alignment(np.concatenate(seen.means).swapaxes(0, 1))))
+    if seen.left:
+        curves = {name: np.concatenate(parts) for name, parts in seen.left.items()}
+        plates.append(occlusion_plate(np.array(SHARES), curves["most"], curves["least"], curves["chance"]))
+    else:
+        notes.append("occlusion check: this model has no head, so no class whose probability could be watched")
+    return plates, notes

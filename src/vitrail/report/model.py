@@ -1,0 +1,107 @@
+"""One model on one page: what it is, what it answers, where it looks, what is seen of its weights and layers."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail import __version__
+from vitrail.data.shown import Shown
+from vitrail.errors import DataError
+from vitrail.inspection.explain import Explainer, Explanation
+from vitrail.inspection.look import look
+from vitrail.inspection.question import Method, Question
+from vitrail.inspection.summary import Summary, dimensions, summarize
+from vitrail.report.page import Section, Table, html_page
+
+ANSWERS = 3  # in the table of predictions
+PARTS = (  # title, what to know, the plates of `look` in it
+    ("How far it looks", "", ("attention_distance",)),
+    (
+        "Does its attention mean anything?",
+        "Patches are taken away in the order of the rollout, and the class is asked again.",
+        ("occlusion",),
+    ),
+    ("What it knows of places", "", ("position_similarity",)),
+    ("What its first filters see", "", ("filters",)),
+    ("From layer to layer", "", ("token_norms", "token_similarity", "alignment")),
+)
+
+
+def report_page(
+    explainer: Explainer,
+    name: str,
+    pictures: Sequence[Shown] = (),
+    *,
+    explained: int = 6,
+    batch: int = 4,
+    progress: Callable[[int], object] | None = None,
+) -> str:
+    """The page as HTML. Of the pictures the first `explained` are shown with their maps, all are looked at."""
+    skipped, shown = list[str](), list[tuple[Shown, list[Explanation]]]()
+    methods: tuple[Method, ...] = ("rollout", "grad-rollout") if explainer.viewer.classes else ("rollout",)
+    questions = [explainer.settled(Question(method=method)) for method in methods]
+    for each in spread(pictures, explained):
+        try:
+            shown.append((each, [explainer.ask(each.source, question, each.name) for question in questions]))
+        except DataError as error:
+            skipped.append(str(error))
+    seen = look(explainer, (each.source for each in pictures), batch=batch, progress=progress)
+    summary = summarize(explainer.model)
+    sections = [Section(title="The model", table=facts(explainer, summary))]
+    if shown:
+        if explainer.viewer.classes:
+            sections.append(Section(title="What it answers", table=predictions(shown)))
+        text = "Where the model looks: attention followed through all layers"
+        text += ", and what of it speaks for the class." if explainer.viewer.classes else "."
+        plates = [explanation.plate for _, found in shown for explanation in found]
+        sections.append(Section(title="What it looks at", text=text, plates=plates))
+    by_name = {plate.name: plate for plate in seen.plates}
+    for title, text, names in PARTS:
+        if found := [by_name[each] for each in names if each in by_name]:
+            sections.append(Section(title=title, text=text, plates=found))
+    sections.append(Section(title="Layer by layer", preformatted=str(summary)))
+    if lines := [*seen.notes, *dict.fromkeys([*skipped, *seen.skipped])]:
+        sections.append(Section(title="What is not here", text="\n\n".join(lines)))
+    return html_page(Path(name).name or name, lead(explainer, summary, seen.images), sections)
+
+
+def spread(pictures: Sequence[Shown], count: int) -> list[Shown]:
+    """So many, evenly from all."""
+    step = max(1, len(pictures) // count) if count else len(pictures) + 1
+    return list(pictures[::step][:count])
+
+
+def lead(explainer: Explainer, summary: Summary, images: int) -> str:
+    size = dimensions(summary.input[2:])
+    over = f" Seen with {images:,} picture{'s' * (images != 1)}." if images else ""
+    classes = f", {explainer.viewer.classes:,} classes" if explainer.viewer.classes else ", without a head"
+    return (
+        f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, pictures of {size} pixels{classes}.{over}"
+    )
+
+
+def facts(explainer: Explainer, summary: Summary) -> Table:
+    how = explainer.viewer.preprocessing
+    rows = [
+        ("kind", summary.model),
+        ("parameters", f"{summary.parameters:,}"),
+        ("multiply-adds of one picture", f"{summary.macs / 1e9:.3f} billion"),
+        ("attention layers and heads", f"{len(explainer.layers)}, {explainer.layers[0].heads} each"),
+        ("prepared", f"{how.fit.replace('_', ' ')}, {how.crop:.0%} kept, {how.interpolation}"),
+        ("mean and deviation of the channels", f"{numbers(how.mean)}; {numbers(how.std)}"),
+        ("made with", f"vitrail {__version__}"),
+    ]
+    return ("", ""), rows, "ll"
+
+
+def numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def predictions(shown: Sequence[tuple[Shown, Sequence[Explanation]]]) -> Table:
+    rows = list[tuple[str, ...]]()
+    for each, (first, *_) in shown:
+        top: list[Any] = [] if first.prediction is None else list(first.prediction.top[:ANSWERS])
+        said = [f"{one.name} {one.probability:.1%}" for one in top]
+        rows.append((Path(each.name).name, each.label or "", *said, *("" for _ in range(ANSWERS - len(said)))))
+    return ("picture", "it is", "the model says", "or", "or"), rows, "lllll"
