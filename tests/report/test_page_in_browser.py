@@ -79,7 +79,7 @@ def test_a_figure_keeps_its_own_size(browser: "Browser", page: Path) -> None:
         (("<main>", '<main><img src="https://vitrail.invalid/a.png">'), "said "),
         (("<main>", '<main><img src="beside.png">'), "said "),
         (('href="#figure-2-', 'href="#figure-9-'), "figure 2 is not drawn"),
-        (("data:image/png;base64,iVBOR", "data:image/png;base64,AAAAA"), "figure "),
+        (("data:image/webp;base64,UklGR", "data:image/webp;base64,AAAAA"), "figure "),
         (("--ink:#22262b", "--ink:#999999"), "text of contrast 2."),
         (("overflow-wrap:anywhere", "overflow-wrap:normal"), "pixels wider than the window"),
         (('role="img"', ""), "figure 1 does not say what it shows"),

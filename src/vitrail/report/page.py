@@ -104,15 +104,15 @@ def table_html(table: Table, name: str) -> str:
 
 
 def figure_html(plate: Plate, number: int) -> str:
-    """As SVG, unless it is smaller in pixels, as it is for photos."""
+    """As SVG, unless its PNG is the smaller of the two, as it is for photos: then as WebP, a tenth of that."""
     figure = plate.draw()
     width, height = (round(side * PIXELS) for side in figure.get_size_inches())
     said = f"{plate.title.rstrip('.')}. {plate.caption}"
-    vector, raster = inline_svg(figure, f"figure-{number}", said), in_pixels(figure)
+    vector, raster = inline_svg(figure, f"figure-{number}", said), saved(figure, "png")
     if len(vector) <= 4 * len(raster) / 3:
         shown = vector
     else:
-        data = b64encode(raster).decode("ascii")
+        data = b64encode(as_webp(raster)).decode("ascii")
         shown = (
             f'<img role="img" alt="{safe(said)}" width="{width}" height="{height}" src="data:image/webp;base64,{data}">'
         )
@@ -136,10 +136,9 @@ def saved(figure: "Figure", kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def in_pixels(figure: "Figure") -> bytes:
-    """As WebP, a tenth of a PNG where there is a photo in it."""
+def as_webp(png: bytes) -> bytes:
     buffer = BytesIO()
-    Image.open(BytesIO(saved(figure, "png"))).convert("RGB").save(buffer, "WEBP", quality=88)
+    Image.open(BytesIO(png)).convert("RGB").save(buffer, "WEBP", quality=88)
     return buffer.getvalue()
 
 
