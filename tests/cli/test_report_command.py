@@ -21,6 +21,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
 
 
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How figures are drawn is tested with the page."""
+    monkeypatch.setattr("vitrail.report.page.figure_html", lambda *_: "<figure></figure>")
+
+
 def headings(page: str) -> list[str]:
     return re.findall(r"<h2[^>]*>([^<]+)<", page)
 
@@ -61,7 +67,7 @@ def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatc
     said = vitrail_("report", model)
     assert said.code == 0
     assert said.err.count("\n") == 1
-    assert said.err.startswith("vitrail: note: no --data, so no pictures; expected a folder of them")
+    assert said.err.startswith("vitrail: note: no --data, so no pictures: attention distance, ")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<figure") == 2
     assert headings(page)[-1] == "What is not here"
@@ -85,7 +91,7 @@ BAD = {
     "-o folder.html": "--out folder.html, which is a folder; expected the name of a page",
     "--images 0": "--images 0; expected 1 or more",
     "--explained -1": "--explained -1; expected 0 or more",
-    "--batch 0": "batch is 0; expected 1 or more",
+    "--batch 0": "--batch 0; expected at least 1",
     "--data empty": "empty holds no pictures; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--labels labels.txt": "1 labels for 3 classes; expected one a class",
@@ -103,7 +109,8 @@ def test_words_that_do_not_fit(
     (tmp_path / "labels.txt").write_text("one\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Explainer, "maps", lambda *_: pytest.fail("before any work"))
-    said = vitrail_("report", model, "--data", "photos", *words.split())
+    data = () if "--data" in words else ("--data", "photos")
+    said = vitrail_("report", model, *data, *words.split())
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith(f"vitrail: {BAD[words]}")
     assert not (tmp_path / "report.html").exists()

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
 from vitrail.cli.subjects import open_subject, pictures_for
+from vitrail.errors import ConfigError
 
 
 def look(
@@ -53,6 +54,9 @@ def look(
     device
         auto, cpu, cuda, cuda:1, mps.
     """
+    if batch < 1:
+        raise ConfigError(f"--batch {batch}; expected at least 1")
+
     from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
     from vitrail.inspection.look import look as looked
@@ -63,7 +67,8 @@ def look(
     new_figure(1, 1)
     with progress(len(pictures)) as advance:
         seen = looked(explainer, (each.source for each in pictures), batch=batch, progress=advance)
-    for text in (*notes, *seen.notes, *seen.skipped):
+    more = seen.notes if pictures else seen.notes[:-1]  # that there were none is said already
+    for text in (*notes, *more, *seen.skipped):
         print(f"vitrail: note: {text}", file=sys.stderr)
     kinds = (".png", ".svg") if svg else (".png",)
     for plate in seen.plates:
