@@ -193,13 +193,13 @@ def test_words_that_do_not_fit(vitrail_: Run, model: Path, photo: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_work")
 def test_places_that_do_not_fit(
     vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convnet = saved_convnet(tmp_path / "convnet")
     (tmp_path / "empty").mkdir()
     (tmp_path / "labels.txt").write_text("one\n")
-    monkeypatch.setattr(Explainer, "ask", lambda *_: pytest.fail("before any work"))
     out = ("-o", tmp_path / "out")
     for words, message in (
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
