@@ -52,9 +52,9 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
 
 
 def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    """A folder called 2 holds what the model calls cats, unless the model calls its classes 2 and 1, too."""
+    """A folder called 2 holds what the model calls cats, unless the model itself has classes called 1 and 2."""
     data = class_folders(tmp_path / "data", **{"1": 1, "2": 1})
-    numbered = saved_model(tmp_path / "numbered", labels=("2", "1"), patch_size=32)
+    numbered = saved_model(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
         assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
