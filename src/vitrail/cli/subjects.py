@@ -18,8 +18,12 @@ def open_subject(checkpoint: str, labels: Path | None, device: str) -> "tuple[Op
     from vitrail.cli.convert import lines_of
     from vitrail.inspection.explain import Explainer
     from vitrail.train.distributed import Team, device_of
-    from vitrail.train.opened import open_model
+    from vitrail.train.opened import TIMM, open_model
 
+    if checkpoint.startswith(TIMM):
+        raise ConfigError(
+            f"{checkpoint} runs on timm's code, not to be looked into; expected its weights: hf-hub:timm/…"
+        )
     place = device_of(device, Team())
     opened = open_model(checkpoint)
     names = opened.labels if labels is None else lines_of(labels)
