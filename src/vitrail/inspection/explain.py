@@ -142,7 +142,8 @@ class Explainer:
         if by_class:
             slopes = self.slopes(seen, logits, question.of_class)
             ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
-            rows = [[gradient_rollout(found[:end], slopes[:end])] for end in ends]
+            itself = np.eye(seen.count, dtype=np.float32)  # that a patch is made of itself says nothing for the class
+            rows = [[gradient_rollout(found[:end], slopes[:end]) - itself] for end in ends]
         elif method == "rollout":
             ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
             rows = [
