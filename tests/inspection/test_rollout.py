@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attending import attending, images
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vitrail.errors import ConfigError
@@ -138,6 +138,7 @@ def test_discarding() -> None:
 
 
 @given(st.integers(1, 200), st.integers(0, 99))
+@example(100, 29)
 def test_so_many_are_discarded_as_was_said(tokens: int, percent: int) -> None:
     row = np.random.default_rng(tokens).permutation(tokens)[None] + 1.0
     kept = without_smallest(row, percent / 100)

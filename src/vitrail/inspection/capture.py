@@ -4,7 +4,7 @@ B images, H heads, N = E + n tokens: E prefix tokens and n = h·w patches; Nq of
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -39,7 +39,7 @@ class Capture:
         if missing := [layer for layer in self.layers if layer not in self.seen]:
             raise VitrailError(
                 f"nothing was seen of layer {missing[0]}; expected a forward pass of the model itself inside the "
-                "capture: what torch.compile or DataParallel wrap has to be called unwrapped"
+                "capture: what torch.compile or DataParallel made of it is another"
             )
         return [self.seen[layer] for layer in self.layers]
 
@@ -135,10 +135,19 @@ def capture(
         pool: Any = getattr(model, "attn_pool", None)
         if hasattr(pool, "weights"):
             hooks.append(pool.register_forward_pre_hook(look_at_pool))
-        yield seen
+        with as_written(model):
+            yield seen
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def as_written(model: nn.Module) -> AbstractContextManager[object]:
+    """What torch.compile made of the model or its parts, which is blind to hooks, rests."""
+    parts = list(model.modules())
+    if any(hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None for each in parts):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 def arguments(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +183,8 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
         hooks.append(model.blocks[0].register_forward_pre_hook(enter))
         for part in (*model.blocks, model.norm):
             hooks.append(part.register_forward_hook(leave))
-        yield seen
+        with as_written(model):
+            yield seen
     finally:
         for hook in hooks:
             hook.remove()
