@@ -40,6 +40,8 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
         raise ConfigError("method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'")
     if method == "grad-rollout" and not model.config.classes:
         raise ConfigError("method 'grad-rollout' of a model without a head; expected one with classes, or 'rollout'")
+    if method == "grad-rollout" and any(each.is_inference() for each in model.parameters()):
+        raise ConfigError("method 'grad-rollout' of a model made in torch.inference_mode; expected one made outside it")
     if layer is not None and method == "pool":
         raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
     if layer is not None and layer != "all":
