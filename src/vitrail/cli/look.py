@@ -56,14 +56,14 @@ def look(
     device
         auto, cpu, cuda, cuda:1, mps.
     """
-    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
     from vitrail.inspection.look import look as looked
     from vitrail.inspection.question import Question
 
     opened, explainer = open_subject(checkpoint, None, device)
     pictures, notes = pictures_for(opened, data, images)
-    make_folder(out)  # what would fail in the end fails before the work
+    make_writable(out)
     new_figure(1, 1)
     with progress(len(pictures)) as advance:
         seen = looked(
