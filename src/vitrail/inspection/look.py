@@ -172,7 +172,7 @@ def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
     if seen.cosines:
         plates.append(similarity_by_layer_plate(np.concatenate(seen.cosines).mean(0)))
     if seen.images < FEWEST:
-        notes.append(f"alignment of the layers: {seen.images} pictures are too few; expected {FEWEST} or more")
+        notes.append(f"alignment of the layers: too few pictures, {seen.images}; expected {FEWEST} or more")
     else:
         plates.append(alignment_plate(alignment(np.concatenate(seen.means).swapaxes(0, 1))))
     if seen.left:
