@@ -47,7 +47,7 @@ def make_writable(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise CheckpointError(f"cannot write in {folder}: {one_line(error)}; expected another folder") from error
+        raise CheckpointError(f"cannot write in {folder}: {one_line(error)}; expected a place for results") from error
 
 
 def synchronise(path: Path) -> None:

@@ -4,7 +4,7 @@ B images, H heads, N = E + n tokens: E prefix tokens and n = h·w patches; Nq of
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -28,6 +28,7 @@ class Capture:
         self.grid: Grid | None = getattr(model, "grid", None)
         self.count = 0  # of all tokens
         self.seen = dict[int, Any]()
+        self.asking = dict[int, int]()  # Nq of each layer
         self.values = dict[int, Tensor]()  # (B, H, N, K), and below what the attention made of them: (B, Nq, D)
         self.made = dict[int, Tensor]()
         self.pooled: Tensor | None = None  # how much of each token an attention pool took: (B, N)
@@ -38,7 +39,7 @@ class Capture:
         if missing := [layer for layer in self.layers if layer not in self.seen]:
             raise VitrailError(
                 f"nothing was seen of layer {missing[0]}; expected a forward pass of the model itself inside the "
-                "capture: what torch.compile or DataParallel wrap has to be called unwrapped"
+                "capture: what torch.compile or DataParallel made of it is another"
             )
         return [self.seen[layer] for layer in self.layers]
 
@@ -59,14 +60,18 @@ class Capture:
 
         What a head gives is A·v, so the slope in A is the slope in what it gave, times vᵀ; rows not computed have none.
         """
-        made = [self.made[layer] for layer in self.layers]
-        slopes = torch.autograd.grad(score, made)
+        made = [self.made[layer] for layer in self.layers if layer in self.made]
+        if len(made) < len(self.layers) or not score.requires_grad:
+            raise VitrailError(
+                "no slopes were kept; expected a forward pass, with gradients on, inside capture(model, gradients=True)"
+            )
+        slopes = torch.autograd.grad(score, made, retain_graph=True)  # for the next class
         found = list[Tensor]()
         for layer, slope in zip(self.layers, slopes, strict=True):
-            v = self.values[layer]
-            by_row = split_heads(slope.to(v.dtype), v.shape[1]) @ v.transpose(-2, -1)  # (B, H, Nq, N)
+            v = self.values[layer].float()
+            by_row = split_heads(slope.float(), v.shape[1]) @ v.transpose(-2, -1)  # (B, H, Nq, N)
             by_row = by_row if self.heads is None else by_row[:, self.heads[layer]]
-            found.append(F.pad(by_row, (0, 0, 0, self.seen[layer].shape[2] - by_row.shape[2])))
+            found.append(F.pad(by_row, (0, 0, 0, self.asking[layer] - by_row.shape[2])))
         return found
 
 
@@ -91,31 +96,34 @@ def capture(
     hooks = list[Any]()
 
     def orient(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = signature(module.forward).bind(*args, **named).arguments
+        given = arguments(module, args, named)
         seen.count, seen.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", seen.grid)
 
     def look(layer: int) -> Callable[..., None]:
         def enter(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            given = signature(module.forward).bind(*args, **named).arguments
             with torch.no_grad():
-                q, k, v, mask = projected(module, given)
-                weights = attention_weights(q.float(), k.float(), mask)
+                q, k, v, mask = projected(module, arguments(module, args, named))
+                with torch.autocast(q.device.type, enabled=False):
+                    weights = attention_weights(q.float(), k.float(), mask)
                 weights = weights if picked is None else weights[:, picked[layer]]
                 seen.seen[layer] = weights if keep is None else keep(weights, seen.patches)
                 if gradients:
-                    seen.values[layer] = v
+                    seen.values[layer], seen.asking[layer] = v, weights.shape[2]
 
         return enter
 
-    def hold(layer: int) -> Callable[..., None]:
-        def enter(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen.made[layer] = args[0]
+    def hold(layer: int) -> Callable[..., Tensor]:
+        def enter(_: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
+            # of frozen weights nothing has a slope yet: it starts here
+            made = seen.made[layer] = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
+            return made
 
         return enter
 
     def look_at_pool(module: Any, args: tuple[Tensor, ...]) -> None:
         with torch.no_grad():
             shares = module.weights(args[0]).float().mean(1)[:, 0]  # (B, n)
+            shares = shares / shares.sum(-1, keepdim=True)  # half precision rounds
             seen.pooled = F.pad(shares, (seen.count - shares.shape[1], 0))
 
     try:
@@ -127,17 +135,33 @@ def capture(
         pool: Any = getattr(model, "attn_pool", None)
         if hasattr(pool, "weights"):
             hooks.append(pool.register_forward_pre_hook(look_at_pool))
-        yield seen
+        with as_written(model):
+            yield seen
     finally:
         for hook in hooks:
             hook.remove()
 
 
+def as_written(model: nn.Module) -> AbstractContextManager[object]:
+    """What torch.compile made of the model or its parts, which is blind to hooks, rests."""
+    parts = list(model.modules())
+    if any(hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None for each in parts):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
+
+
+def arguments(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """What the module was called with, by name; None is as good as left out."""
+    given = signature(module.forward).bind(*args, **named).arguments
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def projected(module: AnyAttention, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """q, k, v and mask as in the pass, but every token asks."""
+    """q, k, v and mask as in the pass, but every token asks; under a mask, which may be of them alone, the queries."""
+    mask = given.get("mask")
     if isinstance(module, SelfAttention):
-        return module.project(given["x"], given.get("grid"), given.get("mask"))
-    return *module.project(given["x"], given.get("inputs")), given.get("mask")
+        return module.project(given["x"], given.get("grid"), mask, None if mask is None else given.get("queries"))
+    return *module.project(given["x"], given.get("inputs")), mask
 
 
 @contextmanager
@@ -157,8 +181,10 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
     hooks = list[Any]()
     try:
         hooks.append(model.blocks[0].register_forward_pre_hook(enter))
-        hooks += [part.register_forward_hook(leave) for part in (*model.blocks, model.norm)]
-        yield seen
+        for part in (*model.blocks, model.norm):
+            hooks.append(part.register_forward_hook(leave))
+        with as_written(model):
+            yield seen
     finally:
         for hook in hooks:
             hook.remove()

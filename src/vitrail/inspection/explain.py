@@ -133,14 +133,19 @@ class Explainer:
         chosen = last if question.layer is None else question.layer
         if method == "norms":
             return self.norms(pixels, range(last + 1) if chosen == "all" else [chosen])
-        if method == "attention":
-            layers = range(last + 1) if chosen == "all" else [chosen]
+        if method == "pool":
+            layers = []
+        elif method == "attention" and chosen != "all":
+            layers = [chosen]
         else:
             layers = range(last + 1 if chosen == "all" else chosen + 1)
         heads = [question.head] if isinstance(question.head, int) else None
         by_class = method == "grad-rollout"
-        with capture(self.model, list(layers), heads, gradients=by_class) as seen, torch.set_grad_enabled(by_class):
-            logits: Tensor = self.model(pixels.requires_grad_(by_class))
+        with torch.inference_mode(False), torch.set_grad_enabled(by_class):
+            pixels = pixels.clone() if pixels.is_inference() else pixels  # those have no gradients
+            with capture(self.model, layers, heads, gradients=by_class) as seen:
+                logits: Tensor = self.model(pixels)
+            slopes = self.slopes(seen, logits, question.of_class) if by_class else []
         grid = seen.patches
         if method == "pool":
             assert seen.pooled is not None  # a settled question has seen to that
@@ -148,9 +153,9 @@ class Explainer:
             return logits, shares.reshape(*shares.shape[:3], *grid)
         found = [each.cpu().numpy() for each in seen.maps]  # each (B, H, N, N)
         if by_class:
-            slopes = self.slopes(seen, logits, question.of_class)
             ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
-            rows = [[gradient_rollout(found[:end], slopes[:end])] for end in ends]
+            itself = np.eye(seen.count, dtype=np.float32)  # not attended: of averaged patches it would hide what is
+            rows = [[gradient_rollout(found[:end], slopes[:end]) - itself] for end in ends]
         elif method == "rollout":
             ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
             rows = [

@@ -41,6 +41,10 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
         raise ConfigError("method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'")
     if method == "grad-rollout" and not model.config.classes:
         raise ConfigError("method 'grad-rollout' of a model without a head; expected one with classes, or 'rollout'")
+    if method == "grad-rollout" and any(each.is_inference() for each in model.parameters()):
+        raise ConfigError("method 'grad-rollout' of a model made in torch.inference_mode; expected one made outside it")
+    if method == "norms" and not all(hasattr(model, name) for name in ("blocks", "norm", "tokens", "logits")):
+        raise ConfigError("method 'norms' of a model without blocks and a norm of these names; expected another method")
     if layer is not None and method == "pool":
         raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
     if layer is not None and layer != "all":
@@ -56,8 +60,8 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
         raise ConfigError(f"discard is {question.discard}; expected a share from 0 up to, but not, 1")
     if question.discard and method != "rollout":
         raise ConfigError(f"discard {question.discard} with method {method!r}; expected it with 'rollout' alone")
-    if not getattr(model.config, "dynamic", False):
-        token_index(question.token, model, getattr(model, "prefix", 0), model.grid)
+    if hasattr(model, "grid") and hasattr(model, "prefix") and not getattr(model.config, "dynamic", False):
+        token_index(question.token, model, model.prefix, model.grid)  # else when the pass has shown them
     if of_class is not None:
         of_class = class_index(of_class, model.config.classes, labels)
     return replace(question, layer=layer, head=head, of_class=of_class)
@@ -91,17 +95,18 @@ def class_index(given: int | str, classes: int, labels: Sequence[str] | None) ->
     """By number, by name, or by one of the names that a label lists, with WordNet's number or without."""
     if not classes:
         raise ConfigError(f"class {given!r} of a model without a head; expected one with classes")
-    if isinstance(given, int) or given.lstrip("-").isdecimal():
-        if not 0 <= int(given) < classes:
-            raise ConfigError(f"class {given}; expected 0 to {classes - 1}: there are {classes}")
-        return int(given)
-    names = {}
+    text = str(given).strip()
+    if text.removeprefix("-").isdecimal() and len(text) < 9:
+        if not 0 <= int(text) < classes:
+            raise ConfigError(f"class {text}; expected 0 to {classes - 1}: there are {classes}")
+        return int(text)
+    names = dict[str, int]()
     for index, label in enumerate(labels or ()):
         plain = WNID.sub("", label)
         for name in (label, plain, *plain.split(",")):
             names.setdefault(name.strip().lower(), index)
-    if given.strip().lower() in names:
-        return names[given.strip().lower()]
+    if text.lower() in names:
+        return names[text.lower()]
     if labels is None:
         raise ConfigError(f"class {given!r} of a model whose classes have no names; expected 0 to {classes - 1}")
     raise unknown("class", given, names)

@@ -74,6 +74,7 @@ class CCT(nn.Module):
         self.config = config
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
         self.grid = check_grid(pair(config.image_size), config.patch)
+        self.prefix = 0
         widths = (config.channels, *config.stem, width)
         pools = len(widths) - 1 if config.pools is None else config.pools
         self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)

@@ -53,7 +53,8 @@ class Viewer:
         device: str | torch.device = "cpu",
     ) -> None:
         if not isinstance(model, nn.Module):
-            found = read(model)
+            with torch.inference_mode(False):  # whose weights would have no gradients ever after
+                found = read(model)
             warn_of(found, model)
             preprocessing = preprocessing or found.description.preprocessing
             labels = found.description.labels if labels is None else labels

@@ -1,0 +1,548 @@
+"""Captured maps are what the fused kernel used: times v they are its output, and nothing else has changed."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attending import CASES, attending, hooks_of, images, unfused
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.inspection.capture import (
+    Capture,
+    attention_layers,
+    capture,
+    prefix_names,
+    read_by_head,
+    token_states,
+)
+from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
+from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
+
+ATTENDING = list(CASES)
+
+
+def heard(model: nn.Module) -> dict[int, Tensor]:
+    """What each attention gives to its projection, by layer; filled by the next pass. The hooks stay."""
+    given = dict[int, Tensor]()
+    for number, layer in enumerate(attention_layers(model)):
+        layer.proj.register_forward_pre_hook(lambda _, args, number=number: given.update({number: args[0].detach()}))
+    return given
+
+
+def check_maps(model: nn.Module, seen: Capture, given: dict[int, Tensor], tokens: int, prefix: int) -> None:
+    """Each layer's maps times v, of the rows that the pass computed, is what its projection was given."""
+    assert (seen.count, seen.prefix) == (tokens, prefix)
+    for layer, weights in enumerate(seen.maps):
+        assert weights.dtype == torch.float32
+        assert not weights.requires_grad
+        assert weights.shape[1:] == (attention_layers(model)[layer].heads, tokens, tokens)
+        assert (weights.sum(-1) - 1).abs().max() <= 1e-5
+        assert weights.min() >= 0
+        made = merge_heads(weights.to(seen.values[layer].dtype) @ seen.values[layer])
+        rows = given[layer].shape[1]
+        assert (made[:, :rows] - given[layer]).abs().max() <= 1e-5
+        assert given[layer].abs().max() > 0.05  # it is no comparison of nothings
+
+
+@pytest.mark.parametrize("case", ATTENDING)
+def test_maps_times_v_are_what_the_block_made(case: str) -> None:
+    model = attending(case)
+    given = heard(model)
+    with capture(model, gradients=True) as seen:
+        model(images())
+    prefix = getattr(model, "prefix", 0)
+    assert seen.patches == (2, 3)
+    check_maps(model, seen, given, prefix + 6, prefix)
+    reads_the_first = getattr(model.config, "pool", "class" if case != "map" and prefix else "all") == "class"
+    assert given[2].shape[1] == (min(prefix, 2 if "distilled" in case else 1) if reads_the_first else prefix + 6)
+    with capture(model, gradients=True) as seen:  # and where the last block computes all tokens
+        model.tokens(images())
+    assert given[2].shape[1] == prefix + 6
+    check_maps(model, seen, given, prefix + 6, prefix)
+
+
+def test_the_maps_of_the_toys_are_not_even() -> None:
+    """What is compared above would else also hold of maps that say nothing."""
+    for case in ATTENDING:
+        with capture(attending(case)) as seen, torch.no_grad():
+            seen.model(images())
+        for weights in seen.maps:
+            assert weights.std(-1).max() > 0.01
+
+
+@pytest.mark.parametrize("case", ["learned stem", "learned_2d layers", "sincos_2d shared", "relative", "rotary"])
+@pytest.mark.parametrize("size", [(16, 16), (64, 16), (32, 80)])
+def test_other_sizes_of_dynamic_models(case: str, size: Grid) -> None:
+    check_other_size(attending(case, dynamic=True), size)
+
+
+@pytest.mark.parametrize("case", ["distilled", "hybrid", "cct", "cct with neighbours", "relative with registers"])
+def test_other_sizes_of_other_families(case: str) -> None:
+    check_other_size(attending(case, dynamic=True), (64, 16))
+
+
+def check_other_size(model: Any, size: Grid) -> None:
+    given = heard(model)
+    with capture(model, gradients=True) as seen:
+        model(images())
+        assert seen.patches == (2, 3)
+        model(images(3, size))  # of two passes the last counts
+    grid, prefix = (size[0] // 16, size[1] // 16), getattr(model, "prefix", 0)
+    assert seen.patches == grid
+    check_maps(model, seen, given, prefix + grid[0] * grid[1], prefix)
+    assert len(seen.maps[0]) == 3
+
+
+class Masked(nn.Module):
+    """Two self-attentions under a mask, then a class token that asks all, as in CaiT; called with names and without."""
+
+    def __init__(self, mask: Tensor | None, positions: Any = None) -> None:
+        super().__init__()
+        self.mask, self.grid, self.cls_token = mask, (2, 3), nn.Parameter(torch.randn(1, 1, 16))
+        self.first = SelfAttention(16, 2, positions=positions)
+        self.second = SelfAttention(16, 2)
+        self.last = Attention(16, 4, input_width=16, key_width=24, value_width=32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = x + self.first(x, self.grid, self.mask)
+        x = x + self.second(x=x, mask=self.mask)
+        return self.last(x[:, :1], x)[:, 0]
+
+
+def masks() -> dict[str, Tensor | None]:
+    added = torch.randn(2, 7, 7)
+    blind = causal_mask(7, 7)
+    blind[3] = False
+    return {
+        "none": None,
+        "causal": causal_mask(7, 7),
+        "padding": torch.tensor([True] * 5 + [False] * 2)[None, None, None].expand(3, 1, 1, 7),
+        "added": added,
+        "added, with holes": added.masked_fill(torch.rand(2, 7, 7) < 0.3, -torch.inf),
+        "a query that sees nothing": blind,
+    }
+
+
+@pytest.mark.parametrize("name", masks())
+@pytest.mark.parametrize("positions", [None, RelativePositions(8, (2, 3)), RotaryPositions(8)])
+def test_masks_and_class_attention(name: str, positions: Any) -> None:
+    mask = masks()[name]
+    model = Masked(mask, positions)
+    if positions is not None:
+        nn.init.normal_(getattr(positions, "offsets", torch.empty(1)))
+    given = heard(model)
+    with capture(model, gradients=True) as seen, torch.no_grad():
+        model(torch.randn(3, 6, 16))
+    assert [tuple(each.shape) for each in seen.maps] == [(3, 2, 7, 7), (3, 2, 7, 7), (3, 4, 1, 7)]
+    for layer, weights in enumerate(seen.maps):
+        assert (merge_heads(weights @ seen.values[layer]) - given[layer]).abs().max() <= 1e-5
+        blind = name == "a query that sees nothing" and layer < 2
+        expected = torch.ones(weights.shape[2])
+        expected[3 if blind else slice(0)] = 0
+        assert (weights.sum(-1) - expected).abs().max() <= 1e-5
+        if mask is not None and layer < 2:
+            hidden = ~mask if mask.dtype == torch.bool else mask.isneginf()
+            assert weights[hidden.expand_as(weights)].abs().sum() == 0
+
+
+def test_a_mask_for_the_queries_alone() -> None:
+    class Few(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.grid = SelfAttention(16, 2), (2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(x, mask=torch.tensor([[True] * 3 + [False] * 4, [False] * 3 + [True] * 4]), queries=2)
+
+    model = Few()
+    given = heard(model)
+    with capture(model, gradients=True) as seen:
+        model(torch.randn(2, 7, 16))
+    assert seen.maps[0].shape == (2, 2, 2, 7)
+    assert (merge_heads(seen.maps[0] @ seen.values[0]) - given[0]).abs().max() <= 1e-5
+
+
+def test_arguments_that_are_none() -> None:
+    """Passed on by a block that was given none itself, they are as good as left out."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid, self.first, self.second = (2, 3), Attention(16, 2), SelfAttention(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x, None, None), None, None, None)
+
+    with capture(Plain()) as seen:
+        seen.model(torch.randn(2, 8, 16))
+    assert (seen.count, seen.patches, seen.prefix) == (8, (2, 3), 2)
+    assert [each.shape for each in seen.maps] == [(2, 2, 8, 8)] * 2
+
+
+@pytest.mark.parametrize(
+    "case", ["learned stem", "relative", "distilled", "hybrid", "cct", "cct with neighbours", "map"]
+)
+def test_the_fused_kernel_is_used_and_the_answer_is_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pixels, calls, fused = attending(case), images(), 0, F.scaled_dot_product_attention
+
+    def counted(*given: Any, **named: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return fused(*given, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    with torch.no_grad():
+        plain, alone = model(pixels), calls
+        assert alone == {"cct with neighbours": 0, "map": 4}.get(case, 3)
+        with capture(model) as seen:
+            captured = model(pixels)
+        assert len(seen.maps) == 3
+    assert calls == 2 * alone
+    assert torch.equal(plain, captured)
+    with capture(model, gradients=True):
+        by_class = model(pixels)
+    assert calls == 3 * alone
+    assert torch.equal(by_class, model(pixels))
+
+
+def test_layers_and_heads_are_chosen() -> None:
+    model, pixels = attending(), images()
+    with capture(model) as everything, torch.no_grad():
+        model(pixels)
+    for layers, heads in (([1], None), ([-1, 0], [1]), ([2, 1], [-1, 0]), ([0], [1, 1]), ([], [0])):
+        with capture(model, layers, heads) as seen, torch.no_grad():
+            model(pixels)
+        assert seen.layers == tuple(layer % 3 for layer in layers)
+        assert set(seen.seen) == set(seen.layers)
+        assert (seen.count, seen.patches) == (7, (2, 3))
+        for layer, weights in zip(layers, seen.maps, strict=True):
+            expected = everything.maps[layer % 3]
+            assert torch.equal(weights, expected if heads is None else expected[:, heads])
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "says"),
+    [
+        ([3], None, "layer 3; expected 0 to 2, or -1 for the last: there are 3"),
+        ([0, -4], None, "layer -4; expected 0 to 2"),
+        (None, [2], "head 2; expected 0 to 1, or -1 for the last: there are 2"),
+        ([0], [0, -3], "head -3; expected 0 to 1"),
+    ],
+)
+def test_what_is_out_of_range_leaves_no_hook(layers: list[int] | None, heads: list[int] | None, says: str) -> None:
+    model = attending()
+    with pytest.raises(ConfigError) as caught, capture(model, layers, heads):
+        raise AssertionError("not reached")
+    assert str(caught.value).startswith(says)
+    assert hooks_of(model) == 0
+
+
+def test_a_model_without_attention() -> None:
+    with (
+        pytest.raises(ConfigError, match="Linear has no attention to look at; expected a transformer"),
+        capture(nn.Linear(2, 2)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("case", ["learned stem", "map", "cct"])
+def test_no_hook_is_left_behind(case: str) -> None:
+    model = attending(case)
+    with capture(model, gradients=True), token_states(model):
+        assert hooks_of(model) > 0
+        model(images())
+    assert hooks_of(model) == 0
+    with pytest.raises(ConfigError, match="expected"), capture(model), token_states(model):
+        model(images(size=(17, 48)))
+    assert hooks_of(model) == 0
+    with pytest.raises(ZeroDivisionError), capture(model, keep=lambda *_: 1 / 0):
+        model(images())
+    assert hooks_of(model) == 0
+
+    class Uncountable:
+        def register_forward_hook(self, _: Any) -> None:
+            raise RuntimeError
+
+    model.norm = nn.Identity()
+    object.__setattr__(model.norm, "register_forward_hook", Uncountable().register_forward_hook)
+    with pytest.raises(RuntimeError), token_states(model):
+        pass
+    assert hooks_of(model) == 0
+
+
+def test_hooks_of_others_stay_and_captures_nest() -> None:
+    model = attending()
+    heard(model)
+    with capture(model) as outer, torch.no_grad():
+        with capture(model, [1]) as inner:
+            model(images())
+        before = outer.maps[1]
+        model(images(1))
+    assert torch.equal(inner.maps[0], before)
+    assert len(outer.maps[1]) == 1
+    assert hooks_of(model) == 3
+
+
+def test_only_what_keep_made_is_held() -> None:
+    model, alive = attending(), list[weakref.ref[Tensor]]()
+
+    def mean(weights: Tensor, grid: Grid) -> Tensor:
+        alive.append(weakref.ref(weights))
+        assert grid == (2, 3)
+        return weights.mean((1, 2))
+
+    with capture(model, keep=mean) as seen, torch.no_grad():
+        model(images())
+        gc.collect()
+        assert [each() for each in alive] == [None] * 3
+    assert [each.shape for each in seen.maps] == [(2, 7)] * 3
+    assert not seen.values
+    assert not seen.made
+
+
+def held_by(seen: Capture) -> int:
+    """Bytes of all tensors that a capture keeps alive."""
+    tensors = [*seen.seen.values(), *seen.values.values(), *seen.made.values()]
+    return sum(each.untyped_storage().nbytes() for each in tensors)
+
+
+def test_one_layer_of_a_deep_model_is_no_more_than_of_a_shallow_one() -> None:
+    sizes = set[int]()
+    for depth in (2, 9):
+        model = attending(depth=depth)
+        with capture(model, [-1], [0]) as seen, torch.no_grad():
+            model(images())
+        sizes.add(held_by(seen))
+    assert sizes == {2 * 7 * 7 * 4}  # of one head, not a view into all of them
+
+
+def reference(model: Any, pixels: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Maps and the slopes of the largest logits in them, by autograd through attention that is not fused."""
+    with unfused() as weights:
+        logits = model(pixels)
+    logits.amax(-1).sum().backward()
+    model.zero_grad(set_to_none=True)
+    slopes = [each.grad for each in weights]
+    return [each.detach() for each in weights], [each for each in slopes if each is not None]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "learned stem",
+        "relative with registers",
+        "rotary",
+        "mean",
+        "map",
+        "distilled",
+        "hybrid",
+        "cct",
+        "cct with neighbours",
+    ],
+)
+def test_slopes_are_those_of_autograd(case: str, frozen: bool) -> None:
+    model, pixels = attending(case), images()
+    maps, slopes = reference(model, pixels)
+    model.requires_grad_(not frozen)
+    with capture(model, gradients=True) as seen:
+        logits = model(pixels)
+    found = seen.gradients(logits.amax(-1).sum())
+    assert len(found) == len(slopes) == 3
+    for layer, (mine, theirs) in enumerate(zip(found, slopes, strict=True)):
+        rows = theirs.shape[2]
+        assert mine.shape == seen.maps[layer].shape
+        assert (seen.maps[layer][:, :, :rows] - maps[layer]).abs().max() <= 1e-5
+        assert (mine[:, :, :rows] - theirs).abs().max() <= 1e-5
+        assert theirs.abs().max() > 1e-3
+        assert mine[:, :, rows:].abs().sum() == 0  # rows that were not computed
+    assert found[2].shape[2] > slopes[2].shape[2] or case in ("mean", "map", "cct", "cct with neighbours")
+    assert all(each.grad is None for each in model.parameters())
+    assert all(each.requires_grad != frozen for each in model.parameters())
+    assert pixels.grad is None
+    assert not pixels.requires_grad
+
+
+def test_slopes_of_chosen_layers_and_heads() -> None:
+    model, pixels = attending(), images()
+    _, slopes = reference(model, pixels)
+    with capture(model, [2, 0], [1], gradients=True) as seen:
+        logits = model(pixels)
+    for _ in range(2):  # one class after the other may be asked for
+        last, first = seen.gradients(logits.amax(-1).sum())
+        assert last.shape == first.shape == (2, 1, 7, 7)
+        assert (first - slopes[0][:, [1]]).abs().max() <= 1e-5
+        assert (last[:, :, :1] - slopes[2][:, [1]]).abs().max() <= 1e-5
+
+
+def test_slopes_where_something_else_is_kept() -> None:
+    model, pixels = attending(), images()
+    _, slopes = reference(model, pixels)
+    with capture(model, keep=lambda weights, _: weights.mean().item(), gradients=True) as seen:
+        logits = model(pixels)
+    assert all(isinstance(each, float) for each in seen.maps)
+    found = seen.gradients(logits.amax(-1).sum())
+    assert (found[0] - slopes[0]).abs().max() <= 1e-5
+    assert found[2].shape == (2, 2, 7, 7)
+
+
+def test_slopes_of_blocks_that_recompute() -> None:
+    model, pixels = attending(), images()
+    _, slopes = reference(model, pixels)
+    for block in model.blocks:
+        block.recompute = True
+    with capture(model, gradients=True) as seen:
+        logits = model(pixels)
+        found = seen.gradients(logits.amax(-1).sum())
+    for mine, theirs in zip(found, slopes, strict=True):
+        assert (mine[:, :, : theirs.shape[2]] - theirs).abs().max() <= 1e-5
+
+
+def test_slopes_that_were_not_asked_for() -> None:
+    model = attending()
+    with capture(model) as seen:
+        logits = model(images())
+    with pytest.raises(VitrailError, match="expected a forward pass, with gradients on, inside"):
+        seen.gradients(logits.sum())
+
+
+def test_half_precision() -> None:
+    model = attending("relative").bfloat16()
+    with capture(model, gradients=True) as seen:
+        logits = model(images().bfloat16())
+    for weights, slope in zip(seen.maps, seen.gradients(logits.sum()), strict=True):
+        assert weights.dtype == slope.dtype == torch.float32
+        assert (weights.sum(-1) - 1).abs().max() <= 1e-5
+    pooled = attending("map").bfloat16()
+    with capture(pooled) as seen, torch.no_grad():
+        pooled(images().bfloat16())
+    assert seen.pooled is not None
+    assert seen.pooled.dtype == torch.float32
+    assert (seen.pooled.sum(-1) - 1).abs().max() <= 1e-5
+
+
+def test_autocast_does_not_blur_the_maps() -> None:
+    model, pixels = attending(), images()
+    layer = attention_layers(model)[0]
+    given = list[Tensor]()
+    layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    with capture(model) as seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(pixels)
+        q, k, _, _ = layer.project(given[0])
+    assert q.dtype == torch.bfloat16
+    expected = (q.float() @ k.float().mT / 8**0.5).softmax(-1)
+    assert seen.maps[0].dtype == torch.float32
+    assert (seen.maps[0] - expected).abs().max() <= 1e-5
+
+
+def test_inference_mode() -> None:
+    model = attending()
+    with capture(model) as plain, torch.no_grad():
+        model(images())
+    with torch.inference_mode(), capture(model) as seen:
+        model(images())
+    assert all(map(torch.equal, seen.maps, plain.maps))
+
+
+def test_nothing_was_seen() -> None:
+    with capture(attending()) as seen, pytest.raises(VitrailError, match="nothing was seen of layer 0; expected a"):
+        _ = seen.maps
+
+
+def test_a_model_that_says_no_grid() -> None:
+    model = nn.Sequential(SelfAttention(16, 2))
+    with capture(model) as seen:
+        model(torch.randn(2, 5, 16))
+    assert seen.maps[0].shape == (2, 2, 5, 5)
+    with pytest.raises(ConfigError, match="Sequential says no grid of patches; expected an attribute `grid`"):
+        _ = seen.patches
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("learned stem", ("class",)),
+        ("learned with registers", ("class", "register0", "register1")),
+        ("mean without class token", ()),
+        ("distilled", ("class", "distill")),
+        ("hybrid", ("class",)),
+        ("cct", ()),
+    ],
+)
+def test_names_of_prefix_tokens(case: str, names: tuple[str, ...]) -> None:
+    model = attending(case)
+    assert prefix_names(model, getattr(model, "prefix", 0)) == names
+
+
+def test_registers_alone() -> None:
+    assert prefix_names(attending("mean", class_token=False, registers=2), 2) == ("register0", "register1")
+
+
+@pytest.mark.parametrize("case", ["learned with registers", "mean", "mean, then norm", "map", "distilled", "cct"])
+def test_what_the_head_reads(case: str) -> None:
+    """By changing one token at a time: the head answers otherwise only if it reads that token."""
+    model, pixels = attending(case), images()
+    with capture(model) as seen, torch.no_grad():
+        tokens = model.tokens(pixels)
+        answer = model.logits(tokens)
+        shares = read_by_head(model, seen)
+        assert shares.shape[1] == seen.count == tokens.shape[1]
+        assert (shares.sum(-1) - 1).abs().max() <= 1e-5
+        for number in range(seen.count):
+            other = tokens.clone()
+            other[:, number] += torch.randn(tokens.shape[-1])
+            assert torch.equal(model.logits(other), answer) == bool((shares[:, number] == 0).all())
+
+
+@pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
+def test_what_a_pool_takes(case: str) -> None:
+    model, pixels = attending(case), images()
+    with capture(model) as seen, torch.no_grad():
+        tokens = model.tokens(pixels)
+        model.logits(tokens)
+    assert seen.pooled is not None
+    assert torch.equal(read_by_head(model, seen), seen.pooled)
+    patches = tokens[:, seen.prefix :]
+    if case == "cct":
+        expected = torch.softmax(patches @ model.attn_pool.weight[0] + model.attn_pool.bias, dim=1)
+        assert (model.attn_pool(patches) - (expected[:, :, None] * patches).sum(1)).abs().max() <= 1e-5
+    else:
+        pool = model.attn_pool
+        q, k = pool.q(pool.latent).view(2, 8), pool.kv(patches)[..., :16].view(2, 6, 2, 8)
+        expected = (torch.einsum("hk,bnhk->bhn", q, k) / 8**0.5).softmax(-1).mean(1)
+    assert (seen.pooled[:, seen.prefix :] - expected).abs().max() <= 1e-5
+    assert seen.pooled[:, : seen.prefix].abs().sum() == 0
+
+
+@pytest.mark.parametrize("answer", ["both", "class", "distill"])
+def test_which_of_two_tokens_answers(answer: str) -> None:
+    model = attending("distilled", answer=answer)
+    with capture(model, []) as seen, torch.no_grad():
+        model(images())
+    expected = {"both": [0.5, 0.5], "class": [1.0, 0.0], "distill": [0.0, 1.0]}[answer]
+    assert read_by_head(model, seen)[0, :2].tolist() == expected
+
+
+@pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])
+def test_states_of_the_tokens(case: str) -> None:
+    model = attending(case)
+    with token_states(model) as states, torch.no_grad():
+        model(images(1))
+        tokens = model.tokens(images())
+    assert len(states) == 5  # embedding, three blocks, norm: of the last pass alone
+    assert torch.equal(states[-1], tokens)
+    assert torch.equal(model.norm(states[-2]), tokens)
+    with torch.no_grad():
+        if case != "learned layers":
+            assert torch.equal(model.blocks[0](states[0], (2, 3)), states[1])
+        assert torch.equal(
+            model.blocks[2](states[2] + (model.tables((2, 3))[2] if "layers" in case else 0), (2, 3)), states[3]
+        )
+    with token_states(model, lambda each: each.norm(dim=-1)) as lengths, torch.no_grad():
+        model.tokens(images())
+    assert all(torch.equal(mine, each.norm(dim=-1)) for mine, each in zip(lengths, states, strict=True))

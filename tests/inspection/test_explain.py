@@ -1,0 +1,482 @@
+"""A picture and a question go in, and out comes the map that the parts give by hand."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attending import CASES, attending, hooks_of, images, unfused
+from PIL import Image
+from plate_checks import check_plate
+from safetensors.torch import load_file
+
+import vitrail
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import Preprocessing, prepare, seen_box
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.inspection.explain import Explainer, Explanation
+from vitrail.inspection.question import Question
+
+PREPROCESSING = Preprocessing(crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+LABELS = ("tench", "goldfish", "crane", "ant", "bee")
+PLOT = "needs the extra `plot`"
+
+
+def picture(rows: int = 50, columns: int = 70, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+
+
+def explainer(case: str = "learned stem", **fields: Any) -> Explainer:
+    labels = LABELS if fields.get("classes", 5) else None
+    return Explainer(attending(case, **fields), preprocessing=PREPROCESSING, labels=labels)
+
+
+def pixels_of(subject: Explainer, *sources: Any) -> torch.Tensor:
+    shown = [prepare(open_image(each), subject.viewer.preprocessing) for each in sources]
+    return torch.from_numpy(np.stack(shown))
+
+
+def attended(model: Any, pixels: torch.Tensor) -> tuple[Any, Any, Any]:
+    """Maps of all layers with all their rows, (B, L, H, N, N), and, where the pass has them, slopes of the likeliest."""
+    with unfused() as whole:
+        model.tokens(pixels)
+    with unfused() as weights:
+        logits = model(pixels)
+    logits.amax(-1).sum().backward()
+    model.zero_grad(set_to_none=True)
+    maps = torch.stack([each.detach() for each in whole], dim=1).double().numpy()
+    slopes = np.zeros_like(maps)
+    for layer, each in enumerate(weights):
+        assert each.grad is not None
+        slopes[:, layer, :, : each.shape[2]] = each.grad.numpy()
+    return maps, slopes, logits.detach()
+
+
+def read(model: Any, tokens: int, token: str) -> Any:
+    """The share of each token in the one asked about, without a look at how the package finds it: (N,)."""
+    prefix, answer = tokens - 6, getattr(model.config, "answer", "both")
+    row = np.zeros(tokens)
+    if "," in token:
+        row[prefix + 3 * int(token[0]) + int(token[2])] = 1
+    elif token == "head" and getattr(model.config, "pool", "class") != "class":
+        row[prefix:] = 1 / 6
+    elif token == "head" and prefix == 2 and model.config.distilled and answer == "both":
+        row[:2] = 0.5
+    else:
+        row[1 if token == "distill" or (token == "head" and answer == "distill") else 0] = 1
+    return row
+
+
+def rolled(maps: Any, fuse: Any) -> Any:
+    result = np.eye(maps.shape[-1])
+    for layer in maps:
+        result = (np.eye(maps.shape[-1]) / 2 + fuse(layer) / fuse(layer).sum(-1, keepdims=True) / 2) @ result
+    return result
+
+
+def by_hand(question: Question, model: Any, maps: Any, slopes: Any) -> Any:
+    """Of one image: (L, H, N, N) → (layers, heads, 2, 3)."""
+    depth, heads, tokens, _ = maps.shape
+    asked = range(depth) if question.layer == "all" else [-1 % depth if question.layer is None else question.layer]
+    fuses: list[Any] = (
+        [lambda layer, number=number: layer[number] for number in range(heads)]
+        if question.head == "all"
+        else [lambda layer: layer[question.head]]
+        if isinstance(question.head, int)
+        else [lambda layer: getattr(layer, str(question.head))(0)]
+    )
+    rows = list[Any]()
+    for layer in asked:
+        if question.method == "rollout":
+            rows.append([rolled(maps[: layer + 1], fuse) for fuse in fuses])
+        elif question.method == "attention":
+            rows.append([fuse(maps[layer]) for fuse in fuses])
+        else:
+            result = np.eye(tokens)
+            for each, slope in zip(maps[: layer + 1], slopes[: layer + 1], strict=True):
+                result = result + np.clip(each * slope, 0, None).mean(0) @ result
+            rows.append([result - np.eye(tokens)])
+    found = np.array(rows)  # (layers, heads, N, N)
+    found = np.einsum("n,lhnm->lhm", read(model, tokens, question.token), found)[..., -6:]
+    return (found / found.sum(-1, keepdims=True)).reshape(*found.shape[:2], 2, 3)
+
+
+QUESTIONS = [
+    Question(method=method, layer=layer, head=head, token=token)
+    for method, layer, head, token in itertools.product(
+        ("rollout", "attention"), (None, 0, "all"), ("mean", "max", "min", 1, "all"), ("head", "class", "1,2")
+    )
+] + [
+    Question(method="grad-rollout", layer=layer, token=token)
+    for layer, token in itertools.product((None, 1, "all"), ("head", "class"))
+]
+
+
+def test_every_choice_is_what_it_is_by_hand() -> None:
+    subject = explainer()
+    pixels = pixels_of(subject, picture(), picture(60, 40, seed=1))
+    maps, slopes, logits = attended(subject.model, pixels)
+    for question in QUESTIONS:
+        found, mine = subject.maps(pixels, subject.settled(question))
+        assert torch.allclose(found, logits, atol=1e-5)
+        layers, heads = 3 if question.layer == "all" else 1, 2 if question.head == "all" else 1
+        assert mine.shape == (2, layers, heads, 2, 3)
+        np.testing.assert_allclose(mine.sum((-1, -2)), 1, atol=1e-5)
+        for image in range(2):
+            expected = by_hand(question, subject.model, maps[image], slopes[image])
+            np.testing.assert_allclose(mine[image], expected, atol=1e-5, err_msg=str(question))
+
+
+@pytest.mark.parametrize("method", ["rollout", "attention", "grad-rollout"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "relative with registers",
+        "rotary",
+        "mean",
+        "mean, then norm",
+        "distilled",
+        "distilled, distill answers",
+        "hybrid",
+    ],
+)
+def test_other_families_by_hand(case: str, method: Any) -> None:
+    subject = explainer(case)
+    pixels = pixels_of(subject, picture())
+    maps, slopes, _ = attended(subject.model, pixels)
+    for token in ("head", *(("distill",) if "distilled" in case else ())):
+        question = Question(method=method, token=token)
+        _, mine = subject.maps(pixels, subject.settled(question))
+        np.testing.assert_allclose(mine[0], by_hand(question, subject.model, maps[0], slopes[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family_is_explained(case: str) -> None:
+    subject = explainer(case)
+    methods: list[Any] = ["rollout", "grad-rollout", "attention", "norms", *["pool"] * ("map" in case or "cct" in case)]
+    for method in methods:
+        found = subject.explain(picture(), method)
+        assert found.maps.shape == (1, 1, 2, 3)
+        assert np.isfinite(found.maps).all()
+        assert method == "norms" or found.map.sum() == pytest.approx(1, abs=1e-5)
+        assert found.map.std() > 1e-4 * found.map.mean()
+    assert hooks_of(subject.model) == 0
+
+
+@pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
+def test_a_pool_is_what_its_head_reads(case: str) -> None:
+    subject = explainer(case)
+    pixels = pixels_of(subject, picture(), picture(seed=1))
+    logits, mine = subject.maps(pixels, subject.settled(Question(method="pool")))
+    with torch.no_grad():
+        tokens = subject.model.tokens(pixels)
+        shares = subject.model.attn_pool.weights(tokens[:, tokens.shape[1] - 6 :]).mean(1)[:, 0]
+    assert torch.allclose(logits, subject.model(pixels), atol=1e-6)
+    np.testing.assert_allclose(mine.reshape(2, 6), shares.numpy(), atol=1e-6)
+    maps, _, _ = attended(subject.model, pixels)
+    _, rollout = subject.maps(pixels, Question())
+    for image in range(2):
+        made_of = rolled(maps[image], lambda layer: layer.mean(0))
+        expected = shares[image].numpy() @ made_of[-6:, -6:]
+        np.testing.assert_allclose(rollout[image].ravel(), expected / expected.sum(), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["learned with registers", "cct", "distilled"])
+def test_norms_are_lengths_of_the_patches_tokens(case: str) -> None:
+    subject = explainer(case)
+    pixels = pixels_of(subject, picture(), picture(seed=1))
+    logits, mine = subject.maps(pixels, subject.settled(Question(method="norms", layer="all")))
+    _, second = subject.maps(pixels, subject.settled(Question(method="norms", layer=1)))
+    made = list[torch.Tensor]()
+    for block in subject.model.blocks:
+        block.register_forward_hook(lambda *given: made.append(given[-1]))
+    with torch.no_grad():
+        subject.model.tokens(pixels)
+        assert torch.allclose(subject.model(pixels), logits, atol=1e-5)
+    expected = torch.stack([each[:, -6:].norm(dim=-1) for each in made[:3]], dim=1).reshape(2, 3, 1, 2, 3)
+    np.testing.assert_allclose(mine, expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(second, mine[:, 1:2])
+
+
+def test_the_class_asked_about() -> None:
+    subject = explainer()
+    maps = dict[int, Any]()
+    for index, label in enumerate(LABELS):
+        found = subject.explain(picture(), "grad-rollout", of_class=label)
+        by_number = subject.explain(picture(), "grad-rollout", of_class=str(index))
+        np.testing.assert_array_equal(found.maps, by_number.maps)
+        assert found.asked is not None
+        assert found.prediction is not None
+        assert (found.asked.index, found.asked.label) == (index, label)
+        assert found.asked in found.prediction.top
+        maps[index] = found.map
+    assert all(not np.allclose(maps[a], maps[b]) for a, b in itertools.combinations(maps, 2))
+    likeliest = subject.explain(picture(), "grad-rollout")
+    assert likeliest.asked is not None
+    assert likeliest.prediction is not None
+    assert likeliest.asked == likeliest.prediction.top[0]
+    np.testing.assert_array_equal(likeliest.map, maps[likeliest.asked.index])
+    assert likeliest.prediction == vitrail.Predictor(subject.model, preprocessing=PREPROCESSING, labels=LABELS).predict(
+        picture()
+    )
+
+
+def test_discard() -> None:
+    subject = explainer()
+    plain, some, most = (subject.explain(picture(), discard=share).map for share in (0.0, 0.5, 0.9))
+    assert not np.allclose(plain, some)
+    assert not np.allclose(some, most)
+    assert some.sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["rollout", "attention", "norms"])
+def test_a_model_without_a_head(method: Any) -> None:
+    for case in ("learned stem", "distilled", "cct"):
+        found = explainer(case, classes=0).explain(picture(), method)
+        assert found.asked is None
+        assert found.prediction is None
+        assert found.map.shape == (2, 3)
+        assert found.plate.caption == f"{method.capitalize()} over picture."
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_model_and_the_picture_are_left_as_they_were(frozen: bool) -> None:
+    model = attending(dropout=0.5, attention_dropout=0.5).train().requires_grad_(not frozen)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    subject = Explainer(model, preprocessing=PREPROCESSING)
+    assert not model.training
+    pixels = images()
+    for method in ("rollout", "grad-rollout", "norms", "attention"):
+        subject.explain(picture(), method)
+        once, again = (subject.maps(pixels, Question(method=method))[1] for _ in range(2))
+        np.testing.assert_array_equal(once, again)
+        assert not pixels.requires_grad
+        assert all(each.grad is None for each in (pixels, *model.parameters()))
+        assert all(each.requires_grad != frozen for each in model.parameters())
+        assert hooks_of(model) == 0
+    assert torch.is_grad_enabled()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_pixels_with_a_history() -> None:
+    """Such as those of an attack on the model: neither lost nor changed."""
+    subject = explainer()
+    start = images().requires_grad_()
+    pixels = start * 1.0
+    for method in ("rollout", "grad-rollout"):
+        logits, maps = subject.maps(pixels, Question(method=method))
+        assert not logits.requires_grad
+        np.testing.assert_allclose(maps, subject.maps(pixels.detach(), Question(method=method))[1], atol=1e-6)
+    assert pixels.requires_grad
+    assert start.grad is None
+
+
+def test_without_gradients_and_in_inference_mode(tmp_path: Path) -> None:
+    subject = explainer()
+    expected = {method: subject.explain(picture(), method).maps for method in ("rollout", "grad-rollout", "norms")}
+    vitrail.save(subject.model, tmp_path / "model", preprocessing=PREPROCESSING)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            opened = Explainer(tmp_path / "model")
+            for method, maps in expected.items():
+                np.testing.assert_allclose(subject.explain(picture(), method).maps, maps, atol=1e-6)
+                np.testing.assert_allclose(opened.explain(picture(), method).maps, maps, atol=1e-6)
+            assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
+    with torch.inference_mode():
+        stale = explainer()
+    assert stale.explain(picture()).map.shape == (2, 3)
+    with pytest.raises(ConfigError, match=r"made in torch\.inference_mode; expected one made outside it"):
+        stale.explain(picture(), "grad-rollout")
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place", "blocks in place"])
+def test_compiled_models(how: str) -> None:
+    plain, model = explainer(), attending()
+    model.load_state_dict(plain.model.state_dict())
+    if how == "wrapped":
+        model = torch.compile(model, backend="aot_eager")
+    for part in {"wrapped": [], "in place": [model]}.get(how, list(plain.model.blocks)):
+        part.compile(backend="aot_eager")
+    if how == "blocks in place":
+        model = plain.model
+        plain = explainer()
+        plain.model.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        model(images(1))  # it is compiled by now, without a hook
+    subject = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS)
+    for method in ("rollout", "grad-rollout", "norms"):
+        np.testing.assert_allclose(
+            subject.explain(picture(), method).maps, plain.explain(picture(), method).maps, atol=1e-5
+        )
+    with torch.no_grad():
+        assert torch.allclose(model(images(1)), plain.model(images(1)), atol=1e-5)
+
+
+def test_half_precision() -> None:
+    subject = explainer()
+    for method in ("rollout", "grad-rollout", "attention", "norms"):
+        expected = subject.explain(picture(), method).map
+        half = Explainer(explainer().model.bfloat16(), preprocessing=PREPROCESSING).explain(picture(), method).map
+        assert half.dtype == np.float32
+        assert method == "norms" or half.sum() == pytest.approx(1, abs=1e-5)
+        assert half.shape == expected.shape
+    pooled = Explainer(attending("map").bfloat16(), preprocessing=PREPROCESSING).explain(picture(), "pool")
+    assert pooled.map.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_grey_models_and_grey_photos() -> None:
+    grey = Explainer(attending(channels=1), preprocessing=Preprocessing(mean=(0.5,), std=(0.5,)))
+    for source in (picture(), picture()[:, :, 0], Image.fromarray(picture()).convert("L")):
+        found = grey.explain(source, "grad-rollout")
+        assert found.photo.shape == (50, 70, 3)
+        assert explainer().explain(source).map.shape == (2, 3)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 640), (900, 11), (1500, 2000), (33, 47)])
+def test_photos_of_odd_sizes(size: tuple[int, int]) -> None:
+    found = explainer().explain(picture(*size))
+    assert found.map.sum() == pytest.approx(1, abs=1e-5)
+    scale = min(1, 512 / max(size))
+    assert found.photo.shape == (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)), 3)
+    box = seen_box(size, explainer().viewer.preprocessing)
+    across, down = found.photo.shape[1] / size[1], found.photo.shape[0] / size[0]
+    np.testing.assert_allclose(found.box, (box[0] * across, box[1] * down, box[2] * across, box[3] * down))
+
+
+def test_a_dynamic_model_sees_what_its_preprocessing_says() -> None:
+    for case in ("learned stem", "relative", "cct with neighbours", "hybrid", "distilled"):
+        model = attending(case, dynamic=True)
+        subject = Explainer(model, preprocessing=Preprocessing(image_size=(64, 16)))
+        for method in ("rollout", "grad-rollout", "norms"):
+            found = subject.explain(picture(), method)
+            assert found.maps.shape == (1, 1, 4, 1)
+        assert subject.explain(picture(), token="3,0").map.argmax() in range(4)
+
+
+def test_what_the_maps_are_called() -> None:
+    subject = explainer()
+    assert subject.explain(picture()).titles == (("to layer 2, mean of the heads",),)
+    found = subject.explain(picture(), "attention", layer="all", head="all")
+    assert found.titles == tuple(tuple(f"layer {a}, head {b}" for b in range(2)) for a in range(3))
+    assert subject.explain(picture(), layer=0, head=1).titles == (("to layer 0, head 1",),)
+    assert subject.explain(picture(), "norms", layer=-2).titles == (("layer 1",),)
+    assert subject.explain(picture(), "grad-rollout", layer="all").titles == tuple((f"to layer {n}",) for n in range(3))
+    assert explainer("cct").explain(picture(), "pool").titles == (("attention pool",),)
+
+
+def test_a_folder_and_a_file(tmp_path: Path) -> None:
+    model = attending()
+    vitrail.save(model, tmp_path / "model", preprocessing=PREPROCESSING, labels=list(LABELS))
+    path = tmp_path / "my photo.png"
+    Image.fromarray(picture()).save(path)
+    expected = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS).explain(picture())
+    for source in (path, str(path), path.read_bytes()):
+        found = Explainer(tmp_path / "model").explain(source)
+        np.testing.assert_allclose(found.maps, expected.maps, atol=1e-6)
+        assert found.prediction == expected.prediction
+    assert Explainer(str(tmp_path / "model")).explain(path).plate.name == "my photo.rollout"
+    assert expected.plate.name == "picture.rollout"
+
+
+def test_what_cannot_be_explained() -> None:
+    subject = explainer()
+    with pytest.raises(DataError, match=r"'none\.jpg' does not exist"):
+        subject.explain("none.jpg")
+    with pytest.raises(ConfigError, match="layer 9; expected 0 to 2"):
+        subject.explain("none.jpg", layer=9)  # the question is settled first
+    with torch.no_grad():
+        next(subject.model.parameters()).fill_(float("nan"))
+    with pytest.raises(VitrailError, match="the model answers NaN"):
+        subject.explain(picture())
+    assert hooks_of(subject.model) == 0
+
+
+@pytest.mark.parametrize("method", ["rollout", "grad-rollout", "norms", "attention"])
+@pytest.mark.parametrize("size", [(50, 70), (90, 30), (1, 1)])
+def test_the_plate(method: Any, size: tuple[int, int]) -> None:
+    pytest.importorskip("matplotlib", reason=PLOT)
+    found = explainer().explain(picture(*size), method)
+    unit = "length of the token" if method == "norms" else "times an even share"
+    check_plate(found.plate, unit)
+    figure = found.plate.draw()
+    assert found._repr_png_().startswith(b"\x89PNG")  # pyright: ignore[reportPrivateUsage]
+    beside, over = figure.axes[:2]
+    for axes in (beside, over):
+        assert axes.get_aspect() == 1
+        assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
+    drawn = np.asarray(over.images[1].get_array())
+    np.testing.assert_allclose(drawn, found.map * (1 if method == "norms" else 6))
+    assert found.asked is not None
+    assert f"{found.asked.name} {found.asked.probability:.1%}" in figure.get_suptitle()
+    assert set(found.plate.arrays) == {"maps", "photo", "box"}
+
+
+def test_the_plate_of_a_patch_and_of_many_maps() -> None:
+    pytest.importorskip("matplotlib", reason=PLOT)
+    marked = explainer().explain(picture(), "attention", token="1, 2").plate.draw().axes[1]
+    box = seen_box((50, 70), explainer().viewer.preprocessing)
+    assert max(marked.lines[0].get_xdata()) == pytest.approx(box[2] - 0.5)
+    assert max(marked.lines[0].get_ydata()) == pytest.approx(box[3] - 0.5)
+    many = explainer().explain(picture(), "attention", layer="all", head="all").plate
+    check_plate(many, "times an even share")
+    assert len([axes for axes in many.draw().axes if axes.images]) == 6
+    check_plate(explainer().explain(picture(), "rollout", layer="all").plate)
+
+
+@pytest.mark.parametrize("label", ["a$b$ 100 %_{x}", "\u732b\x00\n", "W" * 200, " , b", ""])
+def test_names_of_any_kind(label: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason=PLOT)
+    subject = Explainer(attending(), preprocessing=PREPROCESSING, labels=[label] * 5)
+    for name in ("a/b/$c_$.tar.png", "..", "\u732b.jpg", ".png", ""):
+        found = subject.ask(picture(), subject.settled(Question()), name)
+        (path,) = found.plate.save(tmp_path)
+        assert path.parent == tmp_path
+        assert path.read_bytes().startswith(b"\x89PNG")
+    check_plate(found.plate)
+
+
+def test_explanations_can_be_compared_and_kept_in_sets() -> None:
+    one, other = (explainer().explain(picture()) for _ in range(2))
+    assert len({one, other, one}) == 2
+    assert one != other
+    assert isinstance(one, Explanation)
+
+
+REAL: dict[str, tuple[str, str, Preprocessing]] = {
+    "ViT-Ti": (
+        "vit_tiny_patch16_224",
+        "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+        Preprocessing(crop=0.875),
+    ),
+    "DeiT-Ti": (
+        "deit_tiny_patch16_224",
+        "weights/deit_tiny_patch16_224.pth",
+        Preprocessing(crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    ),
+}
+
+
+@pytest.mark.parametrize("key", REAL)
+def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None:
+    name, weights, preprocessing = REAL[key]
+    path, photos = shared(weights), sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::50]
+    model = vitrail.create(name)
+    model.load_state_dict(
+        load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)["model"]
+    )
+    subject = Explainer(model, preprocessing=preprocessing)
+    assert len(photos) == 20
+    seen = list[Any]()
+    for photo in photos:
+        found = subject.explain(photo)
+        assert found.map.shape == (14, 14)
+        assert np.isfinite(found.map).all()
+        assert found.map.min() >= 0
+        assert found.map.sum() == pytest.approx(1, abs=1e-5)
+        assert found.map.std() > 0.1 * found.map.mean()  # not flat
+        seen.append(found.map.ravel())
+    alike = np.corrcoef(seen)[~np.eye(20, dtype=bool)]
+    assert alike.mean() < 0.9  # and not the same for every photo

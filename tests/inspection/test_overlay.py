@@ -1,0 +1,127 @@
+"""Maps lie over the part of the photo that the model saw, and the photo keeps its aspect."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from plate_checks import check_plate
+
+from vitrail.figures import Plate
+from vitrail.inspection.overlay import BESIDE, LONGEST, overlay_figure, shown
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+
+def photo(rows: int, columns: int) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+
+
+def maps(layers: int = 1, heads: int = 1, grid: tuple[int, int] = (2, 3)) -> Any:
+    return np.random.default_rng(1).random((layers, heads, *grid))
+
+
+def drawn(size: tuple[int, int], panels: Any, box: Any = None, heading: str = "a", **named: Any) -> Any:
+    titles = [[f"layer {row}, head {column}" for column in range(panels.shape[1])] for row in range(len(panels))]
+    box = box or (0, 0, size[1], size[0])
+    plate = Plate(
+        name="a",
+        title="a",
+        caption="a.",
+        arrays={"maps": panels},
+        draw=lambda: overlay_figure(photo(*size), box, panels, titles, heading, "unit", **named),
+    )
+    check_plate(plate, "unit")
+    figure = plate.draw()
+    figure.draw_without_rendering()
+    return figure
+
+
+def test_a_small_photo_stays_as_it_is() -> None:
+    found, box = shown(Image.fromarray(photo(50, 70)), (1.5, -2, 68, 52))
+    assert np.array_equal(found, photo(50, 70))
+    assert box == (1.5, -2, 68, 52)
+
+
+@pytest.mark.parametrize("size", [(1024, 2048), (3000, 777), (513, 512), (1, 5000), (512, 512)])
+def test_a_large_photo_is_shown_smaller_with_its_box(size: tuple[int, int]) -> None:
+    rows, columns = size
+    found, box = shown(Image.new("L", (columns, rows), 7), (0.25 * columns, 0.1 * rows, 0.75 * columns, 1.2 * rows))
+    assert max(found.shape[:2]) == min(LONGEST, max(size))
+    assert found.dtype == np.uint8
+    assert found.shape[2] == 3
+    assert (found == 7).all()
+    across, down = found.shape[1], found.shape[0]
+    assert abs(across / columns - down / rows) * max(size) <= max(size) / min(size)  # to a pixel of the new photo
+    np.testing.assert_allclose(box, (0.25 * across, 0.1 * down, 0.75 * across, 1.2 * down))
+
+
+@pytest.mark.parametrize("size", [(40, 60), (60, 40), (30, 400), (400, 30), (1, 1), (2, 500)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1)])
+def test_the_photo_keeps_its_aspect(size: tuple[int, int], shape: tuple[int, int]) -> None:
+    figure = drawn(size, maps(*shape))
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert len(pictures) == 2 if shape == (1, 1) else 3
+    for axes in pictures:
+        assert axes.get_aspect() == 1
+        assert axes.get_xlim() == (-0.5, size[1] - 0.5)
+        assert axes.get_ylim() == (size[0] - 0.5, -0.5)  # the first row on top
+        box = axes.get_window_extent()
+        assert box.width / box.height == pytest.approx(size[1] / size[0], rel=0.02)
+        assert axes.images[0].get_array().shape == (*size, 3)
+
+
+def test_a_map_lies_where_the_model_looked() -> None:
+    """Pixels reach half a pixel to each side of their centre; the first map row is on top."""
+    panels = maps(1, 2)
+    figure = drawn((40, 60), panels, box=(10, 0, 50, 40))
+    for axes, panel in zip(figure.axes, panels[0], strict=False):
+        under, over = axes.images
+        assert under.get_extent() == (-0.5, 59.5, 39.5, -0.5)
+        assert over.get_extent() == (9.5, 49.5, 39.5, -0.5)
+        assert over.origin == "upper"
+        np.testing.assert_array_equal(over.get_array(), panel)
+        assert over.get_clim() == (panels.min(), panels.max())  # one scale for all panels, which the bar shows
+        assert 0 < over.get_alpha() < 1
+        assert over.get_cmap().name == "viridis"
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["layer 0, head 0", "layer 0, head 1"]
+
+
+def test_a_patch_is_marked() -> None:
+    figure = drawn((40, 60), maps(), box=(0, 10, 60, 30), patch=(1, 2))
+    beside, axes = figure.axes[:2]
+    for line in axes.lines:
+        assert sorted(set(line.get_xdata())) == pytest.approx([39.5, 59.5])
+        assert sorted(set(line.get_ydata())) == pytest.approx([19.5, 29.5])
+    assert len(axes.lines) == 2  # dark on light, to be seen on any ground
+    assert axes.lines[0].get_color() != axes.lines[1].get_color()
+    assert sorted(set(beside.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of what the model sees
+    assert beside.get_title() == "what the model sees"
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((1, 1), (1, 2)), ((3, 1), (1, 3)), ((12, 1), (3, BESIDE)), ((5, 1), (2, 4)), ((2, 7), (2, 7))],
+)
+def test_many_panels(shape: tuple[int, int], expected: tuple[int, int]) -> None:
+    figure = drawn((30, 40), maps(*shape))
+    grid = figure.axes[0].get_subplotspec().get_gridspec()
+    assert (grid.nrows, grid.ncols) == expected
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert len(pictures) == shape[0] * shape[1] + (shape == (1, 1))
+    titles = [axes.get_title() for axes in pictures]
+    wanted = [f"layer {row}, head {column}" for row in range(shape[0]) for column in range(shape[1])]
+    assert titles[shape == (1, 1) :] == wanted
+    empty = [axes for axes in figure.axes[: grid.nrows * grid.ncols] if not axes.images]
+    assert not any(axes.axison for axes in empty)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25])
+def test_a_flat_map(value: float) -> None:
+    drawn((30, 40), np.full((1, 1, 2, 3), value))
+
+
+@pytest.mark.parametrize("heading", ["a$b$c_{x} 100 %", "\u732b \u0628 \x00\n\t", "W" * 300, "$", ""])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5)])
+def test_headings_of_any_kind(heading: str, shape: tuple[int, int]) -> None:
+    drawn((40, 30), maps(*shape), heading=heading)

@@ -1,0 +1,212 @@
+"""Attention through all layers: closed forms, and a version of a few lines that shares nothing with ours."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attending import attending, images
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from vitrail.errors import ConfigError
+from vitrail.inspection.capture import capture, read_by_head
+from vitrail.inspection.rollout import (
+    FUSES,
+    from_token,
+    fused,
+    gradient_rollout,
+    normalised,
+    rollout,
+    square,
+    without_smallest,
+)
+
+LAYERS, HEADS, TOKENS = 4, 3, 7
+EYE, EVEN = np.eye(TOKENS), np.full((TOKENS, TOKENS), 1 / TOKENS)
+
+
+def random_maps(*shape: int, seed: int = 0) -> Any:
+    """Rows that sum to 1: (…, N, N)."""
+    return np.random.default_rng(seed).dirichlet(np.full(TOKENS, 0.5), (*shape, TOKENS))
+
+
+def by_hand(maps: Any, fuse: str, residual: float, discard: float) -> Any:
+    """One image, row by row and number by number: (L, H, N, N) → (N, N)."""
+    result = np.eye(TOKENS)
+    for layer in maps:
+        mixed = np.zeros((TOKENS, TOKENS))
+        for query in range(TOKENS):
+            row = [{"mean": np.mean, "max": np.max, "min": np.min}[fuse](layer[:, query, key]) for key in range(TOKENS)]
+            for key in sorted(range(TOKENS), key=lambda key: row[key])[: int(discard * TOKENS)]:
+                row[key] = 0.0
+            mixed[query] = (1 - residual) * np.array(row) / sum(row)
+            mixed[query, query] += residual
+        result = np.einsum("ij,jk->ik", mixed, result)
+    return result
+
+
+@pytest.mark.parametrize("fuse", FUSES)
+@pytest.mark.parametrize("residual", [0.0, 0.3, 0.5])
+def test_identity_stays_identity(fuse: Any, residual: float) -> None:
+    maps = np.broadcast_to(EYE, (LAYERS, HEADS, TOKENS, TOKENS))
+    np.testing.assert_allclose(rollout(list(maps), fuse, residual), EYE, atol=1e-12)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_even_attention(depth: int) -> None:
+    maps = [np.broadcast_to(EVEN, (HEADS, TOKENS, TOKENS))] * depth
+    np.testing.assert_allclose(rollout(maps, residual=0), EVEN, atol=1e-12)
+    np.testing.assert_allclose(rollout(maps), np.linalg.matrix_power(EYE / 2 + EVEN / 2, depth), atol=1e-12)
+    np.testing.assert_allclose(rollout(maps), 2.0**-depth * EYE + (1 - 2.0**-depth) * EVEN, atol=1e-12)
+
+
+@pytest.mark.parametrize("fuse", FUSES)
+@pytest.mark.parametrize("residual", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("discard", [0.0, 0.1, 0.3, 0.5, 0.9])
+def test_equal_to_a_version_by_hand(fuse: Any, residual: float, discard: float) -> None:
+    maps = random_maps(LAYERS, HEADS)
+    found = rollout(list(maps), fuse, residual, discard)
+    np.testing.assert_allclose(found, by_hand(maps, fuse, residual, discard), atol=1e-12)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
+    assert found.min() >= 0
+
+
+def test_the_last_layer_comes_first() -> None:
+    """A token is made of what the last layer took, which is made of what the layer before took."""
+    first, last = np.zeros((2, TOKENS, TOKENS))
+    first[:, 4] = last[:, 2] = 1  # all ask token 4, then all ask token 2
+    first[2] = np.eye(TOKENS)[5]  # which had asked token 5
+    found = rollout([first[None], last[None]], residual=0)
+    assert (found == np.eye(TOKENS)[5]).all()
+
+
+def test_batches_are_images_one_by_one() -> None:
+    maps, slopes = random_maps(LAYERS, 5, 2, HEADS), random_maps(LAYERS, 5, 2, HEADS, seed=1) - 0.1
+    together = rollout(list(maps), "max", 0.4, 0.3)
+    by_class = gradient_rollout(list(maps), list(slopes))
+    assert together.shape == by_class.shape == (5, 2, TOKENS, TOKENS)
+    for image in np.ndindex(5, 2):
+        one = [layer[image] for layer in maps]
+        np.testing.assert_allclose(together[image], rollout(one, "max", 0.4, 0.3), atol=1e-12)
+        np.testing.assert_allclose(by_class[image], gradient_rollout(one, [each[image] for each in slopes]), atol=1e-12)
+
+
+def test_float32_stays_float32() -> None:
+    maps = list(random_maps(LAYERS, HEADS).astype(np.float32))
+    for result in (rollout(maps, discard=0.3), gradient_rollout(maps, maps)):
+        assert result.dtype == np.float32
+    np.testing.assert_allclose(rollout(maps), by_hand(maps, "mean", 0.5, 0), atol=1e-6)
+
+
+def test_class_attention_leaves_the_patches_as_they_are() -> None:
+    maps, last = random_maps(2, HEADS), random_maps(HEADS)[:, :1]
+    for residual in (0.0, 0.5):
+        before, after = rollout(list(maps), residual=residual), rollout([*maps, last], residual=residual)
+        expected = residual * before[0] + (1 - residual) * last.mean(0)[0] @ before
+        np.testing.assert_allclose(after[0], expected, atol=1e-12)
+        np.testing.assert_allclose(after[1:], before[1:], atol=1e-12)
+    slopes = random_maps(3, HEADS, seed=1) - 0.1
+    before = gradient_rollout(list(maps), list(slopes[:2]))
+    after = gradient_rollout([*maps, last], [*slopes[:2], slopes[2][:, :1]])
+    relevant = np.maximum(slopes[2][:, :1] * last, 0).mean(0)
+    np.testing.assert_allclose(after[0], before[0] + relevant[0] @ before, atol=1e-12)
+    np.testing.assert_allclose(after[1:], before[1:], atol=1e-12)
+    assert gradient_rollout([last], [slopes[2][:, :1]]).shape == (TOKENS, TOKENS)
+    assert square(np.stack([last.mean(0)] * 2)).shape == (2, TOKENS, TOKENS)
+
+
+def test_one_class_against_a_loop() -> None:
+    maps, slopes = random_maps(LAYERS, HEADS), np.random.default_rng(2).normal(size=(LAYERS, HEADS, TOKENS, TOKENS))
+    expected = np.eye(TOKENS)
+    for layer in range(LAYERS):
+        relevant = np.zeros((TOKENS, TOKENS))
+        for head, query, key in np.ndindex(HEADS, TOKENS, TOKENS):
+            speaks = maps[layer, head, query, key] * slopes[layer, head, query, key]
+            relevant[query, key] += speaks / HEADS if speaks > 0 else 0
+        expected = expected + np.einsum("ij,jk->ik", relevant, expected)
+    np.testing.assert_allclose(gradient_rollout(list(maps), list(slopes)), expected, atol=1e-12)
+    against = gradient_rollout(list(maps), [-np.abs(each) for each in slopes])
+    np.testing.assert_array_equal(against, EYE)  # nothing speaks for the class
+
+
+def test_discarding() -> None:
+    row = np.array([[0.4, 0.1, 0.2, 0.3]])
+    for share, expected in ((0, row[0]), (0.24, row[0]), (0.25, [0.4, 0, 0.2, 0.3]), (0.75, [0.4, 0, 0, 0])):
+        assert without_smallest(row, share)[0].tolist() == list(expected)
+    assert row.tolist() == [[0.4, 0.1, 0.2, 0.3]]  # itself it is left alone
+
+
+@given(st.integers(1, 200), st.integers(0, 99))
+@example(100, 29)
+def test_so_many_are_discarded_as_was_said(tokens: int, percent: int) -> None:
+    row = np.random.default_rng(tokens).permutation(tokens)[None] + 1.0
+    kept = without_smallest(row, percent / 100)
+    assert (kept == 0).sum() == percent * tokens // 100
+    assert sorted(kept[kept > 0]) == sorted(row[0])[percent * tokens // 100 :]
+
+
+def test_fusing_and_rows_of_nothing() -> None:
+    apart = np.array([[[1.0, 0], [0.5, 0.5]], [[0, 1.0], [0.5, 0.5]]])
+    assert fused(apart, "min").tolist() == [[0, 0], [0.5, 0.5]]
+    assert fused(apart, "max").tolist() == [[1, 1], [0.5, 0.5]]
+    assert normalised(fused(apart, "min")).tolist() == [[0, 0], [0.5, 0.5]]
+    found = rollout([apart], "min")
+    assert found.tolist() == [[0.5, 0], [0.25, 0.75]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"fuse": "median"}, "heads as 'median'; expected one of mean, max, min"),
+        ({"residual": 1}, "residual is 1; expected a share from 0 up to, but not, 1"),
+        ({"residual": -0.1}, r"residual is -0\.1"),
+        ({"discard": 1.0}, r"discard is 1\.0; expected a share"),
+        ({"discard": float("nan")}, "discard is nan"),
+        ({"maps": []}, "no attention maps to roll out"),
+    ],
+)
+def test_what_makes_no_sense(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rollout(**{"maps": list(random_maps(2, HEADS)), **changed})
+
+
+def test_no_maps_of_a_class() -> None:
+    with pytest.raises(ConfigError, match="no attention maps"):
+        gradient_rollout([], [])
+
+
+def test_from_a_token_to_the_picture() -> None:
+    made_of = random_maps()
+    for token in range(TOKENS):
+        found = from_token(made_of, EYE[token], (2, 3))
+        np.testing.assert_allclose(found, (made_of[token, 1:] / made_of[token, 1:].sum()).reshape(2, 3), atol=1e-12)
+        assert found.sum() == pytest.approx(1)
+    several = from_token(random_maps(4, 2), EYE[:1], (3, 2))
+    assert several.shape == (4, 2, 3, 2)
+    np.testing.assert_allclose(several.sum((-1, -2)), 1)
+    each_its_own = from_token(random_maps(3), EYE[[0, 2, 6]], (2, 3))
+    for image, token in enumerate((0, 2, 6)):
+        np.testing.assert_allclose(each_its_own[image], from_token(random_maps(3)[image], EYE[token], (2, 3)))
+    assert from_token(EYE, EYE[0], (2, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]  # of patches there is nothing in it
+
+
+@pytest.mark.parametrize("case", ["learned with registers", "mean", "map beside class token and registers", "cct"])
+def test_from_what_the_head_reads(case: str) -> None:
+    """By the definition: of each token that is read, as much of its row as is read of it."""
+    model = attending(case)
+    with capture(model) as seen, torch.no_grad():
+        model(images())
+    made_of = rollout([each.double().numpy() for each in seen.maps])
+    found = from_token(made_of, read_by_head(model, seen).numpy(), seen.patches)
+    assert found.shape == (2, 2, 3)
+    np.testing.assert_allclose(found.sum((-1, -2)), 1, atol=1e-6)
+    for image in range(2):
+        rows = made_of[image, :, seen.prefix :]
+        if case == "mean":
+            expected = rows[seen.prefix :].mean(0)
+        elif seen.pooled is not None:
+            expected = sum(share * row for share, row in zip(seen.pooled[image].tolist(), rows, strict=True))
+        else:
+            expected = rows[0]
+        np.testing.assert_allclose(found[image].ravel(), expected / expected.sum(), atol=1e-6)
