@@ -40,7 +40,7 @@ def pixels_of(subject: Explainer, *sources: Any) -> torch.Tensor:
 
 
 def attended(model: Any, pixels: torch.Tensor) -> tuple[Any, Any, Any]:
-    """Maps of all layers with all their rows, (B, L, H, N, N), and, where the pass has them, slopes of the likeliest."""
+    """Maps of all layers with all their rows, (B, L, H, N, N), and where the pass has them slopes of the likeliest."""
     with unfused() as whole:
         model.tokens(pixels)
     with unfused() as weights:
@@ -376,7 +376,7 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
     for source in (path, str(path), path.read_bytes()):
         found = Explainer(tmp_path / "model").explain(source)
         np.testing.assert_allclose(found.maps, expected.maps, atol=1e-6)
-        assert found.prediction == expected.prediction
+        assert str(found.prediction) == str(expected.prediction)
     assert Explainer(str(tmp_path / "model")).explain(path).plate.name == "my photo.rollout"
     assert expected.plate.name == "picture.rollout"
 
@@ -394,15 +394,14 @@ def test_what_cannot_be_explained() -> None:
     assert hooks_of(subject.model) == 0
 
 
-@pytest.mark.parametrize("method", ["rollout", "grad-rollout", "norms", "attention"])
-@pytest.mark.parametrize("size", [(50, 70), (90, 30), (1, 1)])
-def test_the_plate(method: Any, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("method", ["grad-rollout", "norms"])
+def test_the_plate(method: Any) -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
+    size = (90, 30)
     found = explainer().explain(picture(*size), method)
     unit = "length of the token" if method == "norms" else "times an even share"
     check_plate(found.plate, unit)
     figure = found.plate.draw()
-    assert found._repr_png_().startswith(b"\x89PNG")  # pyright: ignore[reportPrivateUsage]
     beside, over = figure.axes[:2]
     for axes in (beside, over):
         assert axes.get_aspect() == 1
@@ -420,22 +419,27 @@ def test_the_plate_of_a_patch_and_of_many_maps() -> None:
     box = seen_box((50, 70), explainer().viewer.preprocessing)
     assert max(marked.lines[0].get_xdata()) == pytest.approx(box[2] - 0.5)
     assert max(marked.lines[0].get_ydata()) == pytest.approx(box[3] - 0.5)
-    many = explainer().explain(picture(), "attention", layer="all", head="all").plate
-    check_plate(many, "times an even share")
-    assert len([axes for axes in many.draw().axes if axes.images]) == 6
-    check_plate(explainer().explain(picture(), "rollout", layer="all").plate)
+    many = explainer().explain(picture(), "attention", layer="all", head="all")
+    assert len([axes for axes in many.plate.draw().axes if axes.images]) == 6
+    assert many._repr_png_().startswith(b"\x89PNG")  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.parametrize("label", ["a$b$ 100 %_{x}", "\u732b\x00\n", "W" * 200, " , b", ""])
-def test_names_of_any_kind(label: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("label", "name", "file"),
+    [
+        ("a$b$ 100 %_{x}", "a/b/$c_$.tar.png", "$c_$.tar.rollout.png"),
+        ("\u732b\x00\n", "\u732b.jpg", "\u732b.rollout.png"),
+        (" , b", "..", "...rollout.png"),
+        ("", "", "picture.rollout.png"),
+    ],
+)
+def test_names_of_any_kind(label: str, name: str, file: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
     subject = Explainer(attending(), preprocessing=PREPROCESSING, labels=[label] * 5)
-    for name in ("a/b/$c_$.tar.png", "..", "\u732b.jpg", ".png", ""):
-        found = subject.ask(picture(), subject.settled(Question()), name)
-        (path,) = found.plate.save(tmp_path)
-        assert path.parent == tmp_path
-        assert path.read_bytes().startswith(b"\x89PNG")
-    check_plate(found.plate)
+    plate = subject.ask(picture(), subject.settled(Question()), name).plate
+    assert plate.save(tmp_path) == [tmp_path / file]
+    assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
+    assert f" over {Path(name).name or 'picture'}; " in plate.caption
 
 
 def test_explanations_can_be_compared_and_kept_in_sets() -> None:
@@ -470,13 +474,13 @@ def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None
     subject = Explainer(model, preprocessing=preprocessing)
     assert len(photos) == 20
     seen = list[Any]()
-    for photo in photos:
-        found = subject.explain(photo)
-        assert found.map.shape == (14, 14)
-        assert np.isfinite(found.map).all()
-        assert found.map.min() >= 0
-        assert found.map.sum() == pytest.approx(1, abs=1e-5)
-        assert found.map.std() > 0.1 * found.map.mean()  # not flat
-        seen.append(found.map.ravel())
+    for part in (photos[start : start + 5] for start in range(0, 20, 5)):
+        _, maps = subject.maps(subject.viewer.see(part), Question())
+        assert maps.shape == (5, 1, 1, 14, 14)
+        assert np.isfinite(maps).all()
+        assert maps.min() >= 0
+        np.testing.assert_allclose(maps.sum((-1, -2)), 1, atol=1e-5)
+        assert (maps.std((-1, -2)) > 0.1 / 196).all()  # not flat
+        seen.extend(maps.reshape(5, 196))
     alike = np.corrcoef(seen)[~np.eye(20, dtype=bool)]
     assert alike.mean() < 0.9  # and not the same for every photo
