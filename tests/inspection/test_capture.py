@@ -454,6 +454,24 @@ def test_inference_mode() -> None:
     assert all(map(torch.equal, seen.maps, plain.maps))
 
 
+def test_of_a_module_called_twice_the_last_call_is_seen() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.grid = SelfAttention(16, 2), (2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(self.attn(x, self.grid), self.grid)
+
+    model = Twice()
+    given = heard(model)
+    with capture(model, gradients=True) as seen:
+        out = model(torch.randn(2, 6, 16))
+    (weights,) = seen.maps
+    assert (merge_heads(weights @ seen.values[0]) - given[0]).abs().max() <= 1e-5
+    assert seen.gradients(out.sum())[0].shape == weights.shape
+
+
 def test_nothing_was_seen() -> None:
     with capture(attending()) as seen, pytest.raises(VitrailError, match="nothing was seen of layer 0; expected a"):
         _ = seen.maps
