@@ -1,7 +1,9 @@
-"""What `make demo` shows: a small ViT learns the embedded pictures from nothing, in about a minute on two cores."""
+"""What `make demo` shows: a small ViT learns the embedded pictures from nothing, and what it then looks at."""
 
 import sys
 from pathlib import Path
+
+from PIL import Image
 
 import vitrail
 from vitrail.cli import app
@@ -43,6 +45,20 @@ def predict(folder: Path) -> None:
     print("\n".join(text_table(("it is", "the model says", "probability"), lines, "llr")))
 
 
+def look_inside(folder: Path) -> None:
+    title("What it looks at")
+    pictures = open_data("fashion").val
+    assert pictures is not None
+    photo = folder / "photo.png"
+    Image.fromarray(pictures.source(3).squeeze()).save(photo)
+    for words in (
+        ["explain", str(folder), str(photo), "--method", "grad-rollout", "--check", "-o", str(folder / "explained")],
+        ["report", str(folder), "--images", "16", "--explained", "4", "-o", str(folder / "report.html")],
+    ):
+        print(f"$ vitrail {' '.join(words)}", flush=True)
+        app()(words, exit_on_error=False, result_action="return_value")
+
+
 def say_what_next(folder: Path) -> None:
     title("And now")
     print(
@@ -50,6 +66,7 @@ def say_what_next(folder: Path) -> None:
         "vitrail train --data PHOTOS --init WEIGHTS         your own photos, PHOTOS/CLASS/*.jpg, in a few minutes\n"
         "vitrail train --data CIFAR10 --recipe cifar10-cpu  CIFAR-10 from scratch, in half an hour on two cores\n"
         "vitrail runs                                       runs side by side\n"
+        "vitrail explain WEIGHTS PHOTO.jpg                  what any public ViT looks at in your photo\n"
         "python examples/tour.py                            the models, and one forward pass taken apart"
     )
 
@@ -58,4 +75,5 @@ if __name__ == "__main__":
     made = train(sys.argv[1:])
     show_curve(made)
     predict(made)
+    look_inside(made)
     say_what_next(made)

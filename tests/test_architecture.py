@@ -117,6 +117,9 @@ RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_a
         (RUN.format(words=["runs", "--help"]), set[str]()),
         (RUN.format(words=["ablate", "--help"]), set[str]()),
         (RUN.format(words=["lessons", "--help"]), set[str]()),
+        (RUN.format(words=["explain", "--help"]), set[str]()),
+        (RUN.format(words=["look", "--help"]), set[str]()),
+        (RUN.format(words=["report", "--help"]), set[str]()),
         (RUN.format(words=["summary", "ViT-Ti/16"]), {"torch"}),  # the check can fail
     ],
 )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from vitrail.data.datasets import open_data
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+    from vitrail.inspection.explain import Explainer
+    from vitrail.inspection.look import look
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
     from vitrail.predict.predictor import Predictor
@@ -28,6 +30,7 @@ _HOMES = {
     "ConfigError": "vitrail.errors",
     "DataError": "vitrail.errors",
     "VitrailError": "vitrail.errors",
+    "Explainer": "vitrail.inspection.explain",
     "Predictor": "vitrail.predict.predictor",
     "Preprocessing": "vitrail.data.preprocessing",
     "Teacher": "vitrail.train.teacher",
@@ -38,6 +41,7 @@ _HOMES = {
     "fit": "vitrail.train.fit",
     "list_models": "vitrail.models.catalog",
     "load": "vitrail.checkpoint.reading",
+    "look": "vitrail.inspection.look",
     "open_data": "vitrail.data.datasets",
     "open_recipe": "vitrail.train.recipe",
     "save": "vitrail.checkpoint.writing",
@@ -47,6 +51,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "Explainer",
     "Predictor",
     "Preprocessing",
     "Teacher",
@@ -58,6 +63,7 @@ __all__ = [
     "fit",
     "list_models",
     "load",
+    "look",
     "open_data",
     "open_recipe",
     "save",

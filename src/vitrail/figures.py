@@ -48,8 +48,8 @@ class Plate:
     def renamed(self, taken: set[str]) -> "Plate":
         """Under a name that is not taken yet, and now is: two photos of one name in two folders are two plates."""
         tries = (self.name if number == 1 else f"{self.name}-{number}" for number in count(1))
-        name = next(each for each in tries if each not in taken)
-        taken.add(name)
+        name = next(each for each in tries if each.casefold() not in taken)
+        taken.add(name.casefold())  # on some disks A.png is a.png
         return replace(self, name=name)
 
     def save(self, folder: Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:

@@ -1,7 +1,6 @@
 """A picture and a question go in, and out comes the map that the parts give by hand."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,16 @@ import pytest
 import torch
 from attending import CASES, attending, hooks_of, images, unfused
 from PIL import Image
-from plate_checks import check_plate
-from safetensors.torch import load_file
 
 import vitrail
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare, seen_box
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.inspection.explain import Explainer, Explanation
+from vitrail.inspection.explain import Explainer
 from vitrail.inspection.question import Method, Question
 
 PREPROCESSING = Preprocessing(crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 LABELS = ("tench", "goldfish", "crane", "ant", "bee")
-PLOT = "needs the extra `plot`"
 
 
 def picture(rows: int = 50, columns: int = 70, seed: int = 0) -> Any:
@@ -391,95 +387,3 @@ def test_what_cannot_be_explained() -> None:
     with pytest.raises(VitrailError, match="the model answers NaN"):
         subject.explain(picture())
     assert hooks_of(subject.model) == 0
-
-
-@pytest.mark.parametrize("method", ["grad-rollout", "norms"])
-def test_the_plate(method: Any) -> None:
-    pytest.importorskip("matplotlib", reason=PLOT)
-    size = (90, 30)
-    found = explainer().explain(picture(*size), method)
-    unit = "length of the token" if method == "norms" else "times an even share"
-    check_plate(found.plate, unit)
-    figure = found.plate.draw()
-    beside, over = figure.axes[:2]
-    for axes in (beside, over):
-        assert axes.get_aspect() == 1
-        assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
-    drawn = np.asarray(over.images[1].get_array())
-    np.testing.assert_allclose(drawn, found.map * (1 if method == "norms" else 6))
-    assert found.asked is not None
-    assert f"{found.asked.name} {found.asked.probability:.1%}" in figure.get_suptitle()
-    assert set(found.plate.arrays) == {"maps", "photo", "box"}
-
-
-def test_the_plate_of_a_patch_and_of_many_maps() -> None:
-    pytest.importorskip("matplotlib", reason=PLOT)
-    marked = explainer().explain(picture(), "attention", token="1, 2").plate.draw().axes[1]
-    box = seen_box((50, 70), explainer().viewer.preprocessing)
-    assert np.max(np.asarray(marked.lines[0].get_xdata())) == pytest.approx(box[2] - 0.5)
-    assert np.max(np.asarray(marked.lines[0].get_ydata())) == pytest.approx(box[3] - 0.5)
-    many = explainer().explain(picture(), "attention", layer="all", head="all")
-    assert len([axes for axes in many.plate.draw().axes if axes.images]) == 6
-    assert many._repr_png_().startswith(b"\x89PNG")  # pyright: ignore[reportPrivateUsage]
-
-
-@pytest.mark.parametrize(
-    ("label", "name", "file"),
-    [
-        ("a$b$ 100 %_{x}", "a/b/$c_$.tar.png", "$c_$.tar.rollout.png"),
-        ("\u732b\x00\n", "\u732b.jpg", "\u732b.rollout.png"),
-        (" , b", "..", "...rollout.png"),
-        ("", "", "picture.rollout.png"),
-    ],
-)
-def test_names_of_any_kind(label: str, name: str, file: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason=PLOT)
-    subject = Explainer(attending(), preprocessing=PREPROCESSING, labels=[label] * 5)
-    plate = subject.ask(picture(), subject.settled(Question()), name).plate
-    assert plate.save(tmp_path) == [tmp_path / file]
-    assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
-    assert f" over {Path(name).name or 'picture'}; " in plate.caption
-
-
-def test_explanations_can_be_compared_and_kept_in_sets() -> None:
-    one, other = (explainer().explain(picture()) for _ in range(2))
-    assert len({one, other, one}) == 2
-    assert one != other
-    assert isinstance(one, Explanation)
-
-
-REAL: dict[str, tuple[str, str, Preprocessing]] = {
-    "ViT-Ti": (
-        "vit_tiny_patch16_224",
-        "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
-        Preprocessing(crop=0.875),
-    ),
-    "DeiT-Ti": (
-        "deit_tiny_patch16_224",
-        "weights/deit_tiny_patch16_224.pth",
-        Preprocessing(crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
-    ),
-}
-
-
-@pytest.mark.parametrize("key", REAL)
-def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None:
-    name, weights, preprocessing = REAL[key]
-    path, photos = shared(weights), sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::50]
-    model = vitrail.create(name)
-    model.load_state_dict(
-        load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)["model"]
-    )
-    subject = Explainer(model, preprocessing=preprocessing)
-    assert len(photos) == 20
-    seen = list[Any]()
-    for part in (photos[start : start + 5] for start in range(0, 20, 5)):
-        _, maps = subject.maps(subject.viewer.see(part), Question())
-        assert maps.shape == (5, 1, 1, 14, 14)
-        assert np.isfinite(maps).all()
-        assert maps.min() >= 0
-        np.testing.assert_allclose(maps.sum((-1, -2)), 1, atol=1e-5)
-        assert (maps.std((-1, -2)) > 0.1 / 196).all()  # not flat
-        seen.extend(maps.reshape(5, 196))
-    alike = np.corrcoef(seen)[~np.eye(20, dtype=bool)]
-    assert alike.mean() < 0.9  # and not the same for every photo

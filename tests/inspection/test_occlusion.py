@@ -94,14 +94,17 @@ def test_the_plate(images: int, shares: int, by_chance: bool) -> None:
     np.testing.assert_allclose(
         np.asarray(axes.lines[-1].get_xydata(), dtype=float), np.stack((100 * x, most.mean(0)), 1)
     )
-    assert f"the probability here is {(least - most).mean():.3f} lower" in plate.caption
+    at = (least - most).mean(0).argmax()
+    apart = f"{most.mean(0)[at]:.3f} without the most and {least.mean(0)[at]:.3f} without the least"
+    assert f"at {x[at]:.0%} of the patches, {apart}" in plate.caption
     assert ("standard error" in plate.caption) == (images > 1)
     assert set(plate.arrays) == {"shares", "most", "least"} | ({"chance"} if by_chance else set())
 
 
 def test_a_map_that_misleads_is_said_to() -> None:
     shares, most, least = np.array([0.5]), np.array([[0.75]]), np.array([[0.25]])
-    assert "the probability here is 0.500 higher. Mean over 1 image." in occlusion_plate(shares, most, least).caption
+    said = "at 50% of the patches, 0.750 without the most and 0.250 without the least attended. Mean over 1 image."
+    assert said in occlusion_plate(shares, most, least).caption
 
 
 def test_curves_that_do_not_fit() -> None:

@@ -119,6 +119,13 @@ def test_many_panels(shape: tuple[int, int], expected: tuple[int, int]) -> None:
     assert not any(axes.axison for axes in empty)
 
 
+def test_tall_photos_many_times_still_make_a_page() -> None:
+    for size, shape in (((90, 30), (12, 2)), ((90, 30), (2, 2))):
+        figure = drawn(size, maps(*shape), checked=False)
+        assert figure.get_figheight() < 40
+        assert figure.axes[0].get_window_extent().width / figure.dpi > 0.8
+
+
 @pytest.mark.parametrize("value", [0.0, 0.25])
 def test_a_flat_map(value: float) -> None:
     drawn((30, 40), np.full((1, 1, 2, 3), value), checked=value == 0)

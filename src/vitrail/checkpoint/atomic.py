@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from uuid import uuid4
 
 from safetensors import SafetensorError
@@ -37,6 +38,16 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from error
+
+
+def make_writable(folder: Path) -> None:
+    """As `make_folder`, and tried: what could not be written in the end is told before the work."""
+    make_folder(folder)
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"cannot write in {folder}: {one_line(error)}; expected a place for results") from error
 
 
 def synchronise(path: Path) -> None:

@@ -86,8 +86,10 @@ def explain(
         raise ConfigError("no pictures; expected at least one: a file, or a folder of them")
     if check and method == "norms":
         raise ConfigError("--check with --method norms, which is no attention; expected another method, or no --check")
+    if check and "all" in (layer, head):
+        raise ConfigError("--check of all layers or heads; expected one map to be checked: one of each, or none given")
 
-    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.checkpoint.atomic import make_writable
     from vitrail.data.shown import pictures_at
     from vitrail.figures import new_figure
     from vitrail.inspection.question import Question
@@ -98,7 +100,7 @@ def explain(
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
     found = pictures_at(images)
-    make_folder(out)  # what would fail in the end fails before the work
+    make_writable(out)
     new_figure(1, 1)
     names, report, failed = set[str](), list[dict[str, Any]](), 0
     with progress(len(found) if len(found) > 1 else 0) as advance:
@@ -106,6 +108,8 @@ def explain(
             try:
                 result = explainer.ask(each.source, question, each.name)
             except DataError as error:
+                if len(found) == 1:
+                    raise
                 print(f"vitrail: {error}", file=sys.stderr)
                 failed += 1
                 continue
@@ -122,7 +126,8 @@ def explain(
     if as_json:
         print(json.dumps(report, indent=2))
     if failed:
-        raise VitrailError(f"{failed} of {len(found)} pictures could not be read; the others are in {out}")
+        others = f"; the others are in {out}" if report else ""
+        raise VitrailError(f"{failed} of {len(found)} pictures could not be read{others}")
 
 
 def answers(result: "Explanation") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -16,6 +16,7 @@ def look(
     *,
     data: str | None = None,
     images: int = 32,
+    method: Literal["rollout", "grad-rollout", "attention", "pool"] = "rollout",
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
     svg: Annotated[bool, Parameter(negative=())] = False,
     arrays: Annotated[bool, Parameter(negative=())] = False,
@@ -42,6 +43,8 @@ def look(
         Pictures: a folder of them, with classes or without, or what `vitrail eval` takes; of a run its own unless said.
     images
         How many of them, taken evenly.
+    method
+        Whose maps the occlusion check is of: see `vitrail explain`.
     out
         The folder for the figures.
     svg
@@ -53,16 +56,19 @@ def look(
     device
         auto, cpu, cuda, cuda:1, mps.
     """
-    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
     from vitrail.inspection.look import look as looked
+    from vitrail.inspection.question import Question
 
     opened, explainer = open_subject(checkpoint, None, device)
     pictures, notes = pictures_for(opened, data, images)
-    make_folder(out)  # what would fail in the end fails before the work
+    make_writable(out)
     new_figure(1, 1)
     with progress(len(pictures)) as advance:
-        seen = looked(explainer, (each.source for each in pictures), batch=batch, progress=advance)
+        seen = looked(
+            explainer, (each.source for each in pictures), batch=batch, method=Question(method=method), progress=advance
+        )
     for text in (*notes, *seen.notes, *seen.skipped):
         print(f"vitrail: note: {text}", file=sys.stderr)
     kinds = (".png", ".svg") if svg else (".png",)

@@ -1,5 +1,6 @@
 """A bar for whatever takes long."""
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ def progress(total: int | None, title: str = "") -> Generator[Callable[[int], ob
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (console.is_terminal and total != 0)) as bar:
+    disable = not (console.is_terminal and total != 0)
+    shared = sys.stdout.isatty()  # what is printed meanwhile goes above the bar, unless it goes to a file
+    with Progress(*columns, console=console, transient=True, disable=disable, redirect_stdout=shared) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)

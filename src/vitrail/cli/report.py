@@ -57,18 +57,22 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {out}; expected a name that ends in .html")
 
-    from vitrail.checkpoint.atomic import make_folder
+    from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
-    from vitrail.report.model import report_page
-    from vitrail.report.page import write_page
+    from vitrail.report.model import report_parts
+    from vitrail.report.page import html_page, write_page
 
     opened, explainer = open_subject(checkpoint, labels, device)
     pictures, notes = pictures_for(opened, data, images, explainer.viewer.labels)
-    make_folder(out.parent)  # what would fail in the end fails before the work
+    make_writable(out.parent)
+    if out.is_dir():
+        raise ConfigError(f"--out {out}, which is a folder; expected the name of a page, new or to be written over")
     new_figure(1, 1)
     for text in notes:
         print(f"vitrail: note: {text}", file=sys.stderr)
-    with progress(len(pictures)) as advance:
-        page = report_page(explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance)
+    with progress(len(pictures) + min(explained, len(pictures)), "looking") as advance:
+        parts = report_parts(explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance)
+    with progress(sum(len(section.plates) for section in parts[2]), "drawing") as advance:
+        page = html_page(*parts, progress=advance)
     write_page(page, out)
     print(f"{out}: {len(page) / 1e6:.1f} MB, to be opened in a browser")

@@ -35,15 +35,17 @@ def pictures_for(
     """
     if count < 1:
         raise ConfigError(f"--images {count}; expected 1 or more")
-    from vitrail.data.shown import evenly, is_loose, pictures_at
+    from vitrail.data.shown import evenly, is_loose, pictures_at, places
     from vitrail.train.opened import opened_data, validation_pictures
 
     if data is None and opened.run is None:
         return [], ["no --data, so no pictures; expected a folder of them for all that is seen with pictures"]
     if data is not None and is_loose(Path(data)):
-        return pictures_at([data])[:count], []
+        loose = pictures_at([data])
+        return [loose[n] for n in places(len(loose), count)], []
     found = opened_data(data, None, opened.run)
     chosen = evenly(validation_pictures(found), count)
-    if labels and all(name.isdecimal() and int(name) < len(labels) for name in found.classes):
+    by_number = all(name.isdecimal() and int(name) < len(labels or ()) for name in found.classes)
+    if labels and by_number and not set(found.classes) <= set(labels):
         chosen = [replace(each, label=labels[int(each.label or 0)]) for each in chosen]
     return chosen, found.notes

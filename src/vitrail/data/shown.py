@@ -21,10 +21,14 @@ class Shown:
     label: str | None = None
 
 
-def evenly(pictures: Pictures, count: int) -> list[Shown]:
+def places(total: int, count: int) -> list[int]:
     """So many of them, from the first to the last at even steps, so that every class has its turn."""
-    places = np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int).tolist()
-    return [Shown(pictures.source(n), pictures.name(n), pictures.classes[pictures.label(n)]) for n in places]
+    return np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist()
+
+
+def evenly(pictures: Pictures, count: int) -> list[Shown]:
+    chosen = places(len(pictures), count)
+    return [Shown(pictures.source(n), pictures.name(n), pictures.classes[pictures.label(n)]) for n in chosen]
 
 
 def is_loose(place: Path) -> bool:

@@ -20,6 +20,7 @@ from vitrail.inspection.rollout import Fuse, from_token, fused, gradient_rollout
 from vitrail.inspection.tokens import token_norms
 from vitrail.predict.viewer import Answer, Prediction, Viewer
 
+LONGEST = 180  # bytes of a name
 SHARE, LENGTH = "times an even share", "length of the token"
 
 
@@ -46,7 +47,7 @@ class Explanation:
         words, asked, name = self.question.words, self.asked, Path(self.name).name or "picture"
         answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
         return Plate(
-            name=f"{Path(name).stem}.{self.question.method}",
+            name=f"{short_stem(name)}.{self.question.method}",
             title=f"{name}: {words}",
             caption=f"{words[0].upper()}{words[1:]} over {name}" + f"; {answer}" * bool(answer) + ".",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
@@ -61,6 +62,13 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         return self.plate.png()
+
+
+def short_stem(name: str) -> str:
+    """Of a file's name, so much that an ending can follow: 255 bytes are the most for most disks."""
+    stem = Path(name).stem
+    data = stem.encode("utf-8", "surrogateescape")
+    return stem if len(data) <= LONGEST else data[:LONGEST].decode("utf-8", "ignore")
 
 
 class Explainer:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.figures import Plate
 from vitrail.inspection.alignment import alignment, alignment_plate
 from vitrail.inspection.capture import capture, prefix_names, token_states
@@ -39,7 +39,10 @@ class Look:
     skipped: tuple[str, ...] = ()  # pictures that could not be read, and why
 
     def __getitem__(self, name: str) -> Plate:
-        return next(each for each in self.plates if each.name == name)
+        found = {each.name: each for each in self.plates}
+        if name not in found:
+            raise unknown("plate", name, found)
+        return found[name]
 
 
 def look(
@@ -138,11 +141,12 @@ class Seen:
 
     def occlude(self, explainer: Explainer, pixels: Tensor, question: Question) -> None:
         logits, maps = explainer.maps(pixels, question)
-        chance = np.random.default_rng(self.images).random((len(pixels), *self.grid))
-        attended = maps[:, -1, -1]
+        chance = np.stack([np.random.default_rng(self.images + n).random(self.grid) for n in range(len(pixels))])
+        attended, classes = maps[:, -1, -1], logits.argmax(-1)
+        whole = logits.float().softmax(-1).gather(1, classes[:, None]).cpu().numpy()  # nothing is removed yet
         for name, by, most in (("most", attended, True), ("least", attended, False), ("chance", chance, True)):
-            found = probabilities(explainer.model, pixels, by, logits.argmax(-1), SHARES, most=most)
-            self.left.setdefault(name, []).append(found)
+            found = probabilities(explainer.model, pixels, by, classes, SHARES[1:], most=most)
+            self.left.setdefault(name, []).append(np.concatenate([whole, found], axis=1))
 
 
 @torch.no_grad()
@@ -168,7 +172,7 @@ def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
     if seen.cosines:
         plates.append(similarity_by_layer_plate(np.concatenate(seen.cosines).mean(0)))
     if seen.images < FEWEST:
-        notes.append(f"alignment of the layers: {seen.images} pictures are too few; expected {FEWEST} or more")
+        notes.append(f"alignment of the layers: too few pictures, {seen.images}; expected {FEWEST} or more")
     else:
         plates.append(alignment_plate(alignment(np.concatenate(seen.means).swapaxes(0, 1))))
     if seen.left:

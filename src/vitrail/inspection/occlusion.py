@@ -60,7 +60,8 @@ def occlusion_plate(
                 f"{name} is {values.shape} for {shares.shape} shares and {len(most)} images; expected (images, shares)"
             )
     images = len(most)
-    gap = float(np.mean(least - most))
+    gaps = (least - most).mean(0)
+    widest = int(np.abs(gaps).argmax())
     looks = (
         ("least", "least attended first", BLUE, "o-"),
         ("chance", "by chance", GREY, "s--"),
@@ -87,8 +88,9 @@ def occlusion_plate(
         title="Occlusion check",
         caption=(
             "How probable the class stays while patches are replaced by the mean colour. If the map means something, "
-            "removing what is attended most hurts sooner than removing what is attended least: on average over the "
-            f"shares the probability here is {abs(gap):.3f} {'lower' if gap >= 0 else 'higher'}. "
+            "removing what is attended most hurts sooner than removing what is attended least: here the two are "
+            f"farthest apart at {shares[widest]:.0%} of the patches, {most.mean(0)[widest]:.3f} without the most and "
+            f"{least.mean(0)[widest]:.3f} without the least attended. "
             f"Mean over {images:,} image{'s' * (images != 1)}{'; the bands are its standard error' * (images > 1)}."
         ),
         arrays={"shares": shares, **curves},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LONGEST = 512  # side of a photo in a figure, in pixels
 WIDTH = 3.4  # of one panel, in inches
 BESIDE = 4  # panels of that width
+TALLEST = 32  # of all panels, in inches
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -46,8 +47,9 @@ def overlay_figure(
     if across == 1:  # a column is laid out like a page
         across = 2 if alone else min(len(flat), BESIDE)
     rows = -(-len(flat) // across)
-    small = WIDTH if across <= BESIDE else max(1.0, BESIDE * WIDTH / across)
-    tall = small * min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
+    aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
+    small = max(1.0, min(WIDTH, BESIDE * WIDTH / across, TALLEST / (rows * aspect)))
+    tall = small * aspect
     figure = new_figure(across * small + 0.9, rows * (tall + 0.25) + 0.5)
     grid: list[Any] = np.asarray(figure.subplots(rows, across, squeeze=False)).ravel().tolist()
     if alone:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import __version__
-from vitrail.data.shown import Shown
+from vitrail.data.shown import Shown, places
 from vitrail.errors import DataError
 from vitrail.inspection.explain import Explainer, Explanation
 from vitrail.inspection.look import look
@@ -27,7 +27,12 @@ PARTS = (  # title, what to know, the plates of `look` in it
 )
 
 
-def report_page(
+def report_page(explainer: Explainer, name: str, pictures: Sequence[Shown] = (), *, explained: int = 6) -> str:
+    """The page as HTML."""
+    return html_page(*report_parts(explainer, name, pictures, explained=explained))
+
+
+def report_parts(
     explainer: Explainer,
     name: str,
     pictures: Sequence[Shown] = (),
@@ -35,16 +40,21 @@ def report_page(
     explained: int = 6,
     batch: int = 4,
     progress: Callable[[int], object] | None = None,
-) -> str:
-    """The page as HTML. Of the pictures the first `explained` are shown with their maps, all are looked at."""
+) -> tuple[str, str, list[Section]]:
+    """Title, lead and sections. Of the pictures `explained` are shown with their maps, all are looked at.
+
+    `progress` is called with 1 for each that is shown and for each that is looked at.
+    """
     skipped, shown = list[str](), list[tuple[Shown, list[Explanation]]]()
     methods: tuple[Method, ...] = ("rollout", "grad-rollout") if explainer.viewer.classes else ("rollout",)
     questions = [explainer.settled(Question(method=method)) for method in methods]
-    for each in spread(pictures, explained):
+    for each in (pictures[n] for n in places(len(pictures), explained)):
         try:
             shown.append((each, [explainer.ask(each.source, question, each.name) for question in questions]))
         except DataError as error:
             skipped.append(str(error))
+        if progress is not None:
+            progress(1)
     seen = look(explainer, (each.source for each in pictures), batch=batch, progress=progress)
     summary = summarize(explainer.model)
     sections = [Section(title="The model", table=facts(explainer, summary))]
@@ -62,13 +72,7 @@ def report_page(
     sections.append(Section(title="Layer by layer", preformatted=str(summary)))
     if lines := [*seen.notes, *dict.fromkeys([*skipped, *seen.skipped])]:
         sections.append(Section(title="What is not here", text="\n\n".join(lines)))
-    return html_page(Path(name).name or name, lead(explainer, summary, seen.images), sections)
-
-
-def spread(pictures: Sequence[Shown], count: int) -> list[Shown]:
-    """So many, evenly from all."""
-    step = max(1, len(pictures) // count) if count else len(pictures) + 1
-    return list(pictures[::step][:count])
+    return Path(name).name or name, lead(explainer, summary, seen.images), sections
 
 
 def lead(explainer: Explainer, summary: Summary, images: int) -> str:

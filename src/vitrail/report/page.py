@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
@@ -39,15 +39,20 @@ class Section:
     preformatted: str = ""
 
 
-def html_page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The page as HTML, to be written to one file; all texts are shown as they are, whatever they hold."""
+def html_page(
+    title: str, lead: str, sections: Sequence[Section], *, progress: Callable[[int], object] | None = None
+) -> str:
+    """The page as HTML, to be written to one file; all texts are shown as they are, whatever they hold.
+
+    `progress` is called with 1 for each figure that is drawn.
+    """
     contents = ""
     if len(sections) > 1:
         entries = (f'<li><a href="#section-{n}">{safe(each.title)}</a></li>' for n, each in enumerate(sections, 1))
         contents = f'<nav aria-label="Contents"><ol>{"".join(entries)}</ol></nav>'
     bodies, figures = list[str](), 0
     for number, section in enumerate(sections, 1):
-        bodies.append(section_html(section, number, figures))
+        bodies.append(section_html(section, number, figures, progress))
         figures += len(section.plates)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -75,13 +80,17 @@ def write_page(page: str, path: Path) -> None:
     write_whole(path, lambda place: place.write_text(page, "utf-8"))
 
 
-def section_html(section: Section, number: int, figures: int) -> str:
+def section_html(section: Section, number: int, figures: int, progress: Callable[[int], object] | None = None) -> str:
     """`figures` is how many the page has before it."""
     parts = [f'<h2 id="section-{number}">{safe(section.title)}</h2>', paragraphs(section.text)]
     if section.table is not None:
         parts.append(table_html(section.table, section.title))
     if section.plates:
-        drawn = (figure_html(plate, n) for n, plate in enumerate(section.plates, figures + 1))
+        drawn = list[str]()
+        for n, plate in enumerate(section.plates, figures + 1):
+            drawn.append(figure_html(plate, n))
+            if progress is not None:
+                progress(1)
         parts.append(f'<div class="plates">{"".join(drawn)}</div>')
     if section.preformatted:
         parts.append(f'<pre tabindex="0">{safe(section.preformatted)}</pre>')

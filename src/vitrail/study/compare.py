@@ -3,8 +3,8 @@
 B batch, V voters, L layers, P pictures, N tokens, D width.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.data.datasets import Data, Pictures, open_data
 from vitrail.data.foreign import Dataset
@@ -20,6 +20,7 @@ from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, VitrailError, one_line
+from vitrail.inspection.capture import token_states
 from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
 from vitrail.train.evaluate import class_mapping, evaluating
 from vitrail.train.opened import Opened, is_same, open_model, opened_data, validation_pictures
@@ -190,7 +191,7 @@ def answers(
     said = torch.full((len(asked.heads), count), UNREAD, dtype=torch.int32)
     cosines = torch.full((len(model.blocks) + 2, count), torch.nan) if asked.distilled else None
     columns, unread = torch.tensor(asked.columns), dict[int, str]()
-    watching = token_cosines(model) if asked.distilled else nullcontext(list[Tensor]())
+    watching = token_states(model, token_cosine) if asked.distilled else nullcontext(list[Tensor]())
     with evaluating(model, device), torch.inference_mode(), watching as seen:
         number = next(model.parameters(), torch.empty(0)).dtype
         batches = evaluation_batches(pictures, asked.preprocessing, batch=batch, workers=workers)
@@ -232,31 +233,9 @@ def check_logits(asked: Candidate, logits: Tensor, pictures: int) -> None:
         raise VitrailError(f"{asked.name} answers NaN or infinity; expected finite weights: are they whole?")
 
 
-@contextmanager
-def token_cosines(model: Any) -> Generator[list[Tensor]]:
-    """Of the class and the distillation token in the last forward pass, each (B,): at first, after each block, at last.
-
-    By hooks, so that the pass that answers is the pass that is looked at; its last block computes these two tokens.
-    """
-    seen = list[Tensor]()
-
-    def look(tokens: Tensor) -> None:  # (B, N, D)
-        seen.append(F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1))
-
-    def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
-        seen.clear()
-        look(given[0])
-
-    def leave(_: nn.Module, __: tuple[Any, ...], made: Tensor) -> None:
-        look(made)
-
-    hooks = [model.blocks[0].register_forward_pre_hook(enter)]
-    hooks += [part.register_forward_hook(leave) for part in (*model.blocks, model.norm)]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+def token_cosine(tokens: Tensor) -> Tensor:
+    """Of the class and the distillation token, which also the last block of the pass that answers computes: (B,)."""
+    return F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1)
 
 
 def similarity(asked: Candidate, cosines: Tensor) -> TokenSimilarity:

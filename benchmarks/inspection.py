@@ -1,0 +1,124 @@
+"""What looking inside costs: maps of one image against its plain forward pass, and attention distance in memory.
+
+    make bench
+
+ViT-Ti/16 with random weights, one image, no picture drawn. Ways take turns, round after round; a ratio to the plain
+forward pass is taken within each round, and the median of the rounds is printed with the quartiles. The peer is timm
+with its fused attention turned off, hooks on its attention maps and the same rollout. Memory is what a new process that
+shows 200 images to `vitrail.look`, all its analyses included, has resident at its peak, beside one that only answers.
+"""
+
+import resource
+import statistics
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from cyclopts import run
+from numpy.typing import NDArray
+from rich.progress import track
+from throughput import seconds
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.inspection.explain import Explainer
+from vitrail.inspection.question import Method, Question
+from vitrail.inspection.rollout import rollout
+from vitrail.tables import text_table
+
+HOW = vitrail.Preprocessing()
+
+
+def explainer() -> Explainer:
+    torch.manual_seed(0)
+    return Explainer(vitrail.create("ViT-Ti/16"), preprocessing=HOW)
+
+
+def asked(ours: Explainer, pixels: Tensor, method: Method) -> Callable[[], object]:
+    question = ours.settled(Question(method=method))
+    return lambda: ours.maps(pixels, question)
+
+
+def timm_rollout(pixels: Tensor) -> Callable[[], object]:
+    """As people do it: attention in plain matrix products, its maps caught on their way through the dropout."""
+    import timm  # here, so that the processes whose memory is measured are without it
+
+    model: Any = timm.create_model("vit_tiny_patch16_224").eval()
+    maps = list[NDArray[Any]]()
+
+    def catch(_: nn.Module, __: object, made: Tensor) -> None:
+        maps.append(made.numpy())
+
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(catch)
+
+    @torch.no_grad()
+    def ask() -> object:
+        maps.clear()
+        model(pixels)
+        return rollout(maps)
+
+    return ask
+
+
+def noise(count: int) -> Any:
+    random = np.random.default_rng(0)
+    return (random.integers(0, 256, (256, 256, 3), dtype=np.uint8) for _ in range(count))
+
+
+def peak(way: str, images: int) -> float:
+    """Megabytes resident at most, in a process that has done nothing else."""
+    torch.set_num_threads(1)
+    ours = explainer()
+    if way == "look":
+        vitrail.look(ours, noise(images))
+    else:
+        with torch.no_grad():
+            for image in noise(images):
+                ours.model(ours.viewer.see([image]))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+
+
+def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
+    """Prints two tables: time against the plain forward pass, and memory."""
+    torch.set_num_threads(threads)
+    ours, pixels = explainer(), torch.randn(1, 3, 224, 224)
+
+    @torch.no_grad()
+    def plain() -> object:
+        return ours.model(pixels)
+
+    methods: tuple[Method, ...] = ("rollout", "attention", "norms", "grad-rollout")
+    ways = {"plain forward pass": plain, **{method: asked(ours, pixels, method) for method in methods}}
+    ways["timm, unfused, rollout"] = timm_rollout(pixels)
+    for way in ways.values():
+        seconds(way, 3)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    order = list(ways)
+    for _ in track(range(rounds), "one image", transient=True):
+        for name in order:
+            times[name].append(seconds(ways[name], 3))
+        order.append(order.pop(0))
+    first = times["plain forward pass"]
+    rows = list[tuple[str, ...]]()
+    for name, each in times.items():
+        low, middle, high = statistics.quantiles([mine / its for mine, its in zip(each, first, strict=True)], n=4)
+        rows.append((name, f"{1000 * statistics.median(each):.1f}", f"{middle:.2f}", f"{low:.2f}–{high:.2f}"))
+    print("\n".join(text_table(("ViT-Ti/16, one image", "ms", "to plain", "quartiles"), rows, "lrrr")))
+
+    rows = list[tuple[str, ...]]()
+    for way, name in (("answer", "answers"), ("look", "vitrail.look")):
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            rows.append((f"{images} images, {name}", f"{pool.submit(peak, way, images).result():.0f}"))
+    print()
+    print("\n".join(text_table(("ViT-Ti/16", "MB at most"), rows, "lr")))
+
+
+if __name__ == "__main__":
+    run(main)

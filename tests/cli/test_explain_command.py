@@ -1,0 +1,243 @@
+"""vitrail explain as a user meets it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_data import noise, picture
+from toy_models import LABELS, saved_convnet, saved_model
+
+from vitrail.inspection.explain import Explainer
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    Image.fromarray(noise(40, 60, 3)).save(tmp_path / "photo.jpg")
+    return tmp_path / "photo.jpg"
+
+
+def test_a_photo(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = vitrail_("explain", model, photo.name)
+    (answer,) = Explainer(model).explain(photo).prediction.top[:1]  # pyright: ignore[reportOptionalMemberAccess]
+    assert said == (0, f"photo.jpg: {answer.label} {answer.probability:.1%}, explained/photo.rollout.png\n", "")
+    assert [path.name for path in (tmp_path / "explained").iterdir()] == ["photo.rollout.png"]
+    with Image.open(tmp_path / "explained" / "photo.rollout.png") as drawn:
+        assert drawn.format == "PNG"
+        assert drawn.width > drawn.height, "in the photo's own aspect"
+
+
+def test_everything_of_every_layer_and_head(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    words = ("--method", "attention", "--layer", "all", "--head", "all", "--svg", "--arrays", "--json")
+    said = vitrail_("explain", model, photo, "-o", tmp_path / "out", *words)
+    assert (said.code, said.err) == (0, "")
+    (found,) = json.loads(said.out)
+    names = [f"photo.attention{kind}" for kind in (".png", ".svg", ".npz")]
+    assert found["written"] == [str(tmp_path / "out" / name) for name in names]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(names)
+    assert (found["image"], found["method"]) == (str(photo), "attention")
+    assert [each["label"] for each in found["top"]] == [LABELS[each["index"]] for each in found["top"]]
+    assert sum(each["probability"] for each in found["top"]) == pytest.approx(1, abs=1e-5)
+    assert found["asked"] == {**found["top"][0], "name": found["top"][0]["label"]}
+    with np.load(tmp_path / "out" / "photo.attention.npz") as arrays:
+        assert arrays["maps"].shape == (2, 2, 2, 2)
+        np.testing.assert_allclose(arrays["maps"].sum((-2, -1)), 1, rtol=1e-5)
+        expected = Explainer(model).explain(photo, "attention", layer="all", head="all").maps
+        np.testing.assert_allclose(arrays["maps"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("--layer", "-1"), {"layer": -1}),
+        (("--layer=-2", "--head=1"), {"layer": 0, "head": 1}),
+        (("--head", "-1"), {"head": 1}),
+        (("--head", "max", "--discard", "0.5"), {"head": "max", "discard": 0.5}),
+        (("--from", "0,1"), {"token": "0,1"}),
+        (("--token", "class"), {"token": "class"}),
+    ],
+)
+def test_what_is_asked(
+    vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: tuple[str, ...], asked: dict[str, Any]
+) -> None:
+    said = vitrail_("explain", model, photo, "-o", tmp_path / "out", "--arrays", *words)
+    assert (said.code, said.err) == (0, "")
+    with np.load(tmp_path / "out" / "photo.rollout.npz") as arrays:
+        np.testing.assert_allclose(arrays["maps"], Explainer(model).explain(photo, **asked).maps, rtol=1e-5)
+
+
+def test_a_class_and_the_check(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    words = ("explain", model, photo, "--method", "grad-rollout", "-o", tmp_path, "--check", "--class")
+    by_name, by_number = vitrail_(*words, "cats"), vitrail_(*words, 2)
+    assert by_name == by_number
+    assert by_name.out.startswith(f"{photo}: cats ")
+    assert "%; without the 30% most attended patches " in by_name.out.replace(".png", "%")
+    (found,) = json.loads(vitrail_(*words, "cats", "--json").out)
+    assert (found["asked"]["index"], found["asked"]["name"]) == (2, "cats")
+    assert found["check"]["as_it_is"] == found["asked"]["probability"]
+    assert set(found["check"]) == {"as_it_is", "without_most", "without_least"}
+    assert len(set(found["check"].values())) == 3
+
+
+def test_names_of_the_user_s_own(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("one\ntwo\nthree\n")
+    said = vitrail_("explain", model, photo, "-o", tmp_path, "--labels", labels, "--json")
+    assert {each["label"] for each in json.loads(said.out)[0]["top"]} == {"one", "two", "three"}
+
+
+def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    """Spaces, quotes, letters of all the world, a name as long as a disk takes, and twice the same."""
+    stems = ("my photo", "蜂 и ants", "a\"b'c $x$", "100%", "x" * 240, "-o")
+    names = [str(picture(tmp_path / "one" / f"{stem}.png")) for stem in stems]
+    names += [str(picture(tmp_path / folder / "my photo.png", 7)) for folder in ("two", "three")]
+    said = vitrail_("explain", model, *names, "-o", tmp_path / "out", "--json")
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)
+    assert [each["image"] for each in found] == names
+    written = [Path(path).name for each in found for path in each["written"]]
+    expected = [f"{stem[:180]}.rollout.png" for stem in stems]
+    assert written == [*expected, "my photo.rollout-2.png", "my photo.rollout-3.png"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(written)
+
+
+def test_a_folder_of_photos(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    for name in ("b.png", "a.png", "deeper/c.png"):
+        picture(tmp_path / "photos" / name)
+    said = vitrail_("explain", model, tmp_path / "photos", "-o", tmp_path / "out")
+    assert said.code == 0
+    assert [Path(each.split(":")[0]).name for each in said.out.splitlines()] == ["a.png", "b.png"]
+
+
+def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    broken, nowhere, out = tmp_path / "broken.jpg", tmp_path / "nowhere.jpg", tmp_path / "out"
+    broken.write_bytes(photo.read_bytes()[:200])
+    said = vitrail_("explain", model, broken, photo, nowhere, "-o", out)
+    assert said.code == 2
+    assert said.out.startswith(f"{photo}: ")
+    assert [path.name for path in out.iterdir()] == ["photo.rollout.png"]
+    first, second, last = said.err.splitlines()
+    assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
+    assert second == f"vitrail: '{nowhere}' does not exist; expected a picture"
+    assert last == f"vitrail: 2 of 3 pictures could not be read; the others are in {out}"
+    said = vitrail_("explain", model, broken, photo, "-o", out, "--json")
+    assert (said.code, len(json.loads(said.out))) == (2, 1)
+    said = vitrail_("explain", model, broken, nowhere, "-o", out)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.endswith("vitrail: 2 of 2 pictures could not be read\n")
+    said = vitrail_("explain", model, nowhere, "-o", out)
+    assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected a picture\n")
+
+
+def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
+    headless = saved_model(tmp_path / "headless", labels=None)
+    said = vitrail_("explain", headless, photo, "-o", tmp_path / "out")
+    assert said == (0, f"{photo}: {tmp_path / 'out' / 'photo.rollout.png'}\n", "")
+    (found,) = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json").out)
+    assert (found["asked"], found["top"]) == (None, [])
+    for words, message in (
+        (("--check",), f"--check of {headless}, which has no head; expected a model with classes"),
+        (("--class", "0"), "class '0' of a model without a head; expected one with classes"),
+        (("--method", "grad-rollout"), "method 'grad-rollout' of a model without a head; expected one with classes, "),
+    ):
+        said = vitrail_("explain", headless, photo, "-o", tmp_path / "out", *words)
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert said.err.startswith(f"vitrail: {message}")
+
+
+BAD = {
+    "--layer 2": "layer 2; expected 0 to 1, or -1 for the last: there are 2",
+    "--layer -3": "layer -3; expected 0 to 1, or -1 for the last: there are 2",
+    "--layer last": "layer 'last'; expected a number, or all",
+    "--head 2": "head 2; expected 0 to 1, or -1 for the last: there are 2",
+    "--head 0.5": "head '0.5'; expected a number, or mean, max, min, all",
+    "--from 2,0": "token '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,1",
+    "--from distill": "token 'distill'; expected one of head, class, or a patch as row,column from 0,0 to 1,1",
+    "--class 3": "class 3; expected 0 to 2: there are 3",
+    "--class -1": "class -1; expected 0 to 2: there are 3",
+    "--class bee": "unknown class 'bee'; did you mean 'bees'?",
+    "--class dogs": "unknown class 'dogs'; ",
+    "--discard 1": "discard is 1.0; expected a share from 0 up to, but not, 1",
+    "--method pool": "method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'",
+    "--method attention --discard 0.5": "discard 0.5 with method 'attention'; expected it with 'rollout' alone",
+    "--method norms --check": "--check with --method norms, which is no attention; expected another method",
+    "--method attention --head all --check": "--check of all layers or heads; expected one map to be checked",
+    "--method gradcam": 'Invalid value "gradcam" for --method',
+    "--labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
+    "--device gpu": "device is 'gpu'; expected auto, cpu",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_words_that_do_not_fit(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: str) -> None:
+    said = vitrail_("explain", model, photo, "-o", tmp_path / "out", *words.split())
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_places_that_do_not_fit(
+    vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convnet = saved_convnet(tmp_path / "convnet")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "labels.txt").write_text("one\n")
+    monkeypatch.setattr(Explainer, "ask", lambda *_: pytest.fail("before any work"))
+    out = ("-o", tmp_path / "out")
+    for words, message in (
+        ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
+        ((convnet, photo, *out), "ResNet has no attention to look at; expected a transformer"),
+        ((model, *out), "no pictures; expected at least one: a file, or a folder of them"),
+        ((model, tmp_path / "empty", *out), f"{tmp_path / 'empty'} holds no pictures; expected some right in it"),
+        ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one a class"),
+        ((model, photo, "-o", photo), f"cannot make the folder {photo}: "),
+        ((model, photo, "-o", photo / "inside"), f"cannot make the folder {photo / 'inside'}: "),
+    ):
+        said = vitrail_("explain", *words)
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert said.err.startswith(f"vitrail: {message}")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = vitrail_("explain", model, photo, *out)
+    assert said == (2, "", "vitrail: pictures need matplotlib, which is not installed: pip install vitrail[plot]\n")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root writes to")
+def test_a_folder_that_may_not_be_written_to(vitrail_: Run, model: Path, photo: Path) -> None:
+    said = vitrail_("explain", model, photo, "-o", "/proc/self")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("vitrail: cannot write in /proc/self: ")
+
+
+def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
+    """There is a bar, and what is printed still goes where it was sent to."""
+    photos = [picture(tmp_path / f"{n}.png") for n in range(2)]
+    program = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
+    command = [sys.executable, "-c", program, "explain", model, *photos, "-o", tmp_path / "out"]
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=theirs, check=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "0/2" in shown
+    assert "rollout.png" not in shown
+    assert [each.split(":")[0] for each in done.stdout.decode().splitlines()] == [str(photo) for photo in photos]

@@ -1,0 +1,130 @@
+"""vitrail look as a user meets it."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_data import class_folders, picture
+from toy_models import saved_convnet, saved_model, saved_run
+
+from vitrail.inspection.explain import Explainer
+from vitrail.inspection.look import look
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+Run = Callable[..., Any]
+STILL = ("position_similarity", "filters")
+NAMES = (*STILL, "attention_distance", "token_norms", "token_similarity", "alignment", "occlusion")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder without classes."""
+    for number in range(9):
+        picture(tmp_path / "photos" / f"{number}.png", number)
+    return tmp_path / "photos"
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_everything(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
+    distilled, out = saved_model(tmp_path / "distilled", "deit_tiny_distilled_patch16_224"), tmp_path / "new" / "out"
+    said = vitrail_("look", distilled, "--data", photos, "--images", 4, "-o", out, "--svg", "--arrays")
+    assert (said.code, said.err) == (0, "")
+    assert files(out) == {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg", ".npz")}
+    lines = said.out.splitlines()
+    assert len(lines) == len(NAMES)
+    for name, line in zip(NAMES, lines, strict=True):
+        start = ", ".join(str(out / f"{name}{kind}") for kind in (".png", ".svg", ".npz"))
+        assert line.startswith(f"{start}: ")
+        assert line.endswith(".")
+    four = look(Explainer(distilled), [photos / f"{number}.png" for number in (0, 3, 5, 8)])
+    with np.load(out / "attention_distance.npz") as found:
+        expected = four["attention_distance"].arrays["distances"]
+        np.testing.assert_allclose(found["distances"], expected, rtol=1e-5)
+
+
+def test_the_weights_alone(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = vitrail_("look", model)
+    assert said.code == 0
+    assert files(tmp_path / "look") == {f"{name}.png" for name in STILL}
+    assert said.err.splitlines() == [
+        "vitrail: note: no --data, so no pictures; expected a folder of them for all that is seen with pictures",
+    ]
+
+
+def test_a_run_has_pictures_of_its_own(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
+    run, seen = saved_run(tmp_path / "run", data, patch_size=32), list[str]()
+    plain = Explainer.__init__
+
+    def spy(self: Explainer, *given: Any, **named: Any) -> None:
+        plain(self, *given, **named)
+        see = self.viewer.see
+        self.viewer.see = lambda images: (seen.extend(map(str, images)), see(images))[1]
+
+    monkeypatch.setattr(Explainer, "__init__", spy)
+    said = vitrail_("look", run, "-o", tmp_path / "out", "--images", 99)
+    assert said.code == 0
+    assert said.err == "vitrail: note: data: 6 of 12 pictures held out for validation, by seed 3\n"
+    assert len(seen) == 6
+    assert {Path(each).parent.name for each in seen} == {"ants", "bees", "cats"}
+
+
+def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    (photos / "5.png").write_bytes(b"no picture")
+    said = vitrail_("look", model, "--data", photos, "-o", tmp_path / "out")
+    assert said.code == 0
+    assert said.err.count("\n") == 1
+    assert said.err.startswith(f"vitrail: note: '{photos / '5.png'}' is no picture; expected one of a kind")
+    assert "over 8 images" in said.out
+
+
+BAD = {
+    "--images 0": "--images 0; expected 1 or more",
+    "--images -5": "--images -5; expected 1 or more",
+    "--batch 0": "batch is 0; expected 1 or more",
+    "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
+    "--data empty": "empty holds no pictures; expected ",
+    "--device gpu": "device is 'gpu'; expected auto, cpu",
+    "-o photos/0.png": "cannot make the folder photos/0.png: ",
+    "-o photos/0.png/inside": "cannot make the folder photos/0.png/inside: ",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_words_that_do_not_fit(
+    vitrail_: Run, model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(Explainer, "maps", lambda *_: pytest.fail("before any work"))
+    said = vitrail_("look", model, "--data", photos, *words.split())
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"vitrail: {BAD[words]}")
+
+
+def test_models_that_do_not_fit(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, message in (
+        (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
+        (saved_convnet(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
+    ):
+        said = vitrail_("look", name)
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert said.err.startswith(f"vitrail: {message}")
+    assert not (tmp_path / "look").exists()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = vitrail_("look", model)
+    assert said == (2, "", "vitrail: pictures need matplotlib, which is not installed: pip install vitrail[plot]\n")

@@ -1,0 +1,120 @@
+"""vitrail report as a user meets it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_data import class_folders, picture
+from toy_models import saved_convnet, saved_model, saved_run
+
+from vitrail.inspection.explain import Explainer
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>([^<]+)<", page)
+
+
+def rows(page: str) -> list[list[str]]:
+    """Of the table of answers."""
+    table = page.split("What it answers</h2>")[1].split("</table>")[0]
+    return [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
+
+
+def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
+    run, out = saved_run(tmp_path / "demo", data, patch_size=32), tmp_path / "new" / "page.htm"
+    said = vitrail_("report", run, "--images", 5, "--explained", 2, "-o", out)
+    assert said.code == 0
+    assert said.err == "vitrail: note: data: 6 of 12 pictures held out for validation, by seed 3\n"
+    assert re.fullmatch(rf"{re.escape(str(out))}: \d\.\d MB, to be opened in a browser\n", said.out)
+    assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
+    page = out.read_text("utf-8")
+    assert "<title>demo</title>" in page
+    assert "Seen with 5 pictures." in page
+    assert page.count("<figure") == 2 * 2 + 6
+    assert [row[1] for row in rows(page)] == ["ants", "cats"], "the first and the last of those looked at"
+    assert all(re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in rows(page) for cell in row[2:])
+
+
+def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    """A folder called 2 holds what the model calls cats, unless the model calls its classes 2 and 1, too."""
+    data = class_folders(tmp_path / "data", **{"1": 1, "2": 1})
+    numbered = saved_model(tmp_path / "numbered", labels=("2", "1"), patch_size=32)
+    for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
+        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
+        assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
+
+
+def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = vitrail_("report", model)
+    assert said.code == 0
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("vitrail: note: no --data, so no pictures; expected a folder of them")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert page.count("<figure") == 2
+    assert headings(page)[-1] == "What is not here"
+
+
+def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    photos = picture(tmp_path / "photos" / "good.png").parent
+    (photos / "broken <b>.png").write_bytes(b"no picture")
+    said = vitrail_("report", model, "--data", photos, "-o", tmp_path / "page.html", "--explained", 2)
+    assert said.code == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert len(rows(page)) == 1
+    assert page.count("broken &lt;b&gt;.png&#x27; is no picture") == 1
+    assert "Seen with 1 picture." in page
+
+
+BAD = {
+    "-o report.txt": "--out report.txt; expected a name that ends in .html",
+    "-o report": "--out report; expected a name that ends in .html",
+    "-o photos/0.png/report.html": "cannot make the folder photos/0.png: ",
+    "-o folder.html": "--out folder.html, which is a folder; expected the name of a page",
+    "--images 0": "--images 0; expected 1 or more",
+    "--explained -1": "--explained -1; expected 0 or more",
+    "--batch 0": "batch is 0; expected 1 or more",
+    "--data empty": "empty holds no pictures; expected ",
+    "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
+    "--labels labels.txt": "1 labels for 3 classes; expected one a class",
+    "--labels photos": "--labels photos cannot be read: ",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_words_that_do_not_fit(
+    vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    picture(tmp_path / "photos" / "0.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "labels.txt").write_text("one\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Explainer, "maps", lambda *_: pytest.fail("before any work"))
+    said = vitrail_("report", model, "--data", "photos", *words.split())
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_models_that_do_not_fit(vitrail_: Run, tmp_path: Path) -> None:
+    for name, message in (
+        (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
+        (saved_convnet(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
+    ):
+        said = vitrail_("report", name, "-o", tmp_path / "new" / "page.html")
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert said.err.startswith(f"vitrail: {message}")
+    assert not (tmp_path / "new").exists()

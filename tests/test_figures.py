@@ -1,0 +1,99 @@
+"""A plate: drawn in every kind, saved with its numbers, whole or not at all."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.figures import Plate, drawable, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+ARRAYS = {"line": np.array([0.5, 2.0, 1.0]), "grid": np.arange(6, dtype=np.uint8).reshape(2, 3), "none": np.zeros(0)}
+
+
+def line() -> "Figure":
+    figure = new_figure(2, 1.5)
+    figure.subplots().plot(ARRAYS["line"])
+    return figure
+
+
+def plate(name: str = "a line", **fields: Any) -> Plate:
+    given: dict[str, Any] = {"title": "A line", "caption": "It rises and falls.", "arrays": ARRAYS, "draw": line}
+    return Plate(name=name, **(given | fields))
+
+
+def test_pictures() -> None:
+    assert plate().png().startswith(b"\x89PNG")
+    assert plate()._repr_png_() == plate().png()  # pyright: ignore[reportPrivateUsage]
+    assert ElementTree.fromstring(plate().svg()).tag.endswith("svg")
+    assert plate().drawn("pdf").startswith(b"%PDF")
+    assert "draw" not in repr(plate())
+
+
+def test_files_and_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    written = plate().save(folder, (".png", ".svg", ".pdf"), arrays=True)
+    assert [path.name for path in written] == ["a line.png", "a line.svg", "a line.pdf", "a line.npz"]
+    assert sorted(folder.iterdir()) == sorted(written), "and nothing else"
+    for path, start in zip(written, (b"\x89PNG", b"<?xml", b"%PDF", b"PK"), strict=True):
+        assert path.read_bytes().startswith(start)
+    with np.load(folder / "a line.npz") as found:
+        assert set(found) == set(ARRAYS)
+        for name, values in ARRAYS.items():
+            np.testing.assert_array_equal(found[name], values)
+            assert found[name].dtype == values.dtype
+    assert [path.name for path in plate("numbers").save(folder, (), arrays=True)] == ["numbers.npz"]
+    assert [path.name for path in plate("dotted.rollout").save(tmp_path)] == ["dotted.rollout.png"]
+
+
+def test_names_that_are_taken() -> None:
+    taken = {"other"}
+    names = [plate(name).renamed(taken).name for name in ("bee", "bee", "Bee", "bee-2", "ant", "bee")]
+    assert names == ["bee", "bee-2", "Bee-3", "bee-2-2", "ant", "bee-4"]
+    assert plate().renamed(set()) == plate()
+
+
+def test_an_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here before")
+    for kinds, arrays in (((".png",), False), ((), True)):
+        with pytest.raises(VitrailError, match=r"^cannot make the folder [^\n]*file/inside: ") as caught:
+            plate().save(tmp_path / "file" / "inside", kinds, arrays=arrays)
+        assert len(str(caught.value).splitlines()) == 1
+    (tmp_path / "a line.png").mkdir()
+    with pytest.raises(VitrailError, match=r"^cannot write [^\n]*a line\.png: "):
+        plate().save(tmp_path)
+    with pytest.raises(ConfigError, match=r"a line\.gif is to be a picture; expected a name that ends in \.png, "):
+        plate().save(tmp_path, (".gif",))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a line.png", "file"]
+
+
+def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full after some bytes: what stood there before still stands, and nothing half done lies about."""
+    first, *_ = plate().save(tmp_path, arrays=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        Path(path).write_bytes(b"\x89PNG half")
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(type(line()), "savefig", lambda _, path, **__: full(path))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(np, "savez_compressed", lambda file, **_: full(Path(file.name)))  # pyright: ignore[reportUnknownLambdaType]
+    for kinds in ((".png",), ()):
+        with pytest.raises(VitrailError, match=r"No space left on device; what stood there before is whole$"):
+            plate().save(tmp_path, kinds, arrays=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert before[first.name] != b"\x89PNG half"
+
+
+def test_text_that_can_be_drawn() -> None:
+    assert drawable("ants & bees") == "ants & bees"
+    assert drawable("蜂\n\udcff") == "□□□"
+    assert drawable("a" * 40, 10) == "a" * 9 + "…"
