@@ -2,12 +2,13 @@
 
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from attending import CASES, attending, hooks_of, images, unfused
+from attending import CASES, attending, hooks_of, images
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, VitrailError
@@ -15,8 +16,6 @@ from vitrail.inspection.capture import (
     Capture,
     attention_layers,
     capture,
-    prefix_names,
-    read_by_head,
     token_states,
 )
 from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
@@ -28,8 +27,12 @@ ATTENDING = list(CASES)
 def heard(model: nn.Module) -> dict[int, Tensor]:
     """What each attention gives to its projection, by layer; filled by the next pass. The hooks stay."""
     given = dict[int, Tensor]()
+
+    def write(number: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        given[number] = args[0].detach()
+
     for number, layer in enumerate(attention_layers(model)):
-        layer.proj.register_forward_pre_hook(lambda _, args, number=number: given.update({number: args[0].detach()}))
+        layer.proj.register_forward_pre_hook(partial(write, number))
     return given
 
 
@@ -260,7 +263,7 @@ def test_no_hook_is_left_behind(case: str) -> None:
     with pytest.raises(ConfigError, match="expected"), capture(model), token_states(model):
         model(images(size=(17, 48)))
     assert hooks_of(model) == 0
-    with pytest.raises(ZeroDivisionError), capture(model, keep=lambda *_: 1 / 0):
+    with pytest.raises(ZeroDivisionError), capture(model, keep=lambda weights, _: len(weights) / 0):
         model(images())
     assert hooks_of(model) == 0
 
@@ -321,96 +324,6 @@ def test_one_layer_of_a_deep_model_is_no_more_than_of_a_shallow_one() -> None:
     assert sizes == {2 * 7 * 7 * 4}  # of one head, not a view into all of them
 
 
-def reference(model: Any, pixels: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Maps and the slopes of the largest logits in them, by autograd through attention that is not fused."""
-    with unfused() as weights:
-        logits = model(pixels)
-    logits.amax(-1).sum().backward()
-    model.zero_grad(set_to_none=True)
-    slopes = [each.grad for each in weights]
-    return [each.detach() for each in weights], [each for each in slopes if each is not None]
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize(
-    "case",
-    [
-        "learned stem",
-        "relative with registers",
-        "rotary",
-        "mean",
-        "map",
-        "distilled",
-        "hybrid",
-        "cct",
-        "cct with neighbours",
-    ],
-)
-def test_slopes_are_those_of_autograd(case: str, frozen: bool) -> None:
-    model, pixels = attending(case), images()
-    maps, slopes = reference(model, pixels)
-    model.requires_grad_(not frozen)
-    with capture(model, gradients=True) as seen:
-        logits = model(pixels)
-    found = seen.gradients(logits.amax(-1).sum())
-    assert len(found) == len(slopes) == 3
-    for layer, (mine, theirs) in enumerate(zip(found, slopes, strict=True)):
-        rows = theirs.shape[2]
-        assert mine.shape == seen.maps[layer].shape
-        assert (seen.maps[layer][:, :, :rows] - maps[layer]).abs().max() <= 1e-5
-        assert (mine[:, :, :rows] - theirs).abs().max() <= 1e-5
-        assert theirs.abs().max() > 1e-3
-        assert mine[:, :, rows:].abs().sum() == 0  # rows that were not computed
-    assert found[2].shape[2] > slopes[2].shape[2] or case in ("mean", "map", "cct", "cct with neighbours")
-    assert all(each.grad is None for each in model.parameters())
-    assert all(each.requires_grad != frozen for each in model.parameters())
-    assert pixels.grad is None
-    assert not pixels.requires_grad
-
-
-def test_slopes_of_chosen_layers_and_heads() -> None:
-    model, pixels = attending(), images()
-    _, slopes = reference(model, pixels)
-    with capture(model, [2, 0], [1], gradients=True) as seen:
-        logits = model(pixels)
-    for _ in range(2):  # one class after the other may be asked for
-        last, first = seen.gradients(logits.amax(-1).sum())
-        assert last.shape == first.shape == (2, 1, 7, 7)
-        assert (first - slopes[0][:, [1]]).abs().max() <= 1e-5
-        assert (last[:, :, :1] - slopes[2][:, [1]]).abs().max() <= 1e-5
-
-
-def test_slopes_where_something_else_is_kept() -> None:
-    model, pixels = attending(), images()
-    _, slopes = reference(model, pixels)
-    with capture(model, keep=lambda weights, _: weights.mean().item(), gradients=True) as seen:
-        logits = model(pixels)
-    assert all(isinstance(each, float) for each in seen.maps)
-    found = seen.gradients(logits.amax(-1).sum())
-    assert (found[0] - slopes[0]).abs().max() <= 1e-5
-    assert found[2].shape == (2, 2, 7, 7)
-
-
-def test_slopes_of_blocks_that_recompute() -> None:
-    model, pixels = attending(), images()
-    _, slopes = reference(model, pixels)
-    for block in model.blocks:
-        block.recompute = True
-    with capture(model, gradients=True) as seen:
-        logits = model(pixels)
-        found = seen.gradients(logits.amax(-1).sum())
-    for mine, theirs in zip(found, slopes, strict=True):
-        assert (mine[:, :, : theirs.shape[2]] - theirs).abs().max() <= 1e-5
-
-
-def test_slopes_that_were_not_asked_for() -> None:
-    model = attending()
-    with capture(model) as seen:
-        logits = model(images())
-    with pytest.raises(VitrailError, match="expected a forward pass, with gradients on, inside"):
-        seen.gradients(logits.sum())
-
-
 def test_half_precision() -> None:
     model = attending("relative").bfloat16()
     with capture(model, gradients=True) as seen:
@@ -433,7 +346,7 @@ def test_autocast_does_not_blur_the_maps() -> None:
     layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
     with capture(model) as seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(pixels)
-        q, k, _, _ = layer.project(given[0])
+        q, k = layer.project(given[0])[:2]
     assert q.dtype == torch.bfloat16
     expected = (q.float() @ k.float().mT / 8**0.5).softmax(-1)
     assert seen.maps[0].dtype == torch.float32
@@ -449,6 +362,24 @@ def test_inference_mode() -> None:
     assert all(map(torch.equal, seen.maps, plain.maps))
 
 
+def test_of_a_module_called_twice_the_last_call_is_seen() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.grid = SelfAttention(16, 2), (2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(self.attn(x, self.grid), self.grid)
+
+    model = Twice()
+    given = heard(model)
+    with capture(model, gradients=True) as seen:
+        out = model(torch.randn(2, 6, 16))
+    (weights,) = seen.maps
+    assert (merge_heads(weights @ seen.values[0]) - given[0]).abs().max() <= 1e-5
+    assert seen.gradients(out.sum())[0].shape == weights.shape
+
+
 def test_nothing_was_seen() -> None:
     with capture(attending()) as seen, pytest.raises(VitrailError, match="nothing was seen of layer 0; expected a"):
         _ = seen.maps
@@ -461,88 +392,3 @@ def test_a_model_that_says_no_grid() -> None:
     assert seen.maps[0].shape == (2, 2, 5, 5)
     with pytest.raises(ConfigError, match="Sequential says no grid of patches; expected an attribute `grid`"):
         _ = seen.patches
-
-
-@pytest.mark.parametrize(
-    ("case", "names"),
-    [
-        ("learned stem", ("class",)),
-        ("learned with registers", ("class", "register0", "register1")),
-        ("mean without class token", ()),
-        ("distilled", ("class", "distill")),
-        ("hybrid", ("class",)),
-        ("cct", ()),
-    ],
-)
-def test_names_of_prefix_tokens(case: str, names: tuple[str, ...]) -> None:
-    model = attending(case)
-    assert prefix_names(model, getattr(model, "prefix", 0)) == names
-
-
-def test_registers_alone() -> None:
-    assert prefix_names(attending("mean", class_token=False, registers=2), 2) == ("register0", "register1")
-
-
-@pytest.mark.parametrize("case", ["learned with registers", "mean", "mean, then norm", "map", "distilled", "cct"])
-def test_what_the_head_reads(case: str) -> None:
-    """By changing one token at a time: the head answers otherwise only if it reads that token."""
-    model, pixels = attending(case), images()
-    with capture(model) as seen, torch.no_grad():
-        tokens = model.tokens(pixels)
-        answer = model.logits(tokens)
-        shares = read_by_head(model, seen)
-        assert shares.shape[1] == seen.count == tokens.shape[1]
-        assert (shares.sum(-1) - 1).abs().max() <= 1e-5
-        for number in range(seen.count):
-            other = tokens.clone()
-            other[:, number] += torch.randn(tokens.shape[-1])
-            assert torch.equal(model.logits(other), answer) == bool((shares[:, number] == 0).all())
-
-
-@pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
-def test_what_a_pool_takes(case: str) -> None:
-    model, pixels = attending(case), images()
-    with capture(model) as seen, torch.no_grad():
-        tokens = model.tokens(pixels)
-        model.logits(tokens)
-    assert seen.pooled is not None
-    assert torch.equal(read_by_head(model, seen), seen.pooled)
-    patches = tokens[:, seen.prefix :]
-    if case == "cct":
-        expected = torch.softmax(patches @ model.attn_pool.weight[0] + model.attn_pool.bias, dim=1)
-        assert (model.attn_pool(patches) - (expected[:, :, None] * patches).sum(1)).abs().max() <= 1e-5
-    else:
-        pool = model.attn_pool
-        q, k = pool.q(pool.latent).view(2, 8), pool.kv(patches)[..., :16].view(2, 6, 2, 8)
-        expected = (torch.einsum("hk,bnhk->bhn", q, k) / 8**0.5).softmax(-1).mean(1)
-    assert (seen.pooled[:, seen.prefix :] - expected).abs().max() <= 1e-5
-    assert seen.pooled[:, : seen.prefix].abs().sum() == 0
-
-
-@pytest.mark.parametrize("answer", ["both", "class", "distill"])
-def test_which_of_two_tokens_answers(answer: str) -> None:
-    model = attending("distilled", answer=answer)
-    with capture(model, []) as seen, torch.no_grad():
-        model(images())
-    expected = {"both": [0.5, 0.5], "class": [1.0, 0.0], "distill": [0.0, 1.0]}[answer]
-    assert read_by_head(model, seen)[0, :2].tolist() == expected
-
-
-@pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])
-def test_states_of_the_tokens(case: str) -> None:
-    model = attending(case)
-    with token_states(model) as states, torch.no_grad():
-        model(images(1))
-        tokens = model.tokens(images())
-    assert len(states) == 5  # embedding, three blocks, norm: of the last pass alone
-    assert torch.equal(states[-1], tokens)
-    assert torch.equal(model.norm(states[-2]), tokens)
-    with torch.no_grad():
-        if case != "learned layers":
-            assert torch.equal(model.blocks[0](states[0], (2, 3)), states[1])
-        assert torch.equal(
-            model.blocks[2](states[2] + (model.tables((2, 3))[2] if "layers" in case else 0), (2, 3)), states[3]
-        )
-    with token_states(model, lambda each: each.norm(dim=-1)) as lengths, torch.no_grad():
-        model.tokens(images())
-    assert all(torch.equal(mine, each.norm(dim=-1)) for mine, each in zip(lengths, states, strict=True))
