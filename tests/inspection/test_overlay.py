@@ -85,7 +85,7 @@ def test_a_map_lies_where_the_model_looked() -> None:
         assert over.origin == "upper"
         np.testing.assert_array_equal(over.get_array(), panel)
         bright = np.quantile(panels, 0.99)  # above it all is as bright, as the bar shows
-    assert over.get_clim() == (panels.min(), bright)  # one scale for all panels
+        assert over.get_clim() == (panels.min(), bright)  # one scale for all panels
         assert 0 < over.get_alpha() < 1
         assert over.get_cmap().name == "viridis"
     assert [axes.get_title() for axes in figure.axes[:2]] == ["layer 0, head 0", "layer 0, head 1"]
