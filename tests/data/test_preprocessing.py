@@ -12,7 +12,7 @@ from torchvision import transforms
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.data.preprocessing import Preprocessing, prepare, seen_box
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import Size
 
@@ -140,3 +140,48 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> No
 def test_two_channels_are_no_picture() -> None:
     with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
         prepare(picture(8, 8), Preprocessing(mean=(0.5, 0.5), std=(0.5, 0.5)))
+
+
+FRAMES: list[dict[str, Any]] = [
+    {"image_size": 64, "crop": 0.875},
+    {"image_size": 64, "crop": 1.0, "interpolation": "bilinear"},
+    {"image_size": 63, "crop": 0.5, "middle": "floored"},
+    {"image_size": 64, "crop": 0.8, "fit": "squash"},
+    {"image_size": (64, 32), "crop": 0.9},
+    {"image_size": (48, 80), "crop": 1.0, "fit": "squash"},
+    {"image_size": 64, "crop": 1.25},  # a black border
+    {"image_size": 64, "crop": 1.25, "fit": "squash"},
+]
+
+
+@pytest.mark.parametrize("case", FRAMES, ids=str)
+@pytest.mark.parametrize("size", [(150, 200), (400, 130), (160, 160), (131, 257)])
+def test_what_is_seen_lies_in_its_box(case: dict[str, Any], size: tuple[int, int]) -> None:
+    """A photo whose red grows with the column and green with the row says of each pixel where it came from."""
+    rows, columns = size
+    photo = np.zeros((rows, columns, 3), np.uint8)
+    photo[..., 0] = np.rint(255 * (np.arange(columns) + 0.5) / columns)
+    photo[..., 1] = np.rint(255 * (np.arange(rows) + 0.5) / rows)[:, None]
+    photo[..., 2] = 255  # what is border has none
+    preprocessing = Preprocessing(**case, mean=(0, 0, 0), std=(1, 1, 1))
+    seen = prepare(Image.fromarray(photo), preprocessing)
+    left, top, right, bottom = seen_box(size, preprocessing)
+    _, height, width = seen.shape
+    across = (left + (np.arange(width) + 0.5) / width * (right - left)) / columns  # centres of what is seen
+    down = (top + (np.arange(height) + 0.5) / height * (bottom - top)) / rows
+    inside = (down[:, None] > 0.04) & (down[:, None] < 0.96) & (across > 0.04) & (across < 0.96)  # edges are smeared
+    assert inside.mean() > 0.4
+    assert (seen[2][inside] == 1).all()
+    assert np.abs(seen[0] - across)[inside].max() < 0.006  # a rounded value is off by half of 1/255
+    assert np.abs(seen[1] - down[:, None])[inside].max() < 0.006
+    outside = (down[:, None] < -0.01) | (down[:, None] > 1.01) | (across < -0.01) | (across > 1.01)
+    assert (seen[2][outside] == 0).all()
+    assert outside.any() == (case["crop"] > 1 and (left < 0 or top < 0))
+
+
+def test_the_box_of_plain_cases() -> None:
+    assert seen_box((100, 200), Preprocessing(image_size=50, crop=1.0)) == (50, 0, 150, 100)
+    assert seen_box((200, 100), Preprocessing(image_size=50, crop=0.5)) == (25, 75, 75, 125)
+    assert seen_box((200, 100), Preprocessing(image_size=50, crop=0.5, fit="squash")) == (25, 50, 75, 150)
+    assert seen_box((100, 100), Preprocessing(image_size=60, crop=1.2)) == (-10, -10, 110, 110)
+    assert seen_box((1, 1), Preprocessing(image_size=224, crop=1.0)) == (0, 0, 1, 1)

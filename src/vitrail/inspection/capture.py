@@ -191,7 +191,7 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
 
 
 def attention_layers(model: nn.Module) -> list[AnyAttention]:
-    """In the order of the model; one without any is refused."""
+    """In the order of the model; one without any is refused. What is called twice is one layer, its last call seen."""
     found = [module for module in model.modules() if isinstance(module, Attention | SelfAttention)]
     if not found:
         raise ConfigError(

@@ -24,7 +24,7 @@ LONGEST = 180  # bytes of a name
 SHARE, LENGTH = "times an even share", "length of the token"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # arrays are neither equal nor not
 class Explanation:
     """A picture and where a model looked in it; shows itself in a notebook."""
 
@@ -44,12 +44,12 @@ class Explanation:
 
     @property
     def plate(self) -> Plate:
-        words, asked = self.question.words, self.asked
+        words, asked, name = self.question.words, self.asked, Path(self.name).name or "picture"
         answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
         return Plate(
-            name=f"{short_stem(self.name) or 'picture'}.{self.question.method}",
-            title=f"{Path(self.name).name}: {words}",
-            caption=f"{words[0].upper()}{words[1:]} over {Path(self.name).name}" + f"; {answer}" * bool(answer) + ".",
+            name=f"{short_stem(name)}.{self.question.method}",
+            title=f"{name}: {words}",
+            caption=f"{words[0].upper()}{words[1:]} over {name}" + f"; {answer}" * bool(answer) + ".",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
             draw=lambda: self.drawn(" · ".join(filter(None, (answer, words)))),
         )

@@ -75,7 +75,8 @@ def overlay_figure(
     for axes in grid[len(flat) + alone :]:
         axes.set_axis_off()
     figure.colorbar(drawn, ax=grid, shrink=0.85, aspect=30, label=unit)
-    figure.suptitle(drawable(heading, 110), fontsize=11, x=0.01, ha="left", parse_math=False)
+    most = int(9 * figure.get_figwidth())  # letters to an inch
+    figure.suptitle(drawable(heading, most), fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
 
 

@@ -24,7 +24,7 @@ class Answer:
     @property
     def name(self) -> str:
         """For people: the first of the names that a label lists, else the number."""
-        return self.label.split(",")[0].strip() if self.label else f"class {self.index}"
+        return (self.label or "").split(",")[0].strip() or f"class {self.index}"
 
 
 @dataclass(frozen=True)
