@@ -28,6 +28,17 @@ def vitrail_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             warnings.filterwarnings("ignore", "Cyclopts application invoked without tokens")  # they are in sys.argv
             with pytest.raises(SystemExit) as ended:
                 main()
-        return Said(ended.value.code, *capsys.readouterr())
+        seen = capsys.readouterr()
+        return Said(ended.value.code, seen.out, seen.err)
 
     return run
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be done in the end is refused before the model is asked."""
+
+    def ask(*_: object) -> None:
+        pytest.fail("the model was asked")
+
+    monkeypatch.setattr("vitrail.inspection.explain.Explainer.maps", ask)

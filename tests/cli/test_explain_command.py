@@ -101,6 +101,10 @@ def test_names_of_the_user_s_own(vitrail_: Run, model: Path, photo: Path, tmp_pa
     labels.write_text("one\ntwo\nthree\n")
     said = vitrail_("explain", model, photo, "-o", tmp_path, "--labels", labels, "--json")
     assert {each["label"] for each in json.loads(said.out)[0]["top"]} == {"one", "two", "three"}
+    labels.write_text("n01440764 tench, Tinca tinca\nn02206856 bee\nn02219486\n")  # as ImageNet's are listed
+    for given, name in (("bee", "bee"), ("Tinca Tinca", "tench"), ("n02206856 bee", "bee"), ("n02219486", "n02219486")):
+        said = vitrail_("explain", model, photo, "-o", tmp_path, "--labels", labels, "--json", "--class", given)
+        assert json.loads(said.out)[0]["asked"]["name"] == name
 
 
 def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
@@ -193,17 +197,18 @@ def test_words_that_do_not_fit(vitrail_: Run, model: Path, photo: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_work")
 def test_places_that_do_not_fit(
     vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convnet = saved_convnet(tmp_path / "convnet")
     (tmp_path / "empty").mkdir()
     (tmp_path / "labels.txt").write_text("one\n")
-    monkeypatch.setattr(Explainer, "ask", lambda *_: pytest.fail("before any work"))
     out = ("-o", tmp_path / "out")
     for words, message in (
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         ((convnet, photo, *out), "ResNet has no attention to look at; expected a transformer"),
+        (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs on timm's code, not to be looked into; expected its"),
         ((model, *out), "no pictures; expected at least one: a file, or a folder of them"),
         ((model, tmp_path / "empty", *out), f"{tmp_path / 'empty'} holds no pictures; expected some right in it"),
         ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one a class"),

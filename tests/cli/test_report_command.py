@@ -9,8 +9,6 @@ import pytest
 from toy_data import class_folders, picture
 from toy_models import saved_convnet, saved_model, saved_run
 
-from vitrail.inspection.explain import Explainer
-
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 Run = Callable[..., Any]
@@ -19,6 +17,12 @@ Run = Callable[..., Any]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How figures are drawn is tested with the page."""
+    monkeypatch.setattr("vitrail.report.page.figure_html", "<figure id={1}>{0.title}</figure>".format)
 
 
 def headings(page: str) -> list[str]:
@@ -48,9 +52,9 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
 
 
 def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    """A folder called 2 holds what the model calls cats, unless the model calls its classes 2 and 1, too."""
+    """A folder called 2 holds what the model calls cats, unless the model itself has classes called 1 and 2."""
     data = class_folders(tmp_path / "data", **{"1": 1, "2": 1})
-    numbered = saved_model(tmp_path / "numbered", labels=("2", "1"), patch_size=32)
+    numbered = saved_model(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
         assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
@@ -61,7 +65,7 @@ def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatc
     said = vitrail_("report", model)
     assert said.code == 0
     assert said.err.count("\n") == 1
-    assert said.err.startswith("vitrail: note: no --data, so no pictures; expected a folder of them")
+    assert said.err.startswith("vitrail: note: no --data, so no pictures: attention distance, ")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<figure") == 2
     assert headings(page)[-1] == "What is not here"
@@ -85,7 +89,7 @@ BAD = {
     "-o folder.html": "--out folder.html, which is a folder; expected the name of a page",
     "--images 0": "--images 0; expected 1 or more",
     "--explained -1": "--explained -1; expected 0 or more",
-    "--batch 0": "batch is 0; expected 1 or more",
+    "--batch 0": "--batch 0; expected at least 1",
     "--data empty": "empty holds no pictures; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--labels labels.txt": "1 labels for 3 classes; expected one a class",
@@ -93,6 +97,7 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("words", BAD)
 def test_words_that_do_not_fit(
     vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
@@ -102,8 +107,8 @@ def test_words_that_do_not_fit(
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "labels.txt").write_text("one\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Explainer, "maps", lambda *_: pytest.fail("before any work"))
-    said = vitrail_("report", model, "--data", "photos", *words.split())
+    data = () if "--data" in words else ("--data", "photos")
+    said = vitrail_("report", model, *data, *words.split())
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith(f"vitrail: {BAD[words]}")
     assert not (tmp_path / "report.html").exists()

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
 from vitrail.cli.subjects import open_subject, pictures_for
+from vitrail.errors import ConfigError
 
 
 def look(
@@ -56,6 +57,9 @@ def look(
     device
         auto, cpu, cuda, cuda:1, mps.
     """
+    if batch < 1:
+        raise ConfigError(f"--batch {batch}; expected at least 1")
+
     from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
     from vitrail.inspection.look import look as looked
@@ -69,7 +73,8 @@ def look(
         seen = looked(
             explainer, (each.source for each in pictures), batch=batch, method=Question(method=method), progress=advance
         )
-    for text in (*notes, *seen.notes, *seen.skipped):
+    more = seen.notes if pictures else seen.notes[:-1]  # that there were none is said already
+    for text in (*notes, *more, *seen.skipped):
         print(f"vitrail: note: {text}", file=sys.stderr)
     kinds = (".png", ".svg") if svg else (".png",)
     for plate in seen.plates:

@@ -54,6 +54,8 @@ def report(
     """
     if explained < 0:
         raise ConfigError(f"--explained {explained}; expected 0 or more")
+    if batch < 1:
+        raise ConfigError(f"--batch {batch}; expected at least 1")
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {out}; expected a name that ends in .html")
 

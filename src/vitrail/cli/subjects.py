@@ -18,8 +18,12 @@ def open_subject(checkpoint: str, labels: Path | None, device: str) -> "tuple[Op
     from vitrail.cli.convert import lines_of
     from vitrail.inspection.explain import Explainer
     from vitrail.train.distributed import Team, device_of
-    from vitrail.train.opened import open_model
+    from vitrail.train.opened import TIMM, open_model
 
+    if checkpoint.startswith(TIMM):
+        raise ConfigError(
+            f"{checkpoint} runs on timm's code, not to be looked into; expected its weights: hf-hub:timm/…"
+        )
     place = device_of(device, Team())
     opened = open_model(checkpoint)
     names = opened.labels if labels is None else lines_of(labels)
@@ -39,7 +43,9 @@ def pictures_for(
     from vitrail.train.opened import opened_data, validation_pictures
 
     if data is None and opened.run is None:
-        return [], ["no --data, so no pictures; expected a folder of them for all that is seen with pictures"]
+        return [], [
+            "no --data, so no pictures: attention distance, tokens, alignment and the occlusion check need some"
+        ]
     if data is not None and is_loose(Path(data)):
         loose = pictures_at([data])
         return [loose[n] for n in places(len(loose), count)], []

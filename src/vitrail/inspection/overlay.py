@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LONGEST = 512  # side of a photo in a figure, in pixels
 WIDTH = 3.4  # of one panel, in inches
 BESIDE = 4  # panels of that width
+TALLEST = 20  # of a figure, in inches, unless its panels would become too small
+BRIGHTEST = 0.99  # of the values of many maps: the few above are as bright, or all else would be dark
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -47,12 +49,15 @@ def overlay_figure(
         across = 2 if alone else min(len(flat), BESIDE)
     rows = -(-len(flat) // across)
     small = WIDTH if across <= BESIDE else max(1.0, BESIDE * WIDTH / across)
-    tall = small * min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
-    figure = new_figure(across * small + 0.9, rows * (tall + 0.25) + 0.5)
+    aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
+    small = min(small, max(1.3, (TALLEST / rows - 0.25) / aspect))
+    height = rows * (small * aspect + 0.25) + 0.5
+    figure = new_figure(across * small + 0.9, height)
     grid: list[Any] = np.asarray(figure.subplots(rows, across, squeeze=False)).ravel().tolist()
     if alone:
         frame(grid[0], photo, box)
-    low, high = float(panels.min()), float(panels.max())
+    low, most = float(panels.min()), float(panels.max())
+    high = most if alone else float(np.quantile(panels, BRIGHTEST))
     drawn: Any = None
     for axes, panel, name in zip(grid[1:] if alone else grid, flat, names, strict=False):
         axes.imshow(photo)
@@ -74,9 +79,10 @@ def overlay_figure(
         axes.set_title(name, fontsize=9 if small > 2 else 7)
     for axes in grid[len(flat) + alone :]:
         axes.set_axis_off()
-    figure.colorbar(drawn, ax=grid, shrink=0.85, aspect=30, label=unit)
-    most = int(9 * figure.get_figwidth())  # letters to an inch
-    figure.suptitle(drawable(heading, most), fontsize=11, x=0.01, ha="left", parse_math=False)
+    shrink, beyond = min(0.85, 6 / height), "max" if low < high < most else "neither"
+    figure.colorbar(drawn, ax=grid, shrink=shrink, aspect=30, anchor=(0, 0.5), label=unit, extend=beyond)
+    letters = int(9 * figure.get_figwidth())  # to an inch
+    figure.suptitle(drawable(heading, letters), fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
 
 

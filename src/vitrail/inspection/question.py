@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.capture import AnyAttention, index_of, prefix_names
 from vitrail.inspection.rollout import FUSES, Fuse
+from vitrail.predict.viewer import WNID
 
 Method = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -91,7 +92,7 @@ def token_index(token: str, model: Any, prefix: int, grid: tuple[int, int]) -> i
 
 
 def class_index(given: int | str, classes: int, labels: Sequence[str] | None) -> int:
-    """By number, by name, or by one of the names that a label lists."""
+    """By number, by name, or by one of the names that a label lists, with WordNet's number or without."""
     if not classes:
         raise ConfigError(f"class {given!r} of a model without a head; expected one with classes")
     text = str(given).strip()
@@ -101,10 +102,11 @@ def class_index(given: int | str, classes: int, labels: Sequence[str] | None) ->
         return int(text)
     names = dict[str, int]()
     for index, label in enumerate(labels or ()):
-        for name in (label, *label.split(",")):
+        plain = WNID.sub("", label)
+        for name in (label, plain, *plain.split(",")):
             names.setdefault(name.strip().lower(), index)
     if text.lower() in names:
         return names[text.lower()]
     if labels is None:
         raise ConfigError(f"class {given!r} of a model whose classes have no names; expected 0 to {classes - 1}")
-    raise unknown("class", given, labels)
+    raise unknown("class", given, names)

@@ -1,5 +1,6 @@
 """A model with all that it takes to show it pictures and to name what it answers."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import ConfigError, VitrailError, one_line
 from vitrail.tables import text_table
 
+WNID = re.compile(r"^n\d{8}[\s:,]+")  # WordNet's number of a class, before its names
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -23,8 +26,8 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """For people: the first of the names that a label lists, else the number."""
-        return (self.label or "").split(",")[0].strip() or f"class {self.index}"
+        """For people: the first of the names that a label lists, without WordNet's number; else the class's."""
+        return WNID.sub("", self.label or "").split(",")[0].strip() or self.label or f"class {self.index}"
 
 
 @dataclass(frozen=True)
