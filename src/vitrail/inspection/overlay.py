@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LONGEST = 512  # side of a photo in a figure, in pixels
 WIDTH = 3.4  # of one panel, in inches
 BESIDE = 4  # panels of that width
-TALLEST = 20  # of all panels, in inches
+TALLEST = 20  # of a figure, in inches, unless its panels would become too small
 BRIGHTEST = 0.99  # of the values of many maps: the few above are as bright, or all else would be dark
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -48,8 +48,9 @@ def overlay_figure(
     if across == 1:  # a column is laid out like a page
         across = 2 if alone else min(len(flat), BESIDE)
     rows = -(-len(flat) // across)
+    small = WIDTH if across <= BESIDE else max(1.0, BESIDE * WIDTH / across)
     aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
-    small = max(1.0, min(WIDTH, BESIDE * WIDTH / across, TALLEST / (rows * aspect)))
+    small = min(small, max(1.3, (TALLEST / rows - 0.25) / aspect))
     height = rows * (small * aspect + 0.25) + 0.5
     figure = new_figure(across * small + 0.9, height)
     grid: list[Any] = np.asarray(figure.subplots(rows, across, squeeze=False)).ravel().tolist()
@@ -80,7 +81,7 @@ def overlay_figure(
         axes.set_axis_off()
     shrink, beyond = min(0.85, 6 / height), "max" if low < high < most else "neither"
     figure.colorbar(drawn, ax=grid, shrink=shrink, aspect=30, anchor=(0, 0.5), label=unit, extend=beyond)
-    letters = int(9 * figure.get_figwidth())  # 9 to an inch
+    letters = int(9 * figure.get_figwidth())  # to an inch
     figure.suptitle(drawable(heading, letters), fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
 
