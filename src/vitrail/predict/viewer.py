@@ -27,7 +27,7 @@ class Answer:
     @property
     def name(self) -> str:
         """For people: the first of the names that a label lists, without WordNet's number; else the class's."""
-        return WNID.sub("", self.label or "").split(",")[0].strip() or self.label or f"class {self.index}"
+        return WNID.sub("", self.label or "").split(",")[0].strip() or f"class {self.index}"
 
 
 @dataclass(frozen=True)
