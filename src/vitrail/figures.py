@@ -52,10 +52,10 @@ class Plate:
         taken.add(name.casefold())  # on some disks A.png is a.png
         return replace(self, name=name)
 
-    def save(self, folder: Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
+    def save(self, folder: str | Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
         """Writes NAME.png and the like, and with `arrays` NAME.npz beside it; each appears whole or not at all."""
+        folder, figure = Path(folder), self.draw()
         written = [folder / f"{self.name}{kind}" for kind in kinds]
-        figure = self.draw()
         for path in written:
             save(figure, path)
         if arrays:

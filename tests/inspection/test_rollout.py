@@ -13,12 +13,15 @@ from vitrail.errors import ConfigError
 from vitrail.inspection.capture import capture, read_by_head
 from vitrail.inspection.rollout import (
     FUSES,
-    from_token,
+    as_picture,
     fused,
     gradient_rollout,
     normalised,
     rollout,
     square,
+    times,
+    token_gradient_rollout,
+    token_rollout,
     without_smallest,
 )
 
@@ -29,6 +32,10 @@ EYE, EVEN = np.eye(TOKENS), np.full((TOKENS, TOKENS), 1 / TOKENS)
 def random_maps(*shape: int, seed: int = 0) -> Any:
     """Rows that sum to 1: (…, N, N)."""
     return np.random.default_rng(seed).dirichlet(np.full(TOKENS, 0.5), (*shape, TOKENS))
+
+
+def from_token(made_of: Any, token: Any, grid: tuple[int, int]) -> Any:
+    return as_picture(times(token, made_of), grid)
 
 
 def by_hand(maps: Any, fuse: str, residual: float, discard: float) -> Any:
@@ -175,6 +182,25 @@ def test_what_makes_no_sense(changed: dict[str, Any], says: str) -> None:
 def test_no_maps_of_a_class() -> None:
     with pytest.raises(ConfigError, match="no attention maps"):
         gradient_rollout([], [])
+
+
+@pytest.mark.parametrize("fuse", FUSES)
+@pytest.mark.parametrize(("residual", "discard"), [(0.5, 0.0), (0.0, 0.0), (0.3, 0.6)])
+def test_of_one_token_it_is_that_row(fuse: Any, residual: float, discard: float) -> None:
+    """Carried from the last layer to the first, a row is what the whole product has there."""
+    maps = list(random_maps(LAYERS, 2, HEADS))
+    class_attention = random_maps(2, HEADS, seed=1)[..., :1, :]
+    shares = np.random.default_rng(2).dirichlet(np.ones(TOKENS), 2)
+    for layers in (maps, [*maps, class_attention]):
+        whole = rollout(layers, fuse, residual, discard)
+        row = token_rollout(shares, layers, fuse, residual, discard)
+        np.testing.assert_allclose(row, np.einsum("bi,bij->bj", shares, whole), atol=1e-12)
+        slopes = [np.random.default_rng(3).normal(size=each.shape) for each in layers]
+        by_class = gradient_rollout(layers, slopes) - EYE
+        row = token_gradient_rollout(shares, layers, slopes)
+        np.testing.assert_allclose(row, np.einsum("bi,bij->bj", shares, by_class), atol=1e-12)
+    with pytest.raises(ConfigError, match="no attention maps"):
+        token_rollout(EYE[0], [])
 
 
 def test_from_a_token_to_the_picture() -> None:

@@ -16,7 +16,15 @@ from vitrail.figures import Plate
 from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
 from vitrail.inspection.overlay import Box, overlay_figure, shown
 from vitrail.inspection.question import HEAD, Method, Question, settled, token_index
-from vitrail.inspection.rollout import Fuse, from_token, fused, gradient_rollout, rollout, square
+from vitrail.inspection.rollout import (
+    Fuse,
+    as_picture,
+    fused,
+    square,
+    times,
+    token_gradient_rollout,
+    token_rollout,
+)
 from vitrail.inspection.tokens import token_norms
 from vitrail.predict.viewer import Answer, Prediction, Viewer
 
@@ -139,7 +147,8 @@ class Explainer:
             layers = [chosen]
         else:
             layers = range(last + 1 if chosen == "all" else chosen + 1)
-        heads = [question.head] if isinstance(question.head, int) else None
+        head = question.head
+        heads = [head] if isinstance(head, int) else None
         by_class = method == "grad-rollout"
         with torch.inference_mode(False), torch.set_grad_enabled(by_class):
             pixels = pixels.clone() if pixels.is_inference() else pixels  # those have no gradients
@@ -152,21 +161,23 @@ class Explainer:
             shares = seen.pooled[:, None, None, seen.prefix :].cpu().numpy()
             return logits, shares.reshape(*shares.shape[:3], *grid)
         found = [each.cpu().numpy() for each in seen.maps]  # each (B, H, N, N)
+        token, ends = self.token(seen, question.token), range(1, len(found) + 1) if chosen == "all" else [len(found)]
         if by_class:
-            ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
-            itself = np.eye(seen.count, dtype=np.float32)  # not attended: of averaged patches it would hide what is
-            rows = [[gradient_rollout(found[:end], slopes[:end]) - itself] for end in ends]
+            rows = [[token_gradient_rollout(token, found[:end], slopes[:end])] for end in ends]
         elif method == "rollout":
-            ends = range(1, len(found) + 1) if chosen == "all" else [len(found)]
             rows = [
-                [rollout(part, fuse, discard=question.discard) for part, fuse in by_heads(found[:end], question.head)]
+                [
+                    token_rollout(token, part, fuse, discard=question.discard)
+                    for part, fuse in by_heads(found[:end], head)
+                ]
                 for end in ends
             ]
         else:
-            rows = [[square(fused(part[0], fuse)) for part, fuse in by_heads([each], question.head)] for each in found]
-        token = self.token(seen, question.token)
-        maps = [[from_token(made_of, token, grid) for made_of in row] for row in rows]
-        return logits.detach(), np.stack([np.stack(row, axis=1) for row in maps], axis=1)
+            rows = [
+                [times(token, square(fused(part[0], fuse))) for part, fuse in by_heads([each], head)] for each in found
+            ]
+        maps = [np.stack([as_picture(made_of, grid) for made_of in row], axis=1) for row in rows]
+        return logits.detach(), np.stack(maps, axis=1)
 
     def slopes(self, seen: Capture, logits: Tensor, of_class: int | str | None) -> list[NDArray[Any]]:
         """Of the class, or of each picture's likeliest, in every probability."""

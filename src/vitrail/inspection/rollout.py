@@ -22,17 +22,21 @@ def rollout(maps: Sequence[Array], fuse: Fuse = "mean", residual: float = 0.5, d
     A is a layer's heads as one, its rows normalised. `residual` is the share that passes by the attention; `discard` is
     the share of each row, its smallest entries, that is taken for noise and set to 0.
     """
-    for name, value in (("residual", residual), ("discard", discard)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name} is {value}; expected a share from 0 up to, but not, 1")
-    result: Array | None = None
+    check_rollout(maps, residual, discard)
+    result: Any = np.eye(maps[0].shape[-1], dtype=maps[0].dtype)
     for layer in maps:
-        attended = normalised(without_smallest(square(fused(layer, fuse)), discard))
-        mixed = residual * np.eye(attended.shape[-1], dtype=attended.dtype) + (1 - residual) * attended
-        result = mixed if result is None else mixed @ result
-    if result is None:
-        raise ConfigError("no attention maps to roll out; expected those of at least one layer")
+        result = residual * result + (1 - residual) * (attended_by(layer, fuse, discard) @ result)
     return result
+
+
+def token_rollout(
+    token: Array, maps: Sequence[Array], fuse: Fuse = "mean", residual: float = 0.5, discard: float = 0.0
+) -> Array:
+    """The make-up of one token, or of shares of several: token · rollout, and no large products: (…, N) → (…, N)."""
+    check_rollout(maps, residual, discard)
+    for layer in reversed(maps):
+        token = residual * token + (1 - residual) * times(token, attended_by(layer, fuse, discard))
+    return token
 
 
 def gradient_rollout(maps: Sequence[Array], gradients: Sequence[Array]) -> Array:
@@ -40,23 +44,51 @@ def gradient_rollout(maps: Sequence[Array], gradients: Sequence[Array]) -> Array
 
     The slopes of a class in the probabilities leave of the attention what speaks for this class.
     """
-    result: Array | None = None
+    check_rollout(maps)
+    result: Any = np.eye(maps[0].shape[-1], dtype=maps[0].dtype)
     for layer, slope in zip(maps, gradients, strict=True):
-        relevant = np.maximum(slope * layer, 0).mean(-3)
-        relevant = np.pad(
-            relevant, [(0, 0)] * (relevant.ndim - 2) + [(0, relevant.shape[-1] - relevant.shape[-2]), (0, 0)]
-        )
-        before = np.eye(relevant.shape[-1], dtype=relevant.dtype) if result is None else result
-        result = before + relevant @ before
-    if result is None:
-        raise ConfigError("no attention maps to roll out; expected those of at least one layer")
+        result = result + relevant(layer, slope) @ result
     return result
 
 
-def from_token(made_of: Array, token: Array, grid: tuple[int, int]) -> Array:
-    """What a token is made of, as a picture that sums to 1: (…, N, N), shares of tokens (…, N) → (…, h, w)."""
-    row = (token[..., None, :] @ made_of)[..., 0, -grid[0] * grid[1] :]
-    return normalised(row).reshape(*row.shape[:-1], *grid)
+def token_gradient_rollout(token: Array, maps: Sequence[Array], gradients: Sequence[Array]) -> Array:
+    """token · (R − I): what of one token speaks for the class, without that it is made of itself: (…, N) → (…, N)."""
+    check_rollout(maps)
+    result = token
+    for layer, slope in zip(reversed(maps), reversed(gradients), strict=True):
+        result = result + times(result, relevant(layer, slope))
+    return result - token
+
+
+def as_picture(row: Array, grid: tuple[int, int]) -> Array:
+    """The patches, which come last, of what a token is made of, as a picture that sums to 1: (…, N) → (…, h, w)."""
+    patches = row[..., -grid[0] * grid[1] :]
+    return normalised(patches).reshape(*patches.shape[:-1], *grid)
+
+
+def times(token: Array, attended: Array) -> Array:
+    """A row times a matrix: (…, N), (…, N, N) → (…, N)."""
+    return (token[..., None, :] @ attended)[..., 0, :]
+
+
+def attended_by(layer: Array, fuse: Fuse, discard: float) -> Array:
+    """The heads of a layer as one, rows that sum to 1: (…, H, Nq, N) → (…, N, N)."""
+    return normalised(without_smallest(square(fused(layer, fuse)), discard))
+
+
+def relevant(layer: Array, slope: Array) -> Array:
+    """E_h[(∇A ⊙ A)⁺], and nothing where a token does not ask: (…, H, Nq, N) → (…, N, N)."""
+    found = np.maximum(slope * layer, 0).mean(-3)
+    missing = found.shape[-1] - found.shape[-2]
+    return np.pad(found, [(0, 0)] * (found.ndim - 2) + [(0, missing), (0, 0)]) if missing else found
+
+
+def check_rollout(maps: Sequence[Array], residual: float = 0.0, discard: float = 0.0) -> None:
+    if not len(maps):
+        raise ConfigError("no attention maps to roll out; expected those of at least one layer")
+    for name, value in (("residual", residual), ("discard", discard)):
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} is {value}; expected a share from 0 up to, but not, 1")
 
 
 def fused(layer: Array, fuse: Fuse) -> Array:
