@@ -14,8 +14,9 @@ import vitrail
 from vitrail.errors import ConfigError
 from vitrail.inspection.capture import capture
 from vitrail.inspection.distance import attention_distance
+from vitrail.inspection.dropping import probabilities
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.look import SHARES, look, probabilities
+from vitrail.inspection.look import SHARES, look
 from vitrail.inspection.question import Question
 from vitrail.predict.viewer import Viewer
 
@@ -181,11 +182,9 @@ def test_how_probable_a_class_stays() -> None:
         plain = subject.model(pixels).softmax(-1)
     classes, attended = plain.argmax(-1), np.random.default_rng(0).random((3, *subject.model.grid))
     for most in (True, False):
-        found = probabilities(subject.model, pixels, attended, classes, (0.0, 0.5, 1.0), most=most)
-        assert found.shape == (3, 3)
+        found = probabilities(subject.model, pixels, attended, classes, (0.0, 0.5), most=most)
+        assert found.shape == (3, 2)
         np.testing.assert_allclose(found[:, 0], plain.max(-1).values, rtol=1e-5)
-        empty = subject.model(torch.zeros_like(pixels[:1])).softmax(-1)[0]
-        np.testing.assert_allclose(found[:, 2], empty[classes].detach(), rtol=1e-5)
     curves = look(subject, photos(3))["occlusion"].arrays
     assert curves["shares"].tolist() == list(SHARES)
     for name in ("most", "least", "chance"):

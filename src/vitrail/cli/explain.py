@@ -141,7 +141,7 @@ def checked(explainer: "Explainer", source: Any, result: "Explanation") -> dict[
     """The probability of the class asked about as it is, and without the most and the least attended patches."""
     import torch
 
-    from vitrail.inspection.look import probabilities
+    from vitrail.inspection.dropping import probabilities
 
     assert result.asked is not None
     pixels, classes = explainer.viewer.see([source]), torch.tensor([result.asked.index])

@@ -3,7 +3,7 @@
 B images, L layers, S = L + 1 states of the tokens, H heads, N tokens, D width, K shares of the patches.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from vitrail.figures import Plate
 from vitrail.inspection.alignment import alignment, alignment_plate
 from vitrail.inspection.capture import capture, prefix_names, token_states
 from vitrail.inspection.distance import attention_distance, distance_plate, even_distance
+from vitrail.inspection.dropping import drops_tokens, probabilities
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.filters import filters_plate, first_filters, principal_filters
-from vitrail.inspection.occlusion import occluded, occlusion_plate
+from vitrail.inspection.occlusion import occlusion_plate
 from vitrail.inspection.positions import position_similarity, position_table, similarity_plate
 from vitrail.inspection.question import Question
 from vitrail.inspection.tokens import norms_plate, similarity_by_layer_plate, token_norms, token_similarity
@@ -109,6 +110,7 @@ class Seen:
     norms: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, N)
     means: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, D)
     cosines: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S)
+    greyed: bool = False  # patches are, where they cannot be left out
     left: dict[str, list[NDArray[Any]]] = field(default_factory=dict[str, list[NDArray[Any]]])  # (B, K)
     grid: tuple[int, int] = (0, 0)
     prefix: int = 0
@@ -141,25 +143,13 @@ class Seen:
 
     def occlude(self, explainer: Explainer, pixels: Tensor, question: Question) -> None:
         logits, maps = explainer.maps(pixels, question)
+        self.greyed = not drops_tokens(explainer.model)
         chance = np.stack([np.random.default_rng(self.images + n).random(self.grid) for n in range(len(pixels))])
         attended, classes = maps[:, -1, -1], logits.argmax(-1)
         whole = logits.float().softmax(-1).gather(1, classes[:, None]).cpu().numpy()  # nothing is removed yet
         for name, by, most in (("most", attended, True), ("least", attended, False), ("chance", chance, True)):
             found = probabilities(explainer.model, pixels, by, classes, SHARES[1:], most=most)
             self.left.setdefault(name, []).append(np.concatenate([whole, found], axis=1))
-
-
-@torch.no_grad()
-def probabilities(
-    model: nn.Module, pixels: Tensor, attended: NDArray[Any], classes: Tensor, shares: Sequence[float], *, most: bool
-) -> NDArray[Any]:
-    """Of the classes, (B,), when shares of the patches are removed, by (B, h, w) the most or least attended: (B, K)."""
-    images, found = pixels.detach().float().cpu().numpy(), list[NDArray[Any]]()
-    for share in shares:
-        kept = np.stack([occluded(each, by, share, most) for each, by in zip(images, attended, strict=True)])
-        logits: Tensor = model(torch.from_numpy(kept).to(pixels.device, pixels.dtype))
-        found.append(logits.float().softmax(-1).gather(1, classes[:, None])[:, 0].cpu().numpy())
-    return np.stack(found, axis=1)
 
 
 def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
@@ -177,7 +167,9 @@ def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
         plates.append(alignment_plate(alignment(np.concatenate(seen.means).swapaxes(0, 1))))
     if seen.left:
         curves = {name: np.concatenate(parts) for name, parts in seen.left.items()}
-        plates.append(occlusion_plate(np.array(SHARES), curves["most"], curves["least"], curves["chance"]))
+        plates.append(
+            occlusion_plate(np.array(SHARES), curves["most"], curves["least"], curves["chance"], greyed=seen.greyed)
+        )
     else:
         notes.append("occlusion check: this model has no head, so no class whose probability could be watched")
     return plates, notes

@@ -25,32 +25,33 @@ def ranked(attended: "NDArray[Any]") -> "NDArray[np.intp]":
 
 
 def removed(attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[np.bool_]":
-    """Which patches the share attended most (or least) is, to the nearest whole patch: (h, w)."""
+    """Which patches the share attended most (or least) is, to the nearest whole patch; one stays always: (h, w)."""
     if not 0 <= share <= 1:
         raise ConfigError(f"a share of {share} of the patches; expected 0 to 1")
     order = ranked(attended)
-    count = int(share * order.size + 0.5)
+    count = min(int(share * order.size + 0.5), order.size - 1)
     mask = np.zeros(attended.size, dtype=np.bool_)
     mask[order[::-1][:count] if most else order[:count]] = True
     return mask.reshape(attended.shape)
 
 
-def occluded(pixels: "NDArray[Any]", attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[Any]":
-    """The image (C, H, W) with that share of its patches at 0, which after normalisation is the mean colour.
-
-    With a map of random numbers, patches are taken by chance.
-    """
-    mask = removed(attended, share, most=most)
-    (height, width), (rows, columns) = pixels.shape[-2:], mask.shape
+def greyed(pixels: "NDArray[Any]", removed: "NDArray[np.bool_]") -> "NDArray[Any]":
+    """The image (C, H, W) with those patches (h, w) at 0, which after normalisation is the mean colour."""
+    (height, width), (rows, columns) = pixels.shape[-2:], removed.shape
     if pixels.ndim != 3 or height % rows or width % columns:
         shape = "×".join(map(str, pixels.shape))
         raise ConfigError(f"an image of {shape} and a map of {rows}×{columns} patches; expected C×(rows·P)×(columns·Q)")
     patch = np.ones((height // rows, width // columns), dtype=np.bool_)
-    return np.where(np.kron(mask, patch), pixels.dtype.type(0), pixels)
+    return np.where(np.kron(removed, patch), pixels.dtype.type(0), pixels)
 
 
 def occlusion_plate(
-    shares: "NDArray[Any]", most: "NDArray[Any]", least: "NDArray[Any]", chance: "NDArray[Any] | None" = None
+    shares: "NDArray[Any]",
+    most: "NDArray[Any]",
+    least: "NDArray[Any]",
+    chance: "NDArray[Any] | None" = None,
+    *,
+    greyed: bool = False,
 ) -> Plate:
     """Shares (K,) of the patches removed, and what probability (B, K) the class then has for each image."""
     curves = {"most": most, "least": least} | ({} if chance is None else {"chance": chance})
@@ -59,7 +60,7 @@ def occlusion_plate(
             raise ConfigError(
                 f"{name} is {values.shape} for {shares.shape} shares and {len(most)} images; expected (images, shares)"
             )
-    images = len(most)
+    images, way = len(most), "replaced by the mean colour" if greyed else "left out"
     gaps = (least - most).mean(0)
     widest = int(np.abs(gaps).argmax())
     looks = (
@@ -87,7 +88,7 @@ def occlusion_plate(
         name="occlusion",
         title="Occlusion check",
         caption=(
-            "How probable the class stays while patches are replaced by the mean colour. If the map means something, "
+            f"How probable the class stays while patches are {way}. If the map means something, "
             "removing what is attended most hurts sooner than removing what is attended least: here the two are "
             f"farthest apart at {shares[widest]:.0%} of the patches, {most.mean(0)[widest]:.3f} without the most and "
             f"{least.mean(0)[widest]:.3f} without the least attended. "
