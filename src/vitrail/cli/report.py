@@ -73,8 +73,10 @@ def report(
     for text in notes:
         print(f"vitrail: note: {text}", file=sys.stderr)
     with progress(len(pictures) + min(explained, len(pictures)), "looking") as advance:
-        parts = report_parts(explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance)
-    with progress(sum(len(section.plates) for section in parts[2]), "drawing") as advance:
-        page = html_page(*parts, progress=advance)
+        title, lead, sections = report_parts(
+            explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance
+        )
+    with progress(sum(len(section.plates) for section in sections), "drawing") as advance:
+        page = html_page(title, lead, sections, progress=advance)
     write_page(page, out)
     print(f"{out}: {len(page) / 1e6:.1f} MB, to be opened in a browser")
