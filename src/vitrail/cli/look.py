@@ -71,7 +71,11 @@ def look(
     new_figure(1, 1)
     with progress(len(pictures)) as advance:
         seen = looked(
-            explainer, (each.source for each in pictures), batch=batch, method=Question(method=method), progress=advance
+            explainer,
+            (each.source for each in pictures),
+            batch=batch,
+            question=Question(method=method),
+            progress=advance,
         )
     more = seen.notes if pictures else seen.notes[:-1]  # that there were none is said already
     for text in (*notes, *more, *seen.skipped):
