@@ -100,7 +100,7 @@ def explain(
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
     found = pictures_at(images)
-    make_writable(out)
+    make_writable(out)  # what would fail in the end fails before the work
     new_figure(1, 1)
     names, report, failed = set[str](), list[dict[str, Any]](), 0
     with progress(len(found) if len(found) > 1 else 0) as advance:

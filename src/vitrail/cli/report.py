@@ -66,7 +66,7 @@ def report(
 
     opened, explainer = open_subject(checkpoint, labels, device)
     pictures, notes = pictures_for(opened, data, images, explainer.viewer.labels)
-    make_writable(out.parent)
+    make_writable(out.parent)  # what would fail in the end fails before the work
     if out.is_dir():
         raise ConfigError(f"--out {out}, which is a folder; expected the name of a page, new or to be written over")
     new_figure(1, 1)

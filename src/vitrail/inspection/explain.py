@@ -30,7 +30,6 @@ from vitrail.inspection.tokens import token_norms
 from vitrail.predict.viewer import Answer, Prediction, Viewer
 
 LONGEST = 180  # bytes of a name
-SHARE, LENGTH = "times an even share", "length of the token"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # arrays are neither equal nor not
@@ -59,19 +58,26 @@ class Explanation:
     def plate(self) -> Plate:
         words, asked, name = self.question.words, self.asked, Path(self.name).name or "picture"
         answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
+        bright = (
+            "have the longest tokens" if self.question.method == "norms" else "get most attention; 1 is an even share"
+        )
         return Plate(
             name=f"{short_stem(name)}.{self.question.method}",
             title=f"{name}: {words}",
-            caption=f"{words[0].upper()}{words[1:]} over {name}" + f"; {answer}" * bool(answer) + ".",
+            caption=f"{words[0].upper()}{words[1:]} over {name}"
+            + f"; {answer}" * bool(answer)
+            + f". Bright patches {bright}.",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
             draw=lambda: self.drawn(" · ".join(filter(None, (answer, words)))),
         )
 
     def drawn(self, heading: str) -> Any:
-        norms = self.question.method == "norms"
-        panels = self.maps if norms else self.maps * (self.maps.shape[-2] * self.maps.shape[-1])
+        if self.question.method == "norms":
+            panels, unit = self.maps, "length of the token"
+        else:
+            panels, unit = self.maps * (self.maps.shape[-2] * self.maps.shape[-1]), "attention (1 = even)"
         patch = tuple(map(int, self.question.token.split(","))) if "," in self.question.token else None
-        return overlay_figure(self.photo, self.box, panels, self.titles, heading, LENGTH if norms else SHARE, patch)
+        return overlay_figure(self.photo, self.box, panels, self.titles, heading, unit, patch)
 
     def _repr_png_(self) -> bytes:
         return self.plate.png()
