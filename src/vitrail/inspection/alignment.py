@@ -16,6 +16,8 @@ from vitrail.inspection.tokens import STATES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FEWEST = 4  # images: the unbiased estimate divides by B − 3
+
 
 def centred_kernel(features: NDArray[Any]) -> NDArray[Any]:
     """Inner products of the images without their diagonal, every row with the sum 0: (B, D) → (B, B).
@@ -39,9 +41,9 @@ def alignment(features: NDArray[Any]) -> NDArray[Any]:
     1 for features that differ by a rotation and a factor, about 0 (or a little less) for independent ones, NaN for
     those that are the same for all images, as a class token after the embedding.
     """
-    if features.ndim != 3 or features.shape[1] < 4:
+    if features.ndim != 3 or features.shape[1] < FEWEST:
         raise ConfigError(
-            f"features of the shape {features.shape}; expected (states, images, width), of 4 images or more"
+            f"features of the shape {features.shape}; expected (states, images, width), of {FEWEST} images or more"
         )
     kernels = np.stack([centred_kernel(each.astype(np.float64)).ravel() for each in features])  # (S, B·B)
     products = kernels @ kernels.T

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.figures import Plate
-from vitrail.inspection.alignment import alignment, alignment_plate
+from vitrail.inspection.alignment import FEWEST, alignment, alignment_plate
 from vitrail.inspection.capture import capture, prefix_names, token_states
 from vitrail.inspection.distance import attention_distance, distance_plate, even_distance
 from vitrail.inspection.dropping import drops_tokens, probabilities
@@ -26,8 +26,8 @@ from vitrail.inspection.positions import position_similarity, position_table, si
 from vitrail.inspection.question import Question
 from vitrail.inspection.tokens import norms_plate, similarity_by_layer_plate, token_norms, token_similarity
 
+Arrays = list[NDArray[Any]]  # of one batch each
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # of the patches, for the occlusion check
-FEWEST = 4  # images, for centred kernel alignment
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def look(
         raise ConfigError(f"batch is {batch}; expected 1 or more")
     explainer = model if isinstance(model, Explainer) else Explainer(model)
     question = explainer.settled(question or Question())
-    plates, notes = still(explainer.model)
+    plates, notes = of_weights(explainer.model)
     seen, skipped, part = Seen(), list[str](), list[Tensor]()
     for image in pictures:
         try:
@@ -78,14 +78,14 @@ def look(
     if part:
         seen.add(explainer, torch.cat(part), question)
     if seen.images:
-        drawn, more = moving(seen)
+        drawn, more = of_pictures(seen)
         plates, notes = plates + drawn, notes + more
     else:
         notes.append("no pictures were shown: attention distance, tokens, alignment and the occlusion check need some")
     return Look(tuple(plates), seen.images, tuple(notes), tuple(skipped))
 
 
-def still(model: Any) -> tuple[list[Plate], list[str]]:
+def of_weights(model: Any) -> tuple[list[Plate], list[str]]:
     """What the weights alone show."""
     plates, notes = list[Plate](), list[str]()
     table = position_table(model)
@@ -106,12 +106,12 @@ class Seen:
     """Numbers of all images so far; of each so few that thousands fit in memory: no map and no token."""
 
     images: int = 0
-    distances: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, L, H)
-    norms: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, N)
-    means: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, D)
-    cosines: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S)
+    distances: Arrays = field(default_factory=Arrays)  # (B, L, H)
+    norms: Arrays = field(default_factory=Arrays)  # (B, S, N)
+    means: Arrays = field(default_factory=Arrays)  # (B, S, D)
+    cosines: Arrays = field(default_factory=Arrays)  # (B, S)
     way: str = ""  # in which patches were removed
-    left: dict[str, list[NDArray[Any]]] = field(default_factory=dict[str, list[NDArray[Any]]])  # (B, K)
+    left: dict[str, Arrays] = field(default_factory=dict[str, Arrays])  # probabilities, by what went first: (B, K)
     grid: tuple[int, int] = (0, 0)
     names: tuple[str, ...] = ()  # of the prefix tokens
     size: tuple[int, int] = (0, 0)
@@ -151,7 +151,7 @@ class Seen:
             self.left.setdefault(name, []).append(np.concatenate([whole, found], axis=1))
 
 
-def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
+def of_pictures(seen: Seen) -> tuple[list[Plate], list[str]]:
     """What pictures show."""
     plates, notes = list[Plate](), list[str]()
     distances = np.nanmean(np.concatenate(seen.distances), axis=0)  # (L, H)

@@ -85,7 +85,7 @@ def occlusion_plate(
         name="occlusion",
         title="Occlusion check",
         caption=(
-            f"How probable the class stays while patches are {way}. If the map means something, "
+            f"How probable the class that the model answers stays while patches are {way}. If the map means something, "
             "removing what is attended most hurts sooner than removing what is attended least: here the two are "
             f"farthest apart at {shares[widest]:.0%} of the patches, {most.mean(0)[widest]:.3f} without the most and "
             f"{least.mean(0)[widest]:.3f} without the least attended. "
