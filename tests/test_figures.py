@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.figures import Plate, drawable, new_figure
+from vitrail.figures import Plate, counted, drawable, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,3 +97,7 @@ def test_text_that_can_be_drawn() -> None:
     assert drawable("ants & bees") == "ants & bees"
     assert drawable("蜂\n\udcff") == "□□□"
     assert drawable("a" * 40, 10) == "a" * 9 + "…"
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(number, "image") for number in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]

@@ -88,6 +88,11 @@ def plain_axes(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
 
 
+def counted(number: int, what: str) -> str:
+    """1 image, 1,234 images."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def drawable(text: str, most: int = 30) -> str:
     """What the font has no glyph for becomes □, instead of a warning for each; and long names are cut."""
     from matplotlib.font_manager import FontProperties, findfont, get_font

@@ -221,7 +221,7 @@ def test_layers_and_heads_are_chosen() -> None:
         with capture(model, layers, heads) as seen, torch.no_grad():
             model(pixels)
         assert seen.layers == tuple(layer % 3 for layer in layers)
-        assert set(seen.seen) == set(seen.layers)
+        assert set(seen.kept) == set(seen.layers)
         assert (seen.count, seen.patches) == (7, (2, 3))
         for layer, weights in zip(layers, seen.maps, strict=True):
             expected = everything.maps[layer % 3]
@@ -310,7 +310,7 @@ def test_only_what_keep_made_is_held() -> None:
 
 def held_by(seen: Capture) -> int:
     """Bytes of all tensors that a capture keeps alive."""
-    tensors = [*seen.seen.values(), *seen.values.values(), *seen.made.values()]
+    tensors = [*seen.kept.values(), *seen.values.values(), *seen.made.values()]
     return sum(each.untyped_storage().nbytes() for each in tensors)
 
 

@@ -135,15 +135,16 @@ def test_rank_correlation() -> None:
 @pytest.mark.parametrize("shape", [(12, 3), (1, 1), (2, 40)])
 def test_the_plate(shape: tuple[int, int]) -> None:
     distances = np.random.default_rng(0).random(shape) * 200
-    plate = distance_plate(distances, images=1234, image_size=(64, 96))
+    plate = distance_plate(distances, images=1234, image_size=(64, 96), even=50.0)
     check_plate(plate, "layer, from 0", "distance (pixels)")
     assert "1,234 images of 64×96 pixels" in plate.caption
     assert f"{distances[0].mean():.1f} pixels in layer 0" in plate.caption
     (axes,) = plate.draw().axes
-    (dots,), (line,) = axes.collections, axes.lines
+    (dots,), (line, even) = axes.collections, axes.lines
     offsets = np.asarray(dots.get_offsets())
     assert np.allclose(offsets, [(layer, distances[layer, head]) for layer, head in np.ndindex(shape)])
     assert np.allclose(np.asarray(line.get_ydata()), distances.mean(1))
+    assert np.allclose(np.asarray(even.get_ydata()), 50)
     assert axes.get_ylim()[1] > distances.max()
     assert np.array_equal(plate.arrays["distances"], distances)
 
@@ -157,4 +158,4 @@ def test_the_plate_with_a_head_that_has_no_distance() -> None:
     assert np.allclose(np.asarray(axes.lines[0].get_ydata()), [1, 4])
     assert axes.get_ylim()[1] > 7.5
     with pytest.raises(ConfigError, match=r"\(layers, heads\)"):
-        distance_plate(np.ones(3), images=1, image_size=(8, 8))
+        distance_plate(np.ones(3), images=1, image_size=(8, 8), even=3.0)

@@ -82,7 +82,7 @@ def rolled(maps: Any, choice: Any) -> Any:
 def by_hand(question: Question, model: Any, maps: Any, slopes: Any) -> Any:
     """Of one image: (L, H, N, N) → (layers, heads, 2, 3)."""
     depth, heads, tokens, _ = maps.shape
-    asked = range(depth) if question.layer == "all" else [-1 % depth if question.layer is None else question.layer]
+    asked = range(depth) if question.layer == "all" else [question.layer % depth]
     choices: list[Any] = list(range(heads)) if question.head == "all" else [question.head]
     rows = list[Any]()
     for layer in asked:
@@ -103,11 +103,11 @@ def by_hand(question: Question, model: Any, maps: Any, slopes: Any) -> Any:
 QUESTIONS = [
     Question(method=method, layer=layer, head=head, token=token)
     for method, layer, head, token in itertools.product(
-        ("rollout", "attention"), (None, 0, "all"), ("mean", "max", "min", 1, "all"), ("head", "class", "1,2")
+        ("rollout", "attention"), (-1, 0, "all"), ("mean", "max", "min", 1, "all"), ("head", "class", "1,2")
     )
 ] + [
     Question(method="grad-rollout", layer=layer, token=token)
-    for layer, token in itertools.product((None, 1, "all"), ("head", "class"))
+    for layer, token in itertools.product((-1, 1, "all"), ("head", "class"))
 ]
 
 
@@ -173,7 +173,7 @@ def test_a_pool_is_what_its_head_reads(case: str) -> None:
     assert torch.allclose(logits, subject.model(pixels), atol=1e-6)
     np.testing.assert_allclose(mine.reshape(2, 6), shares.numpy(), atol=1e-6)
     maps, _, _ = attended(subject.model, pixels)
-    _, rollout = subject.maps(pixels, Question())
+    _, rollout = subject.maps(pixels, subject.settled(Question()))
     for image in range(2):
         made_of = rolled(maps[image], "mean")
         expected = shares[image].numpy() @ made_of[-6:, -6:]
@@ -247,7 +247,7 @@ def test_the_model_and_the_picture_are_left_as_they_were(frozen: bool) -> None:
     pixels = images()
     for method in ("rollout", "grad-rollout", "norms", "attention"):
         subject.explain(picture(), method)
-        once, again = (subject.maps(pixels, Question(method=method))[1] for _ in range(2))
+        once, again = (subject.maps(pixels, subject.settled(Question(method=method)))[1] for _ in range(2))
         np.testing.assert_array_equal(once, again)
         assert not pixels.requires_grad
         assert all(each.grad is None for each in (pixels, *model.parameters()))
@@ -263,9 +263,11 @@ def test_pixels_with_a_history() -> None:
     start = images().requires_grad_()
     pixels = start * 1.0
     for method in ("rollout", "grad-rollout"):
-        logits, maps = subject.maps(pixels, Question(method=method))
+        logits, maps = subject.maps(pixels, subject.settled(Question(method=method)))
         assert not logits.requires_grad
-        np.testing.assert_allclose(maps, subject.maps(pixels.detach(), Question(method=method))[1], atol=1e-6)
+        np.testing.assert_allclose(
+            maps, subject.maps(pixels.detach(), subject.settled(Question(method=method)))[1], atol=1e-6
+        )
     assert pixels.requires_grad
     assert start.grad is None
 
@@ -353,12 +355,14 @@ def test_a_dynamic_model_sees_what_its_preprocessing_says() -> None:
 
 def test_what_the_maps_are_called() -> None:
     subject = explainer()
-    assert subject.explain(picture()).titles == (("to layer 2, mean of the heads",),)
+    assert subject.explain(picture()).titles == (("up to layer 2, mean of the heads",),)
     found = subject.explain(picture(), "attention", layer="all", head="all")
     assert found.titles == tuple(tuple(f"layer {a}, head {b}" for b in range(2)) for a in range(3))
-    assert subject.explain(picture(), layer=0, head=1).titles == (("to layer 0, head 1",),)
+    assert subject.explain(picture(), layer=0, head=1).titles == (("up to layer 0, head 1",),)
     assert subject.explain(picture(), "norms", layer=-2).titles == (("layer 1",),)
-    assert subject.explain(picture(), "grad-rollout", layer="all").titles == tuple((f"to layer {n}",) for n in range(3))
+    assert subject.explain(picture(), "grad-rollout", layer="all").titles == tuple(
+        (f"up to layer {n}",) for n in range(3)
+    )
     assert explainer("cct").explain(picture(), "pool").titles == (("attention pool",),)
 
 

@@ -29,7 +29,7 @@ def test_the_plate(method: Any) -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
     size = (90, 30)
     found = explainer().explain(picture(*size), method)
-    unit = "length of the token" if method == "norms" else "times an even share"
+    unit = "length of the token" if method == "norms" else "attention (1 = even)"
     check_plate(found.plate, unit)
     figure = found.plate.draw()
     beside, over = figure.axes[:2]

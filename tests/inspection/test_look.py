@@ -87,7 +87,7 @@ def test_every_plate_has_its_units() -> None:
         "token_norms": "norm of a token",
         "token_similarity": "cosine",
         "alignment": "linear CKA",
-        "occlusion": "patches removed, %",
+        "occlusion": "patches removed (%)",
     }
     seen = look(explainer("distilled"), photos(4))
     assert set(names(seen)) == set(units)
@@ -195,13 +195,13 @@ def test_how_probable_a_class_stays() -> None:
 
 def test_the_check_of_another_method() -> None:
     subject = explainer("map")
-    rollout, pool = (look(subject, photos(2), method=each) for each in (None, Question(method="pool")))
+    rollout, pool = (look(subject, photos(2), question=each) for each in (None, Question(method="pool")))
     assert not np.allclose(rollout["occlusion"].arrays["most"], pool["occlusion"].arrays["most"])
     np.testing.assert_allclose(rollout["occlusion"].arrays["chance"], pool["occlusion"].arrays["chance"])
-    graded = look(subject, photos(2), method=Question(method="grad-rollout", of_class=1))
+    graded = look(subject, photos(2), question=Question(method="grad-rollout", of_class=1))
     assert graded["occlusion"].arrays["most"].shape == (2, len(SHARES))
     with pytest.raises(ConfigError, match=r"^layer 2; expected 0 to 1, "):
-        look(subject, method=Question(method="attention", layer=2))
+        look(subject, question=Question(method="attention", layer=2))
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -76,21 +76,20 @@ def test_what_does_not_fit(shape: tuple[int, ...], attended: "np.ndarray", share
 
 
 @pytest.mark.parametrize(("images", "shares"), [(1, 1), (1, 5), (30, 5)])
-@pytest.mark.parametrize("by_chance", [True, False])
-def test_the_plate(images: int, shares: int, by_chance: bool) -> None:
+def test_the_plate(images: int, shares: int) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     x = np.linspace(0, 0.8, shares)
     noise = np.random.default_rng(0).normal(0, 0.02, (images, 1))
     most, least, chance = (0.9 * np.exp(-rate * x) + noise for rate in (3, 0.5, 1.5))
-    plate = occlusion_plate(x, most, least, chance if by_chance else None)
+    plate = occlusion_plate(x, most, least, chance, way="left out")
     assert plate.png().startswith(b"\x89PNG")
     assert ElementTree.fromstring(plate.svg()).tag.endswith("svg")
     (axes,) = plate.draw().axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("patches removed, %", "mean probability of the class")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("patches removed (%)", "mean probability of the class")
     legend = axes.get_legend()
     assert legend is not None
     labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == ["least attended first", *["by chance"] * by_chance, "most attended first"]
+    assert labels == ["the least attended first", "in random order", "the most attended first"]
     np.testing.assert_allclose(
         np.asarray(axes.lines[-1].get_xydata(), dtype=float), np.stack((100 * x, most.mean(0)), 1)
     )
@@ -98,17 +97,17 @@ def test_the_plate(images: int, shares: int, by_chance: bool) -> None:
     apart = f"{most.mean(0)[at]:.3f} without the most and {least.mean(0)[at]:.3f} without the least"
     assert f"at {x[at]:.0%} of the patches, {apart}" in plate.caption
     assert ("standard error" in plate.caption) == (images > 1)
-    assert set(plate.arrays) == {"shares", "most", "least"} | ({"chance"} if by_chance else set())
+    assert set(plate.arrays) == {"shares", "most", "least", "chance"}
 
 
 def test_a_map_that_misleads_is_said_to() -> None:
     shares, most, least = np.array([0.5]), np.array([[0.75]]), np.array([[0.25]])
     said = "at 50% of the patches, 0.750 without the most and 0.250 without the least attended. Mean over 1 image."
-    assert said in occlusion_plate(shares, most, least).caption
+    assert said in occlusion_plate(shares, most, least, most, way="left out").caption
 
 
 def test_curves_that_do_not_fit() -> None:
     good, shares = np.zeros((4, 3)), np.arange(3) / 3
-    for most, least, chance in ((good, good[:3], None), (good, good, good[:, :2]), (good[0], good, None)):
+    for most, least, chance in ((good, good[:3], good), (good, good, good[:, :2]), (good[0], good, good)):
         with pytest.raises(ConfigError, match=r"expected \(images, shares\)$"):
-            occlusion_plate(shares, most, least, chance)
+            occlusion_plate(shares, most, least, chance, way="left out")

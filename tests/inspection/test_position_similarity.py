@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import ConfigError
-from vitrail.inspection.positions import chosen, mosaic, position_similarity, position_table, similarity_plate
+from vitrail.inspection.positions import mosaic, position_similarity, position_table, similarity_plate
 from vitrail.layers.positions import sinusoid_1d
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
@@ -124,14 +124,6 @@ def test_tiles_lie_where_their_patches_lie() -> None:
         assert np.array_equal(tile[fine - 1 :: fine, fine - 1 :: fine], tiles[r, c])
     assert np.isfinite(whole).sum() == tiles.size * fine**2, "all else is a gap"
     assert whole.shape[0] == middles[-1] + (4 * fine - 1) / 2 + 1
-
-
-def test_tiles_are_chosen_evenly() -> None:
-    assert chosen(14).tolist() == list(range(14))
-    found = chosen(37)
-    assert len(found) == 16
-    assert (found[0], found[-1]) == (0, 36)
-    assert set(np.diff(found)) == {2, 3}
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (14, 14), (1, 1), (1, 7), (9, 2), (3, 20)])

@@ -34,7 +34,7 @@ def test_what_the_head_reads(case: str) -> None:
     with capture(model) as seen, torch.no_grad():
         tokens = model.tokens(pixels)
         answer = model.logits(tokens)
-        shares = read_by_head(model, seen)
+        shares = read_by_head(seen)
         assert shares.shape[1] == seen.count == tokens.shape[1]
         assert (shares.sum(-1) - 1).abs().max() <= 1e-5
         for number in range(seen.count):
@@ -50,7 +50,7 @@ def test_what_a_pool_takes(case: str) -> None:
         tokens = model.tokens(pixels)
         model.logits(tokens)
     assert seen.pooled is not None
-    assert torch.equal(read_by_head(model, seen), seen.pooled)
+    assert torch.equal(read_by_head(seen), seen.pooled)
     patches = tokens[:, seen.prefix :]
     if case == "cct":
         expected = torch.softmax(patches @ model.attn_pool.weight[0] + model.attn_pool.bias, dim=1)
@@ -69,7 +69,7 @@ def test_which_of_two_tokens_answers(answer: str) -> None:
     with capture(model, []) as seen, torch.no_grad():
         model(images())
     expected = {"both": [0.5, 0.5], "class": [1.0, 0.0], "distill": [0.0, 1.0]}[answer]
-    assert read_by_head(model, seen)[0, :2].tolist() == expected
+    assert read_by_head(seen)[0, :2].tolist() == expected
 
 
 @pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])

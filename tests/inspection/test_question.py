@@ -29,7 +29,7 @@ def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({}, {"layer": None, "head": "mean", "of_class": None}),
+        ({}, {"layer": 2, "head": "mean", "of_class": None}),
         ({"layer": -1, "head": -2}, {"layer": 2, "head": 0}),
         ({"layer": "1", "head": "1", "of_class": "4"}, {"layer": 1, "head": 1, "of_class": 4}),  # as a shell gives them
         ({"layer": "-3", "head": "max"}, {"layer": 0, "head": "max"}),

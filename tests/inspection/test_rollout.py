@@ -225,7 +225,7 @@ def test_from_what_the_head_reads(case: str) -> None:
     with capture(model) as seen, torch.no_grad():
         model(images())
     made_of = rollout([each.double().numpy() for each in seen.maps])
-    found = from_token(made_of, read_by_head(model, seen).numpy(), seen.patches)
+    found = from_token(made_of, read_by_head(seen).numpy(), seen.patches)
     assert found.shape == (2, 2, 3)
     np.testing.assert_allclose(found.sum((-1, -2)), 1, atol=1e-6)
     for image in range(2):

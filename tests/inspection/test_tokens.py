@@ -62,7 +62,7 @@ def test_both_conditions_are_needed() -> None:
 )
 def test_the_plate_of_norms(states: int, images: int, prefix: int, grid: tuple[int, int]) -> None:
     norms = 10 + normal(states, images, prefix + grid[0] * grid[1])
-    plate = norms_plate(norms, prefix, grid)
+    plate = norms_plate(norms, [f"register{n}" for n in range(prefix)], grid)
     check_plate(plate, "after the embedding (0) and each block", "norm of a token", "mean norm after the last block")
     left, right, *_ = plate.draw().axes
     median, *lines = (np.asarray(line.get_ydata()) for line in left.lines)
@@ -78,14 +78,14 @@ def test_outliers_reach_the_caption_and_a_log_axis() -> None:
     norms = 10 + normal(3, 2, 1 + 50)
     norms[..., 0] = 1000  # the class token is no patch
     norms[1, 0, 10] = 500
-    plate = norms_plate(norms, 1, (5, 10))
+    plate = norms_plate(norms, ["class"], (5, 10))
     check_plate(plate)
     assert "At most 1.00% of the patches" in plate.caption
     assert "state 1" in plate.caption
     assert plate.arrays["outliers"].sum() == 1
     assert plate.arrays["outliers"][1, 0, 9]
     assert plate.draw().axes[0].get_yscale() == "log"
-    assert norms_plate(np.zeros((2, 1, 6)), 0, (2, 3)).draw().axes[0].get_yscale() == "linear"
+    assert norms_plate(np.zeros((2, 1, 6)), (), (2, 3)).draw().axes[0].get_yscale() == "linear"
 
 
 @pytest.mark.parametrize("cosines", [np.array([0.2]), np.linspace(0.1, 0.99, 13), np.array([-0.8, 0.5])])
@@ -100,6 +100,6 @@ def test_the_plate_of_similarity(cosines: NDArray[np.float64]) -> None:
 
 def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match=r"1 \+ 2·3 = 7 tokens"):
-        norms_plate(np.ones((2, 2, 6)), 1, (2, 3))
+        norms_plate(np.ones((2, 2, 6)), ["class"], (2, 3))
     with pytest.raises(ConfigError, match=r"\(states,\)"):
         similarity_by_layer_plate(np.ones((2, 2)))

@@ -13,8 +13,8 @@ from toy_data import noise
 import vitrail
 from vitrail.data.shown import Shown
 from vitrail.inspection.explain import Explainer
-from vitrail.report.model import report_page, report_parts
-from vitrail.report.page import write_page
+from vitrail.report.model import report_parts
+from vitrail.report.page import html_page, write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     shown = photos(folder / "photos", 5)
     Path(shown[4].source).write_bytes(b"no picture")
-    write_page(report_page(explainer(), f"runs/{EVIL}", shown, explained=2), folder / "report #1?.html")
+    write_page(html_page(*report_parts(explainer(), f"runs/{EVIL}", shown, explained=2)), folder / "report #1?.html")
     return folder / "report #1?.html"
 
 

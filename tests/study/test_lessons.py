@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from vitrail.figures import Plate
+from vitrail.inspection.positions import position_similarity
 from vitrail.study.lessons import (
     FORMULAS,
     SCHEDULES,
     activations,
-    cosines,
     gelu_plate,
     lessons,
     position_tables,
@@ -88,10 +88,10 @@ def test_cosines_of_sinusoids_know_only_the_offset() -> None:
     tables = position_tables((3, 5), 16)
     rates = 10000 ** (-np.arange(0, 16, 2) / 16)
     expected = [np.cos((patch - 7) * rates).mean() for patch in range(15)]
-    np.testing.assert_allclose(cosines(tables["1-D"], 7), expected, atol=1e-6)
+    np.testing.assert_allclose(position_similarity(tables["1-D"], (3, 5))[1, 2].ravel(), expected, atol=1e-6)
     rates = 10000 ** (-np.arange(0, 8, 2) / 8)
     expected = [(np.cos((p % 5 - 2) * rates).mean() + np.cos((p // 5 - 1) * rates).mean()) / 2 for p in range(15)]
-    np.testing.assert_allclose(cosines(tables["2-D"], 7), expected, atol=1e-6)
+    np.testing.assert_allclose(position_similarity(tables["2-D"], (3, 5))[1, 2].ravel(), expected, atol=1e-6)
 
 
 def test_the_two_tables_differ_as_the_caption_says() -> None:

@@ -23,8 +23,8 @@ def explain(
     *images: str,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
     method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] = "rollout",
-    layer: str | None = None,
-    head: str | None = None,
+    layer: str = "-1",
+    head: str = "mean",
     token: Annotated[str, Parameter(name=("--from", "--token"))] = "head",
     of_class: Annotated[str | None, Parameter(name="--class")] = None,
     discard: float = 0.0,
@@ -60,9 +60,9 @@ def explain(
     method
         What is drawn.
     layer
-        Which, from 0, -1 for the last, or all; a rollout goes up to it. Unless said, the last.
+        Which, from 0, -1 for the last, or all; a rollout goes up to it.
     head
-        Which, from 0, -1 for the last; mean, max or min of all; or all, each by itself. Unless said, the mean.
+        Which, from 0, -1 for the last; mean, max or min of all; or all, each by itself.
     token
         Who attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN from 0,0.
     of_class
@@ -95,12 +95,12 @@ def explain(
     from vitrail.inspection.question import Question
 
     _, explainer = open_subject(checkpoint, labels, device)
-    asked: dict[str, Any] = {"layer": layer, "head": head or "mean", "of_class": of_class}
+    asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
     question = explainer.settled(Question(method=method, token=token, discard=discard, **asked))
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
     found = pictures_at(images)
-    make_writable(out)
+    make_writable(out)  # what would fail in the end fails before the work
     new_figure(1, 1)
     names, report, failed = set[str](), list[dict[str, Any]](), 0
     with progress(len(found) if len(found) > 1 else 0) as advance:

@@ -67,14 +67,17 @@ def look(
 
     opened, explainer = open_subject(checkpoint, None, device)
     pictures, notes = pictures_for(opened, data, images)
-    make_writable(out)
+    make_writable(out)  # what would fail in the end fails before the work
     new_figure(1, 1)
     with progress(len(pictures)) as advance:
         seen = looked(
-            explainer, (each.source for each in pictures), batch=batch, method=Question(method=method), progress=advance
+            explainer,
+            (each.source for each in pictures),
+            batch=batch,
+            question=Question(method=method),
+            progress=advance,
         )
-    more = seen.notes if pictures else seen.notes[:-1]  # that there were none is said already
-    for text in (*notes, *more, *seen.skipped):
+    for text in (*notes, *seen.notes, *seen.skipped):
         print(f"vitrail: note: {text}", file=sys.stderr)
     kinds = (".png", ".svg") if svg else (".png",)
     for plate in seen.plates:

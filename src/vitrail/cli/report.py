@@ -66,15 +66,17 @@ def report(
 
     opened, explainer = open_subject(checkpoint, labels, device)
     pictures, notes = pictures_for(opened, data, images, explainer.viewer.labels)
-    make_writable(out.parent)
+    make_writable(out.parent)  # what would fail in the end fails before the work
     if out.is_dir():
         raise ConfigError(f"--out {out}, which is a folder; expected the name of a page, new or to be written over")
     new_figure(1, 1)
     for text in notes:
         print(f"vitrail: note: {text}", file=sys.stderr)
     with progress(len(pictures) + min(explained, len(pictures)), "looking") as advance:
-        parts = report_parts(explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance)
-    with progress(sum(len(section.plates) for section in parts[2]), "drawing") as advance:
-        page = html_page(*parts, progress=advance)
+        title, lead, sections = report_parts(
+            explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance
+        )
+    with progress(sum(len(section.plates) for section in sections), "drawing") as advance:
+        page = html_page(title, lead, sections, progress=advance)
     write_page(page, out)
     print(f"{out}: {len(page) / 1e6:.1f} MB, to be opened in a browser")

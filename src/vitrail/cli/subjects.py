@@ -43,9 +43,7 @@ def pictures_for(
     from vitrail.train.opened import opened_data, validation_pictures
 
     if data is None and opened.run is None:
-        return [], [
-            "no --data, so no pictures: attention distance, tokens, alignment and the occlusion check need some"
-        ]
+        return [], ["no --data, so no pictures"]
     if data is not None and is_loose(Path(data)):
         loose = pictures_at([data])
         return [loose[n] for n in places(len(loose), count)], []

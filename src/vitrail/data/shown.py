@@ -39,10 +39,10 @@ def is_loose(place: Path) -> bool:
     return any(is_picture(name) for name, *_ in inside) and not any(is_folder for *_, is_folder in inside)
 
 
-def pictures_at(places: Sequence[str | Path]) -> list[Shown]:
+def pictures_at(paths: Sequence[str | Path]) -> list[Shown]:
     """Each file, whether it can be read or not, and of each folder the pictures right in it."""
     found = list[Shown]()
-    for place in places:
+    for place in paths:
         if not Path(place).is_dir():
             found.append(Shown(str(place), str(place)))
             continue

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
 from vitrail.figures import GREY, MAP, Plate, new_figure, plain_axes
+from vitrail.inspection.tokens import STATES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,13 +63,13 @@ def alignment_plate(matrix: NDArray[Any]) -> Plate:
         lowest = min(0.0, float(np.nanmin([*matrix.ravel(), 0.0])))
         image = axes.imshow(matrix, cmap=MAP, vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
         plain_axes(axes, "alignment of the states")
-        axes.set(xlabel="after the embedding (0) and each block", ylabel="after the embedding (0) and each block")
+        axes.set(xlabel=STATES, ylabel=STATES)
         axes.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=axes, label="linear CKA", shrink=0.9)
         return figure
 
     caption = (
-        "Linear centred kernel alignment (unbiased) between the states after the embedding (0) and after each block:"
+        f"Linear centred kernel alignment (unbiased) between the states {STATES}:"
         f" 1 where two states tell the images apart in the same way.{largest_step(matrix)}"
     )
     if undefined:

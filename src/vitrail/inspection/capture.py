@@ -4,7 +4,8 @@ B images, H heads, N = E + n tokens: E prefix tokens and n = h·w patches; Nq of
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -23,25 +24,33 @@ Keep = Callable[[Tensor, Grid], Any]  # of probabilities (B, H, Nq, N) and the g
 class Capture:
     """What was seen in the last forward pass."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], heads: Mapping[int, list[int]] | None) -> None:
-        self.model, self.layers, self.heads = model, tuple(layers), heads
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[int],
+        heads: Mapping[int, list[int]] | None,
+        keep: Keep | None,
+        *,
+        sloped: bool,
+    ) -> None:
+        self.model, self.layers, self.heads, self.keep, self.sloped = model, tuple(layers), heads, keep, sloped
         self.grid: Grid | None = getattr(model, "grid", None)
         self.count = 0  # of all tokens
-        self.seen = dict[int, Any]()
-        self.asking = dict[int, int]()  # Nq of each layer
-        self.values = dict[int, Tensor]()  # (B, H, N, K), and below what the attention made of them: (B, Nq, D)
-        self.made = dict[int, Tensor]()
+        self.kept = dict[int, Any]()  # of each layer its probabilities, or what `keep` made of them
+        self.asking = dict[int, int]()  # and where slopes are wanted: Nq
+        self.values = dict[int, Tensor]()  # v: (B, H, N, K)
+        self.made = dict[int, Tensor]()  # A·v, the heads side by side: (B, Nq, D)
         self.pooled: Tensor | None = None  # how much of each token an attention pool took: (B, N)
 
     @property
     def maps(self) -> list[Any]:
         """Probabilities of the layers asked for, in their order, each (B, H, Nq, N); or what `keep` made of them."""
-        if missing := [layer for layer in self.layers if layer not in self.seen]:
+        if missing := [layer for layer in self.layers if layer not in self.kept]:
             raise VitrailError(
                 f"nothing was seen of layer {missing[0]}; expected a forward pass of the model itself inside the "
                 "capture: what torch.compile or DataParallel made of it is another"
             )
-        return [self.seen[layer] for layer in self.layers]
+        return [self.kept[layer] for layer in self.layers]
 
     @property
     def patches(self) -> Grid:
@@ -74,6 +83,35 @@ class Capture:
             found.append(F.pad(by_row, (0, 0, 0, self.asking[layer] - by_row.shape[2])))
         return found
 
+    def orient(self, module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook before the first layer: how many tokens there are, and in what grid."""
+        given = arguments(module, args, named)
+        self.count, self.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
+
+    @torch.no_grad()
+    def look(self, layer: int, module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook before a layer."""
+        q, k, v, mask = projected(module, arguments(module, args, named))
+        with torch.autocast(q.device.type, enabled=False):
+            weights = attention_weights(q.float(), k.float(), mask)
+        weights = weights if self.heads is None else weights[:, self.heads[layer]]
+        self.kept[layer] = weights if self.keep is None else self.keep(weights, self.patches)
+        if self.sloped:
+            self.values[layer], self.asking[layer] = v, weights.shape[2]
+
+    def hold(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
+        """A hook between a layer's attention and its projection."""
+        # of frozen weights nothing has a slope yet: it starts here
+        self.made[layer] = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
+        return self.made[layer]
+
+    @torch.no_grad()
+    def look_at_pool(self, module: Any, args: tuple[Tensor, ...]) -> None:
+        """A hook before an attention pool."""
+        shares = module.weights(args[0]).float().mean(1)[:, 0]  # (B, n)
+        shares = shares / shares.sum(-1, keepdim=True)  # half precision rounds
+        self.pooled = F.pad(shares, (self.count - shares.shape[1], 0))
+
 
 @contextmanager
 def capture(
@@ -91,55 +129,19 @@ def capture(
     """
     found = attention_layers(model)
     chosen = list(range(len(found))) if layers is None else [index_of(each, len(found), "layer") for each in layers]
-    picked = None if heads is None else {layer: heads_of(found[layer], heads) for layer in chosen}
-    seen = Capture(model, chosen, picked)
-    hooks = list[Any]()
-
-    def orient(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = arguments(module, args, named)
-        seen.count, seen.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", seen.grid)
-
-    def look(layer: int) -> Callable[..., None]:
-        def enter(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            with torch.no_grad():
-                q, k, v, mask = projected(module, arguments(module, args, named))
-                with torch.autocast(q.device.type, enabled=False):
-                    weights = attention_weights(q.float(), k.float(), mask)
-                weights = weights if picked is None else weights[:, picked[layer]]
-                seen.seen[layer] = weights if keep is None else keep(weights, seen.patches)
-                if gradients:
-                    seen.values[layer], seen.asking[layer] = v, weights.shape[2]
-
-        return enter
-
-    def hold(layer: int) -> Callable[..., Tensor]:
-        def enter(_: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
-            # of frozen weights nothing has a slope yet: it starts here
-            made = seen.made[layer] = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
-            return made
-
-        return enter
-
-    def look_at_pool(module: Any, args: tuple[Tensor, ...]) -> None:
-        with torch.no_grad():
-            shares = module.weights(args[0]).float().mean(1)[:, 0]  # (B, n)
-            shares = shares / shares.sum(-1, keepdim=True)  # half precision rounds
-            seen.pooled = F.pad(shares, (seen.count - shares.shape[1], 0))
-
-    try:
-        hooks.append(found[0].register_forward_pre_hook(orient, with_kwargs=True))
+    picked = None if heads is None else {n: [index_of(each, found[n].heads, "head") for each in heads] for n in chosen}
+    seen = Capture(model, chosen, picked, keep, sloped=gradients)
+    pool: Any = getattr(model, "attn_pool", None)
+    with ExitStack() as hooks:  # each is removed at the end, also after an exception
+        hooks.enter_context(found[0].register_forward_pre_hook(seen.orient, with_kwargs=True))
         for layer in chosen:
-            hooks.append(found[layer].register_forward_pre_hook(look(layer), with_kwargs=True))
+            hooks.enter_context(found[layer].register_forward_pre_hook(partial(seen.look, layer), with_kwargs=True))
             if gradients:
-                hooks.append(found[layer].proj.register_forward_pre_hook(hold(layer)))
-        pool: Any = getattr(model, "attn_pool", None)
+                hooks.enter_context(found[layer].proj.register_forward_pre_hook(partial(seen.hold, layer)))
         if hasattr(pool, "weights"):
-            hooks.append(pool.register_forward_pre_hook(look_at_pool))
-        with as_written(model):
-            yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+            hooks.enter_context(pool.register_forward_pre_hook(seen.look_at_pool))
+        hooks.enter_context(as_written(model))
+        yield seen
 
 
 def as_written(model: nn.Module) -> AbstractContextManager[object]:
@@ -178,16 +180,12 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
     def leave(_: nn.Module, __: tuple[Any, ...], made: Tensor) -> None:
         seen.append(keep(made))
 
-    hooks = list[Any]()
-    try:
-        hooks.append(model.blocks[0].register_forward_pre_hook(enter))
+    with ExitStack() as hooks:
+        hooks.enter_context(model.blocks[0].register_forward_pre_hook(enter))
         for part in (*model.blocks, model.norm):
-            hooks.append(part.register_forward_hook(leave))
-        with as_written(model):
-            yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+            hooks.enter_context(part.register_forward_hook(leave))
+        hooks.enter_context(as_written(model))
+        yield seen
 
 
 def attention_layers(model: nn.Module) -> list[AnyAttention]:
@@ -208,10 +206,6 @@ def index_of(given: int, count: int, what: str) -> int:
     return given % count
 
 
-def heads_of(layer: AnyAttention, heads: Sequence[int]) -> list[int]:
-    return [index_of(head, layer.heads, "head") for head in heads]
-
-
 def prefix_names(model: Any, prefix: int) -> tuple[str, ...]:
     """What the tokens before the patches are: class, distill, register0, register1, …"""
     names = [
@@ -222,12 +216,12 @@ def prefix_names(model: Any, prefix: int) -> tuple[str, ...]:
     return (*names, *(f"register{number}" for number in range(prefix - len(names))))[:prefix]
 
 
-def read_by_head(model: Any, seen: Capture) -> Tensor:
+def read_by_head(seen: Capture) -> Tensor:
     """The share of each token in what the head reads, (B or 1, N): of the class token all, of averaged patches 1/n."""
     if seen.pooled is not None:
         return seen.pooled
     shares = torch.zeros(1, seen.count)
-    names, config = prefix_names(model, seen.prefix), getattr(model, "config", None)
+    names, config = prefix_names(seen.model, seen.prefix), getattr(seen.model, "config", None)
     if "class" in names and getattr(config, "pool", "class") == "class":
         answer = getattr(config, "answer", "both")
         read = [names.index(name) for name in ("class", "distill") if name in names and answer in ("both", name)]

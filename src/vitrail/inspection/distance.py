@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, Plate, new_figure, plain_axes
+from vitrail.figures import BLUE, GREY, RED, Plate, counted, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,16 +70,14 @@ def rank_correlation(values: NDArray[Any]) -> float:
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
 
-def distance_plate(
-    distances: NDArray[Any], *, images: int, image_size: tuple[int, int], even: float | None = None
-) -> Plate:
-    """One dot a head, their mean as a line; `even` draws the distance of evenly spread attention too: (L, H)."""
+def distance_plate(distances: NDArray[Any], *, images: int, image_size: tuple[int, int], even: float) -> Plate:
+    """One dot a head, their mean as a line, and the distance of evenly spread attention as another: (L, H)."""
     if distances.ndim != 2 or not distances.size:
         raise ConfigError(f"distances of the shape {distances.shape}; expected (layers, heads), one of each at least")
     counts = (~np.isnan(distances)).sum(-1)
     means = np.divide(np.nansum(distances, -1), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     layers, heads = distances.shape
-    over = f"{images:,} image{'s' * (images != 1)} of {image_size[0]}×{image_size[1]} pixels"
+    over = f"{counted(images, 'image')} of {image_size[0]}×{image_size[1]} pixels"
 
     def draw() -> "Figure":
         figure = new_figure(7.2, 4.4)
@@ -87,11 +85,10 @@ def distance_plate(
         depth = np.repeat(np.arange(layers), heads)
         axes.scatter(depth, distances.ravel(), s=22, color=BLUE, alpha=0.65, linewidths=0, label="one head")
         axes.plot(np.arange(layers), means, color=RED, linewidth=1.8, marker="_", label="mean of the heads")
-        if even is not None:
-            axes.axhline(even, color=GREY, linewidth=1.2, linestyle="--", label="evenly spread attention")
+        axes.axhline(even, color=GREY, linewidth=1.2, linestyle="--", label="evenly spread attention")
         plain_axes(axes, f"mean attention distance, {over}")
         axes.set(xlabel="layer, from 0", ylabel="distance (pixels)", xlim=(-0.5, layers - 0.5))
-        axes.set_ylim(0, 1.08 * np.nanmax([*means, *distances.ravel(), even or 0.0, 1e-6]))
+        axes.set_ylim(0, 1.08 * np.nanmax([*means, *distances.ravel(), even, 1e-6]))
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.25, linewidth=0.6)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
@@ -99,13 +96,12 @@ def distance_plate(
 
     caption = (
         f"How far from itself a patch looks, on average over {over}: one dot for each head, by layer."
+        f" Attention spread evenly over the image would reach {even:.1f} pixels."
         f" The mean of the heads is {means[0]:.1f} pixels in layer 0 and {means[-1]:.1f} in layer {layers - 1}."
         " Only attention between patches counts: prefix tokens are left out, and the rest of each row sums to 1."
     )
     if not np.isnan(correlation := rank_correlation(means)):
         caption += f" The rank correlation of the mean with depth is {correlation:.2f}."
-    if even is not None:
-        caption += f" Attention spread evenly over the image would reach {even:.1f} pixels."
     return Plate(
         name="attention_distance",
         title="Mean attention distance",

@@ -39,12 +39,8 @@ def answer_without(model: Any, pixels: Tensor, gone: NDArray[np.bool_]) -> Tenso
         index = first + patches[..., None].to(tokens.device).expand(-1, -1, tokens.shape[2])
         return torch.cat([tokens[:, :first], tokens.gather(1, index)], dim=1), *given[1:]
 
-    hook = model.blocks[0].register_forward_pre_hook(leave_out)
-    try:
-        with as_written(model):
-            return model(pixels)
-    finally:
-        hook.remove()
+    with model.blocks[0].register_forward_pre_hook(leave_out), as_written(model):
+        return model(pixels)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from vitrail.inspection.capture import Capture, attention_layers, capture, read_
 from vitrail.inspection.overlay import Box, overlay_figure, shown
 from vitrail.inspection.question import HEAD, Method, Question, settled, token_index
 from vitrail.inspection.rollout import (
+    FUSES,
     Fuse,
     as_picture,
     fused,
@@ -29,7 +30,6 @@ from vitrail.inspection.tokens import token_norms
 from vitrail.predict.viewer import Answer, Prediction, Viewer
 
 LONGEST = 180  # bytes of a name
-SHARE, LENGTH = "times an even share", "length of the token"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # arrays are neither equal nor not
@@ -39,7 +39,6 @@ class Explanation:
     name: str
     question: Question
     maps: NDArray[Any]  # (layers, heads, h, w); of attention each sums to 1
-    titles: tuple[tuple[str, ...], ...]  # of each map
     photo: NDArray[np.uint8]  # (rows, columns, 3), no larger than a figure needs
     box: Box  # what the model saw of it: left, top, right, bottom in pixels
     asked: Answer | None = None  # the class that was asked about; a model without a head has none
@@ -51,22 +50,34 @@ class Explanation:
         return self.maps[-1, -1]
 
     @property
+    def titles(self) -> tuple[tuple[str, ...], ...]:
+        """Of each map."""
+        return self.question.titles(*self.maps.shape[:2])
+
+    @property
     def plate(self) -> Plate:
         words, asked, name = self.question.words, self.asked, Path(self.name).name or "picture"
         answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
+        bright = (
+            "have the longest tokens" if self.question.method == "norms" else "get most attention; 1 is an even share"
+        )
         return Plate(
             name=f"{short_stem(name)}.{self.question.method}",
             title=f"{name}: {words}",
-            caption=f"{words[0].upper()}{words[1:]} over {name}" + f"; {answer}" * bool(answer) + ".",
+            caption=f"{words[0].upper()}{words[1:]} over {name}"
+            + f"; {answer}" * bool(answer)
+            + f". Bright patches {bright}.",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
             draw=lambda: self.drawn(" · ".join(filter(None, (answer, words)))),
         )
 
     def drawn(self, heading: str) -> Any:
-        norms = self.question.method == "norms"
-        panels = self.maps if norms else self.maps * (self.maps.shape[-2] * self.maps.shape[-1])
+        if self.question.method == "norms":
+            panels, unit = self.maps, "length of the token"
+        else:
+            panels, unit = self.maps * (self.maps.shape[-2] * self.maps.shape[-1]), "attention (1 = even)"
         patch = tuple(map(int, self.question.token.split(","))) if "," in self.question.token else None
-        return overlay_figure(self.photo, self.box, panels, self.titles, heading, LENGTH if norms else SHARE, patch)
+        return overlay_figure(self.photo, self.box, panels, self.titles, heading, unit, patch)
 
     def _repr_png_(self) -> bytes:
         return self.plate.png()
@@ -100,7 +111,7 @@ class Explainer:
         image: Any,
         method: Method = "rollout",
         *,
-        layer: int | Literal["all"] | None = None,
+        layer: int | Literal["all"] = -1,
         head: int | Fuse | Literal["all"] = "mean",
         token: str = HEAD,
         of_class: int | str | None = None,
@@ -128,7 +139,6 @@ class Explainer:
             name=name,
             question=question,
             maps=maps[0],
-            titles=self.titles(question, maps.shape[1:3]),
             photo=photo,
             box=box,
             asked=asked,
@@ -136,48 +146,37 @@ class Explainer:
         )
 
     def maps(self, pixels: Tensor, question: Question) -> tuple[Tensor, NDArray[Any]]:
-        """Logits and the maps asked for of a batch: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
-        method, last = question.method, len(self.layers) - 1
-        chosen = last if question.layer is None else question.layer
-        if method == "norms":
-            return self.norms(pixels, range(last + 1) if chosen == "all" else [chosen])
-        if method == "pool":
-            layers = []
-        elif method == "attention" and chosen != "all":
-            layers = [chosen]
+        """Logits and what a settled question asks for: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
+        if question.method == "norms":
+            return self.norms(pixels, self.layers_for(question))
+        logits, seen, slopes = self.watched(pixels, question)
+        if question.method == "pool":
+            assert seen.pooled is not None  # a settled question has seen to that
+            rows = [[seen.pooled.cpu().numpy()]]
         else:
-            layers = range(last + 1 if chosen == "all" else chosen + 1)
-        head = question.head
-        heads = [head] if isinstance(head, int) else None
-        by_class = method == "grad-rollout"
+            attention = [each.cpu().numpy() for each in seen.maps]  # each (B, H, N, N)
+            rows = followed(question, self.token(seen, question.token), attention, slopes)
+        maps = [np.stack([as_picture(each, seen.patches) for each in row], axis=1) for row in rows]
+        return logits, np.stack(maps, axis=1)
+
+    def watched(self, pixels: Tensor, question: Question) -> tuple[Tensor, Capture, list[NDArray[Any]]]:
+        """One forward pass: logits, the attention that the question needs, and for grad-rollout the slopes in it."""
+        heads = [question.head] if isinstance(question.head, int) else None
+        by_class = question.method == "grad-rollout"
         with torch.inference_mode(False), torch.set_grad_enabled(by_class):
             pixels = pixels.clone() if pixels.is_inference() else pixels  # those have no gradients
-            with capture(self.model, layers, heads, gradients=by_class) as seen:
+            with capture(self.model, self.layers_for(question), heads, gradients=by_class) as seen:
                 logits: Tensor = self.model(pixels)
             slopes = self.slopes(seen, logits, question.of_class) if by_class else []
-        grid = seen.patches
-        if method == "pool":
-            assert seen.pooled is not None  # a settled question has seen to that
-            shares = seen.pooled[:, None, None, seen.prefix :].cpu().numpy()
-            return logits, shares.reshape(*shares.shape[:3], *grid)
-        found = [each.cpu().numpy() for each in seen.maps]  # each (B, H, N, N)
-        token, ends = self.token(seen, question.token), range(1, len(found) + 1) if chosen == "all" else [len(found)]
-        if by_class:
-            rows = [[token_gradient_rollout(token, found[:end], slopes[:end])] for end in ends]
-        elif method == "rollout":
-            rows = [
-                [
-                    token_rollout(token, part, fuse, discard=question.discard)
-                    for part, fuse in by_heads(found[:end], head)
-                ]
-                for end in ends
-            ]
-        else:
-            rows = [
-                [times(token, square(fused(part[0], fuse))) for part, fuse in by_heads([each], head)] for each in found
-            ]
-        maps = [np.stack([as_picture(made_of, grid) for made_of in row], axis=1) for row in rows]
-        return logits.detach(), np.stack(maps, axis=1)
+        return logits.detach(), seen, slopes
+
+    def layers_for(self, question: Question) -> Sequence[int]:
+        """Those that have to be seen: the one asked about, and for a rollout all up to it."""
+        if question.method == "pool":
+            return []
+        if question.layer == "all":
+            return range(len(self.layers))
+        return range(question.layer + 1) if "rollout" in question.method else [question.layer]
 
     def slopes(self, seen: Capture, logits: Tensor, of_class: int | str | None) -> list[NDArray[Any]]:
         """Of the class, or of each picture's likeliest, in every probability."""
@@ -190,7 +189,7 @@ class Explainer:
         """Shares of all tokens, (B or 1, N), of which the token asked about has all."""
         index = token_index(name, self.model, seen.prefix, seen.patches)
         if index is None:
-            return read_by_head(self.model, seen).cpu().numpy()
+            return read_by_head(seen).cpu().numpy()
         return np.eye(seen.count, dtype=np.float32)[index : index + 1]
 
     @torch.no_grad()
@@ -202,26 +201,25 @@ class Explainer:
         lengths = [token_norms(states[layer + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
         return logits, np.stack(lengths, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
-    def titles(self, question: Question, shape: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-        """What each map is, in rows of layers and columns of heads."""
-        last = len(self.layers) - 1
-        layer, head = last if question.layer is None else question.layer, question.head
-        start = "to layer" if "rollout" in question.method else "layer"
-        rows = [f"{start} {number}" for number in range(shape[0])] if layer == "all" else [f"{start} {layer}"]
-        if question.method == "pool":
-            rows = ["attention pool"]
-        if head == "all":
-            columns = [f"head {number}" for number in range(shape[1])]
-        else:
-            columns = [f"head {head}" if isinstance(head, int) else f"{head} of the heads"]
-        if question.method in ("pool", "norms", "grad-rollout"):
-            columns = [""]
-        return tuple(tuple(", ".join(filter(None, (row, column))) for column in columns) for row in rows)
+
+def followed(
+    question: Question, token: NDArray[Any], maps: Sequence[NDArray[Any]], slopes: Sequence[NDArray[Any]]
+) -> list[list[NDArray[Any]]]:
+    """What the token is made of, (B, N), in rows of layers and columns of heads; the maps are (B, H, N, N)."""
+    fuse = question.head if question.head in FUSES else "mean"
+    if question.method == "attention":
+        return [[times(token, square(fused(one, fuse))) for (one,) in by_heads([each], question)] for each in maps]
+    ends = range(1, len(maps) + 1) if question.layer == "all" else [len(maps)]
+    if question.method == "grad-rollout":
+        return [[token_gradient_rollout(token, maps[:end], slopes[:end])] for end in ends]
+    return [
+        [token_rollout(token, part, fuse, discard=question.discard) for part in by_heads(maps[:end], question)]
+        for end in ends
+    ]
 
 
-def by_heads(maps: Sequence[NDArray[Any]], head: object) -> list[tuple[list[NDArray[Any]], Fuse]]:
-    """The layers' heads as one, or with "all" each head of every layer by itself; the maps are (B, H, N, N)."""
-    fuse: Fuse = "max" if head == "max" else "min" if head == "min" else "mean"
-    if head != "all":
-        return [(list(maps), fuse)]
-    return [([each[:, [number]] for each in maps], fuse) for number in range(min(each.shape[1] for each in maps))]
+def by_heads(maps: Sequence[NDArray[Any]], question: Question) -> Sequence[Sequence[NDArray[Any]]]:
+    """The layers with all of their heads, or where each is asked for by itself, once for each head."""
+    if question.head != "all":
+        return [maps]
+    return [[each[:, [number]] for each in maps] for number in range(min(each.shape[1] for each in maps))]

@@ -51,18 +51,18 @@ def look(
     pictures: Iterable[Any] = (),
     *,
     batch: int = 4,
-    method: Question | None = None,
+    question: Question | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Look:
     """Draws filters and positions, and over the pictures attention distance, tokens, alignment and the occlusion check.
 
-    Pictures are of any kind that `vitrail.data.images.open_image` takes. The occlusion check is of `method`, a rollout
-    unless given. Whatever their number, no more than a batch of them is held.
+    Pictures are of any kind that `vitrail.data.images.open_image` takes. The occlusion check is of the map
+    that `question` asks for, a rollout unless given. Whatever their number, no more than a batch of them is held.
     """
     if batch < 1:
         raise ConfigError(f"batch is {batch}; expected 1 or more")
     explainer = model if isinstance(model, Explainer) else Explainer(model)
-    question = explainer.settled(method or Question())
+    question = explainer.settled(question or Question())
     plates, notes = still(explainer.model)
     seen, skipped, part = Seen(), list[str](), list[Tensor]()
     for image in pictures:
@@ -103,17 +103,16 @@ def still(model: Any) -> tuple[list[Plate], list[str]]:
 
 @dataclass
 class Seen:
-    """Numbers of all images so far, none of them larger than the tokens of one image are many."""
+    """Numbers of all images so far; of each so few that thousands fit in memory: no map and no token."""
 
     images: int = 0
     distances: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, L, H)
     norms: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, N)
     means: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S, D)
     cosines: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # (B, S)
-    greyed: bool = False  # patches are, where they cannot be left out
+    way: str = ""  # in which patches were removed
     left: dict[str, list[NDArray[Any]]] = field(default_factory=dict[str, list[NDArray[Any]]])  # (B, K)
     grid: tuple[int, int] = (0, 0)
-    prefix: int = 0
     names: tuple[str, ...] = ()  # of the prefix tokens
     size: tuple[int, int] = (0, 0)
 
@@ -126,7 +125,7 @@ class Seen:
 
         with torch.no_grad(), capture(model, keep=distance) as seen, token_states(model) as states:
             model.tokens(pixels)
-        self.grid, self.prefix, self.names = seen.patches, seen.prefix, prefix_names(model, seen.prefix)
+        self.grid, self.names = seen.patches, prefix_names(model, seen.prefix)
         self.distances.append(np.stack(seen.maps, axis=1))
         tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which evens lengths out
         self.norms.append(np.stack([token_norms(each) for each in tokens], axis=1))
@@ -143,7 +142,7 @@ class Seen:
 
     def occlude(self, explainer: Explainer, pixels: Tensor, question: Question) -> None:
         logits, maps = explainer.maps(pixels, question)
-        self.greyed = not drops_tokens(explainer.model)
+        self.way = "left out" if drops_tokens(explainer.model) else "replaced by the mean colour"
         chance = np.stack([np.random.default_rng(self.images + n).random(self.grid) for n in range(len(pixels))])
         attended, classes = maps[:, -1, -1], logits.argmax(-1)
         whole = logits.float().softmax(-1).gather(1, classes[:, None]).cpu().numpy()  # nothing is removed yet
@@ -158,7 +157,7 @@ def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
     distances = np.nanmean(np.concatenate(seen.distances), axis=0)  # (L, H)
     even = even_distance(seen.grid, seen.patch(seen.grid))
     plates.append(distance_plate(distances, images=seen.images, image_size=seen.size, even=even))
-    plates.append(norms_plate(np.concatenate(seen.norms).swapaxes(0, 1), seen.prefix, seen.grid, seen.names))
+    plates.append(norms_plate(np.concatenate(seen.norms).swapaxes(0, 1), seen.names, seen.grid))
     if seen.cosines:
         plates.append(similarity_by_layer_plate(np.concatenate(seen.cosines).mean(0)))
     if seen.images < FEWEST:
@@ -168,7 +167,7 @@ def moving(seen: Seen) -> tuple[list[Plate], list[str]]:
     if seen.left:
         curves = {name: np.concatenate(parts) for name, parts in seen.left.items()}
         plates.append(
-            occlusion_plate(np.array(SHARES), curves["most"], curves["least"], curves["chance"], greyed=seen.greyed)
+            occlusion_plate(np.array(SHARES), curves["most"], curves["least"], curves["chance"], way=seen.way)
         )
     else:
         notes.append("occlusion check: this model has no head, so no class whose probability could be watched")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, Plate, new_figure, plain_axes
+from vitrail.figures import BLUE, GREY, RED, Plate, counted, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,53 +35,50 @@ def removed(attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[np.b
     return mask.reshape(attended.shape)
 
 
-def greyed(pixels: "NDArray[Any]", removed: "NDArray[np.bool_]") -> "NDArray[Any]":
+def greyed(pixels: "NDArray[Any]", gone: "NDArray[np.bool_]") -> "NDArray[Any]":
     """The image (C, H, W) with those patches (h, w) at 0, which after normalisation is the mean colour."""
-    (height, width), (rows, columns) = pixels.shape[-2:], removed.shape
+    (height, width), (rows, columns) = pixels.shape[-2:], gone.shape
     if pixels.ndim != 3 or height % rows or width % columns:
         shape = "×".join(map(str, pixels.shape))
         raise ConfigError(f"an image of {shape} and a map of {rows}×{columns} patches; expected C×(rows·P)×(columns·Q)")
     patch = np.ones((height // rows, width // columns), dtype=np.bool_)
-    return np.where(np.kron(removed, patch), pixels.dtype.type(0), pixels)
+    return np.where(np.kron(gone, patch), pixels.dtype.type(0), pixels)
 
 
 def occlusion_plate(
     shares: "NDArray[Any]",
     most: "NDArray[Any]",
     least: "NDArray[Any]",
-    chance: "NDArray[Any] | None" = None,
+    chance: "NDArray[Any]",
     *,
-    greyed: bool = False,
+    way: str,
 ) -> Plate:
-    """Shares (K,) of the patches removed, and what probability (B, K) the class then has for each image."""
-    curves = {"most": most, "least": least} | ({} if chance is None else {"chance": chance})
+    """Shares (K,) of the patches removed in that way, and what probability (B, K) the class then has for each image."""
+    curves = {"least": least, "chance": chance, "most": most}
     for name, values in curves.items():
         if values.ndim != 2 or not values.size or values.shape != (len(most), *shares.shape):
             raise ConfigError(
                 f"{name} is {values.shape} for {shares.shape} shares and {len(most)} images; expected (images, shares)"
             )
-    images, way = len(most), "replaced by the mean colour" if greyed else "left out"
-    gaps = (least - most).mean(0)
-    widest = int(np.abs(gaps).argmax())
+    images, widest = len(most), int(np.abs((least - most).mean(0)).argmax())
     looks = (
-        ("least", "least attended first", BLUE, "o-"),
-        ("chance", "by chance", GREY, "s--"),
-        ("most", "most attended first", RED, "^-"),
+        ("least", "the least attended first", BLUE, "o-"),
+        ("chance", "in random order", GREY, "s--"),
+        ("most", "the most attended first", RED, "^-"),
     )
 
     def draw() -> "Figure":
         figure = new_figure(6, 4)
         axes = figure.subplots()
         for name, label, colour, style in looks:
-            if name in curves:
-                mean = curves[name].mean(0)
-                axes.plot(100 * shares, mean, style, color=colour, label=label, markersize=5, linewidth=1.6)
-                error = curves[name].std(0, ddof=1) / np.sqrt(images) if images > 1 else 0 * mean
-                axes.fill_between(100 * shares, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="patches removed, %", ylabel="mean probability of the class", ylim=(0, None))
+            mean = curves[name].mean(0)
+            axes.plot(100 * shares, mean, style, color=colour, label=label, markersize=5, linewidth=1.6)
+            error = curves[name].std(0, ddof=1) / np.sqrt(images) if images > 1 else 0 * mean
+            axes.fill_between(100 * shares, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel="patches removed (%)", ylabel="mean probability of the class", ylim=(0, None))
         axes.grid(alpha=0.25, linewidth=0.6)
-        axes.legend(frameon=False)
-        plain_axes(axes, f"{images:,} image{'s' * (images != 1)}")
+        axes.legend(title="patches removed", alignment="left", frameon=False)
+        plain_axes(axes, f"occlusion check, {counted(images, 'image')}")
         return figure
 
     return Plate(
@@ -92,7 +89,7 @@ def occlusion_plate(
             "removing what is attended most hurts sooner than removing what is attended least: here the two are "
             f"farthest apart at {shares[widest]:.0%} of the patches, {most.mean(0)[widest]:.3f} without the most and "
             f"{least.mean(0)[widest]:.3f} without the least attended. "
-            f"Mean over {images:,} image{'s' * (images != 1)}{'; the bands are its standard error' * (images > 1)}."
+            f"Mean over {counted(images, 'image')}{'; the bands are its standard error' * (images > 1)}."
         ),
         arrays={"shares": shares, **curves},
         draw=draw,

@@ -55,27 +55,17 @@ def overlay_figure(
     figure = new_figure(across * small + 0.9, height)
     grid: list[Any] = np.asarray(figure.subplots(rows, across, squeeze=False)).ravel().tolist()
     if alone:
-        frame(grid[0], photo, box)
+        show(grid[0], photo)
+        outline(grid[0], box)
+        grid[0].set_title("what the model sees", fontsize=9)
     low, most = float(panels.min()), float(panels.max())
     high = most if alone else float(np.quantile(panels, BRIGHTEST))
+    limits = (low, high if high > low else low + 1)
     drawn: Any = None
-    for axes, panel, name in zip(grid[1:] if alone else grid, flat, names, strict=False):
-        axes.imshow(photo)
-        left, top, right, bottom = (edge - 0.5 for edge in box)  # a pixel reaches from − ½ to ½
-        drawn = axes.imshow(
-            panel,
-            cmap=MAP,
-            vmin=low,
-            vmax=high if high > low else low + 1,
-            alpha=0.65,
-            interpolation="bilinear",
-            extent=(left, right, bottom, top),
-        )
+    for axes, panel, name in zip(grid[alone:], flat, names, strict=False):
+        drawn = cover(axes, photo, box, panel, limits)
         if patch is not None:
-            deep, wide = (bottom - top) / panel.shape[0], (right - left) / panel.shape[1]
-            corner = (left + patch[1] * wide, top + patch[0] * deep)
-            outline(axes, (corner[0], corner[1], corner[0] + wide, corner[1] + deep))
-        whole(axes, photo)
+            outline(axes, patch_box(box, panel.shape, patch))
         axes.set_title(name, fontsize=9 if small > 2 else 7)
     for axes in grid[len(flat) + alone :]:
         axes.set_axis_off()
@@ -86,22 +76,31 @@ def overlay_figure(
     return figure
 
 
-def frame(axes: Any, photo: NDArray[np.uint8], box: Box) -> None:
-    """The photo alone, with a frame around what the model sees of it."""
+def show(axes: Any, photo: NDArray[np.uint8]) -> None:
     axes.imshow(photo)
-    left, top, right, bottom = (edge - 0.5 for edge in box)
-    outline(axes, (left, top, right, bottom))
-    whole(axes, photo)
-    axes.set_title("what the model sees", fontsize=9)
+    axes.set(xlim=(-0.5, photo.shape[1] - 0.5), ylim=(photo.shape[0] - 0.5, -0.5), xticks=[], yticks=[])
+
+
+def cover(axes: Any, photo: NDArray[np.uint8], box: Box, panel: NDArray[Any], limits: tuple[float, float]) -> Any:
+    """The photo under a map (h, w), whose least and greatest colours are at the limits."""
+    show(axes, photo)
+    left, top, right, bottom = (edge - 0.5 for edge in box)  # a pixel reaches from − ½ to ½
+    low, high = limits
+    extent = (left, right, bottom, top)
+    return axes.imshow(panel, cmap=MAP, vmin=low, vmax=high, alpha=0.65, interpolation="bilinear", extent=extent)
+
+
+def patch_box(box: Box, grid: Sequence[int], patch: Sequence[int]) -> Box:
+    """Where in the photo the patch of that row and column is."""
+    left, top, right, bottom = box
+    deep, wide = (bottom - top) / grid[0], (right - left) / grid[1]
+    corner = left + patch[1] * wide, top + patch[0] * deep
+    return *corner, corner[0] + wide, corner[1] + deep
 
 
 def outline(axes: Any, box: Box) -> None:
     """To be seen on any ground."""
-    left, top, right, bottom = box
+    left, top, right, bottom = (edge - 0.5 for edge in box)
     xs, ys = (left, right, right, left, left), (top, top, bottom, bottom, top)
     axes.plot(xs, ys, color="white", linewidth=1.6)
     axes.plot(xs, ys, color="black", linewidth=0.8, linestyle="--")
-
-
-def whole(axes: Any, photo: NDArray[np.uint8]) -> None:
-    axes.set(xlim=(-0.5, photo.shape[1] - 0.5), ylim=(photo.shape[0] - 0.5, -0.5), xticks=[], yticks=[])

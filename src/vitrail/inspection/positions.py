@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.data.shown import places
 from vitrail.errors import ConfigError
 from vitrail.figures import MAP, Plate, new_figure
 
@@ -41,11 +42,6 @@ def position_similarity(table: NDArray[Any], grid: tuple[int, int]) -> NDArray[A
     return (unit @ unit.T).clip(-1, 1).reshape(*grid, *grid)
 
 
-def chosen(places: int, most: int = MOST) -> NDArray[Any]:
-    """Evenly from the first to the last, `most` of them or all."""
-    return np.linspace(0, places - 1, min(places, most)).round().astype(int)
-
-
 def mosaic(tiles: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Tiles (r, c, h, w) as one map with gaps of NaN, and where the centres of its rows and columns of tiles are."""
     r, c, h, w = tiles.shape
@@ -63,7 +59,7 @@ def similarity_plate(similarity: NDArray[Any]) -> Plate:
     if similarity.ndim != 4 or similarity.shape[:2] != similarity.shape[2:]:
         raise ConfigError(f"similarities of the shape {similarity.shape}; expected (h, w, h, w), of a grid with itself")
     h, w = similarity.shape[:2]
-    rows, columns = chosen(h), chosen(w)
+    rows, columns = places(h, MOST), places(w, MOST)
     whole, middles, centres = mosaic(similarity[np.ix_(rows, columns)])
     lowest = float(similarity.min())
 
@@ -75,9 +71,9 @@ def similarity_plate(similarity: NDArray[Any]) -> Plate:
         image = axes.imshow(whole, cmap=MAP, vmin=min(0.0, lowest), vmax=1, interpolation="nearest")
         figure.suptitle(f"position similarity, {h}×{w} patches", fontsize=11, x=0.02, ha="left")
         axes.spines[:].set_visible(False)
-        for axis, places, named in ((axes.xaxis, centres, columns), (axes.yaxis, middles, rows)):
+        for axis, ticks, named in ((axes.xaxis, centres, columns), (axes.yaxis, middles, rows)):
             step = -(-len(named) // 8)
-            axis.set_ticks(places[::step], [str(each) for each in named[::step]])
+            axis.set_ticks(ticks[::step], [str(each) for each in named[::step]])
         axes.tick_params(length=0, labelsize=8)
         axes.set(xlabel="column of the patch, from 0", ylabel="row of the patch, from 0")
         figure.colorbar(image, ax=axes, label="cosine", shrink=0.8, ticks=[-1, -0.5, 0, 0.5, 1])

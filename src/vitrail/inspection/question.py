@@ -11,6 +11,7 @@ from vitrail.predict.viewer import WNID
 
 Method = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
 METHODS: tuple[str, ...] = get_args(Method)
+WITHOUT_HEADS: tuple[Method, ...] = ("grad-rollout", "pool", "norms")  # to choose from
 HEAD = "head"  # the token that the classifier's head reads
 
 
@@ -19,7 +20,7 @@ class Question:
     """What is asked of a picture; layers and heads count from 0, or from −1 backwards."""
 
     method: Method = "rollout"
-    layer: int | Literal["all"] | None = None  # none: the last; a rollout goes up to this one
+    layer: int | Literal["all"] = -1  # a rollout goes up to this one
     head: int | Fuse | Literal["all"] = "mean"  # one of them, all as one, or each
     token: str = HEAD  # who attends: what the head reads, class, distill, register0, …, or a patch as "row,column"
     of_class: int | str | None = None  # none: the likeliest
@@ -30,6 +31,19 @@ class Question:
         """For a title: grad-rollout from the class token."""
         token = f"patch {self.token}" if "," in self.token else f"the {self.token} token"
         return self.method if self.token == HEAD else f"{self.method} from {token}"
+
+    def titles(self, layers: int, heads: int) -> tuple[tuple[str, ...], ...]:
+        """What each of so many maps is, once the question is settled: in rows of layers and columns of heads."""
+        start = "up to layer" if "rollout" in self.method else "layer"
+        rows = [f"{start} {number}" for number in (range(layers) if self.layer == "all" else [self.layer])]
+        if self.method == "pool":
+            rows = ["attention pool"]
+        if self.method in WITHOUT_HEADS:
+            return tuple((row,) for row in rows)
+        columns = [f"head {number}" for number in (range(heads) if self.head == "all" else [self.head])]
+        if self.head in FUSES:
+            columns = [f"{self.head} of the heads"]
+        return tuple(tuple(f"{row}, {column}" for column in columns) for row in rows)
 
 
 def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labels: Sequence[str] | None) -> Question:
@@ -45,11 +59,11 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
         raise ConfigError("method 'grad-rollout' of a model made in torch.inference_mode; expected one made outside it")
     if method == "norms" and not all(hasattr(model, name) for name in ("blocks", "norm", "tokens", "logits")):
         raise ConfigError("method 'norms' of a model without blocks and a norm of these names; expected another method")
-    if layer is not None and method == "pool":
-        raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
-    if layer is not None and layer != "all":
+    if layer != "all":
         layer = index_of(whole_number("layer", layer, ("all",)), len(layers), "layer")
-    if head != "mean" and method in ("grad-rollout", "pool", "norms"):
+    if method == "pool" and layer != len(layers) - 1:
+        raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
+    if head != "mean" and method in WITHOUT_HEADS:
         raise ConfigError(f"head {head} with method {method!r}, which has no heads to choose; expected none")
     if head not in (*FUSES, "all"):
         number = whole_number("head", head, (*FUSES, "all"))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, COLOURS, MAP, Plate, new_figure, plain_axes
+from vitrail.figures import BLUE, COLOURS, MAP, Plate, counted, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +42,9 @@ def token_similarity(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return ((a * b).sum(-1) / np.where(lengths > 0, lengths, 1)).clip(-1, 1)
 
 
-def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int], names: Sequence[str] | None = None) -> Plate:
-    """Quantiles of the patches' norms by depth, each prefix token a line, and the last norms by place: (S, B, N)."""
+def norms_plate(norms: NDArray[Any], names: Sequence[str], grid: tuple[int, int]) -> Plate:
+    """Quantiles of the patches' norms by depth, each named prefix token a line, the last norms by place: (S, B, N)."""
+    prefix = len(names)
     if norms.ndim != 3 or not norms.size or norms.shape[-1] != prefix + grid[0] * grid[1]:
         raise ConfigError(
             f"norms of the shape {norms.shape}; expected (states, images, tokens) with"
@@ -65,17 +66,10 @@ def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int], names: 
         left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 % of them")
         left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50 %")
         left.plot(depth, middle, color=BLUE, marker="o", markersize=3.5, label="median")
-        for number, (line, name) in enumerate(zip(first.T, names or range(prefix), strict=True)):
+        for number, (line, name) in enumerate(zip(first.T, names, strict=True)):
             colour = COLOURS[1 + number % (len(COLOURS) - 1)]
-            left.plot(
-                depth,
-                line,
-                color=colour,
-                marker="s",
-                markersize=3.5,
-                label=f"{name} token" if names else f"prefix token {name}",
-            )
-        plain_axes(left, f"length of the tokens, {images:,} image{'s' * (images != 1)}")
+            left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"{name} token")
+        plain_axes(left, f"length of the tokens, {counted(images, 'image')}")
         left.set(xlabel=STATES, ylabel="norm of a token")
         shown = np.concatenate([levels.ravel(), first.ravel()])
         if shown.min() > 0 and shown.max() > 20 * shown.min():
@@ -93,7 +87,7 @@ def norms_plate(norms: NDArray[Any], prefix: int, grid: tuple[int, int], names: 
         return figure
 
     caption = (
-        f"Lengths of the tokens {STATES}, over {images:,} image{'s' * (images != 1)}: median and quantiles of the"
+        f"Lengths of the tokens {STATES}, over {counted(images, 'image')}: median and quantiles of the"
         f" patches{', the prefix tokens as lines of their own' if prefix else ''}; and the mean by place after the last"
         f" block. {standing_out(share)}"
     )

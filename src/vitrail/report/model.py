@@ -7,11 +7,12 @@ from typing import Any
 from vitrail import __version__
 from vitrail.data.shown import Shown, places
 from vitrail.errors import DataError
+from vitrail.figures import counted
 from vitrail.inspection.explain import Explainer, Explanation
 from vitrail.inspection.look import look
 from vitrail.inspection.question import Method, Question
 from vitrail.inspection.summary import Summary, dimensions, summarize
-from vitrail.report.page import Section, Table, html_page
+from vitrail.report.page import Section, Table
 
 ANSWERS = 3  # in the table of predictions
 PARTS = (  # title, what to know, the plates of `look` in it
@@ -25,11 +26,6 @@ PARTS = (  # title, what to know, the plates of `look` in it
     ("What its first filters see", "", ("filters",)),
     ("From layer to layer", "", ("token_norms", "token_similarity", "alignment")),
 )
-
-
-def report_page(explainer: Explainer, name: str, pictures: Sequence[Shown] = (), *, explained: int = 6) -> str:
-    """The page as HTML."""
-    return html_page(*report_parts(explainer, name, pictures, explained=explained))
 
 
 def report_parts(
@@ -77,7 +73,7 @@ def report_parts(
 
 def lead(explainer: Explainer, summary: Summary, images: int) -> str:
     size = dimensions(summary.input[2:])
-    over = f" Seen with {images:,} picture{'s' * (images != 1)}." if images else ""
+    over = f" Seen with {counted(images, 'picture')}." if images else ""
     classes = f", {explainer.viewer.classes:,} classes" if explainer.viewer.classes else ", without a head"
     return (
         f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, pictures of {size} pixels{classes}.{over}"

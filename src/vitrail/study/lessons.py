@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.figures import COLOURS, GREY, MAP, RED, Plate, new_figure, plain_axes
+from vitrail.inspection.positions import position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
 from vitrail.train.recipe import Optimization
@@ -134,17 +135,11 @@ def position_tables(grid: Grid, width: int) -> "dict[str, NDArray[Any]]":
     return {"1-D": sinusoid_1d(grid, width).numpy(), "2-D": sinusoid_2d(grid, width).numpy()}
 
 
-def cosines(table: "NDArray[Any]", patch: int) -> "NDArray[Any]":
-    """How alike one row of a table is to each: (n, D) → (n,)."""
-    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
-    return unit @ unit[patch]
-
-
 def positions_plate(grid: Grid = (14, 14), width: int = 64) -> Plate:
     rows, columns = grid
     row, column = rows // 3, columns * 2 // 3
     tables = position_tables(grid, width)
-    alike = {name: cosines(table, row * columns + column).reshape(grid) for name, table in tables.items()}
+    alike = {name: position_similarity(table, grid)[row, column] for name, table in tables.items()}
 
     def draw() -> "Figure":
         figure = new_figure(8.5, 7.6)
