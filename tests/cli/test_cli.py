@@ -179,6 +179,28 @@ def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", PROGRAM, "models"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "vitrail: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_outputs_are_no_error(tmp_path: Path, closed: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, "lessons", "-o", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "gelu.png").exists()
+
+
+def test_a_name_that_no_disk_takes_is_one_line() -> None:
+    done = run("explain", "x" * 300, "photo.jpg")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert done.stderr.endswith("cannot be used: File name too long\n")
+
+
 def test_a_terminal_without_box_characters_is_no_error() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-c", PROGRAM, "models", "ViT-B/16"]

@@ -150,6 +150,26 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, t
     assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected a picture\n")
 
 
+def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    thin = tmp_path / "thin.png"
+    Image.new("RGB", (1, 60_000)).save(thin)
+    said = vitrail_("explain", model, thin, photo, "x" * 300, "-o", tmp_path)
+    assert said.code == 2
+    first, second, last = said.err.splitlines()
+    assert first.startswith(f"vitrail: '{thin}': a picture of 60000×1 pixels would be resized to ")
+    assert second.endswith("x' cannot be read: File name too long; expected a picture, whole and readable")
+    assert last.startswith("vitrail: 2 of 3 pictures could not be read; the others are in ")
+
+
+def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> None:
+    words = ("explain", str(model), "/dev/stdin", "-o", str(tmp_path), "--check", "--json")
+    command = [sys.executable, "-m", "vitrail", *words]
+    with subprocess.Popen(["cat", str(photo)], stdout=subprocess.PIPE) as cat:
+        done = subprocess.run(command, stdin=cat.stdout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)[0]["check"]) == {"as_it_is", "without_most", "without_least"}
+
+
 def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
     headless = saved_model(tmp_path / "headless", labels=None)
     said = vitrail_("explain", headless, photo, "-o", tmp_path / "out")

@@ -71,6 +71,12 @@ def test_files_and_folders_in_the_order_given(tmp_path: Path) -> None:
     assert found == [Shown(name, name) for name in expected]
 
 
+def test_a_name_that_no_disk_takes() -> None:
+    long = "x" * 300
+    assert pictures_at([long]) == [Shown(long, long)], "open_image says what is wrong, and the others are done"
+    assert not is_loose(Path(long))
+
+
 def test_folders_without_pictures(tmp_path: Path) -> None:
     class_folders(tmp_path / "classes", ants=1, bees=1)
     (tmp_path / "empty").mkdir()

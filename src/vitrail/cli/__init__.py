@@ -1,5 +1,6 @@
 """The command line: one table of commands, one file for each. Nothing heavy is imported before a command runs."""
 
+import errno
 import os
 import sys
 import warnings
@@ -13,13 +14,14 @@ from cyclopts import App, CycloptsError
 
 from vitrail import __version__
 from vitrail.cli.reflow import reflowed
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, one_line
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
     *("explain", "look", "report", "lessons"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )
+REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
 
 def app() -> App:
@@ -48,9 +50,14 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"vitrail: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
+def nowhere() -> TextIOWrapper:
+    return Path(os.devnull).open("w")
+
+
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
     sys.path.append(str(Path.cwd()))  # where a family of the user's own may lie
+    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # `>&-` closes them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
@@ -63,6 +70,14 @@ def main() -> NoReturn:
         sys.exit(getattr(error, "exit_code", 2))
     except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        if error.filename is None:  # what is still to be printed would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = "the output cannot be written" if error.filename is None else f"{error.filename!r} cannot be used"
+        print(f"vitrail: {where}: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

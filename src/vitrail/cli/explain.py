@@ -13,6 +13,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 
 if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer, Explanation
+    from vitrail.inspection.question import Question
 
 REMOVED = 0.3  # of the patches, for --check
 
@@ -90,6 +91,7 @@ def explain(
         raise ConfigError("--check of all layers or heads; expected one map to be checked: one of each, or none given")
 
     from vitrail.checkpoint.atomic import make_writable
+    from vitrail.data.images import open_image
     from vitrail.data.shown import pictures_at
     from vitrail.figures import new_figure
     from vitrail.inspection.question import Question
@@ -106,7 +108,8 @@ def explain(
     with progress(len(found) if len(found) > 1 else 0) as advance:
         for each in found:
             try:
-                result = explainer.ask(each.source, question, each.name)
+                picture = open_image(each.source)  # once: what comes through a pipe is not there twice
+                result = answered(explainer, picture, question, each.name)
             except DataError as error:
                 if len(found) == 1:
                     raise
@@ -119,7 +122,7 @@ def explain(
             written = plate.save(out, (".png", ".svg") if svg else (".png",), arrays=arrays)
             row = {**answers(result), "written": list(map(str, written))}
             if check:
-                row["check"] = checked(explainer, each.source, result)
+                row["check"] = checked(explainer, picture, result)
             report.append(row)
             if not as_json:
                 print(line(row))
@@ -130,6 +133,13 @@ def explain(
         raise VitrailError(f"{failed} of {len(found)} pictures could not be read{others}")
 
 
+def answered(explainer: "Explainer", picture: Any, question: "Question", name: str) -> "Explanation":
+    try:
+        return explainer.ask(picture, question, name)
+    except DataError as error:  # which knows the picture, but not its name
+        raise DataError(f"{name!r}: {error}") from None
+
+
 def answers(result: "Explanation") -> dict[str, Any]:
     """In plain values."""
     top = [] if result.prediction is None else [vars(each) for each in result.prediction.top]
@@ -137,14 +147,14 @@ def answers(result: "Explanation") -> dict[str, Any]:
     return {"image": result.name, "method": result.question.method, "asked": asked, "top": top}
 
 
-def checked(explainer: "Explainer", source: Any, result: "Explanation") -> dict[str, float]:
+def checked(explainer: "Explainer", picture: Any, result: "Explanation") -> dict[str, float]:
     """The probability of the class asked about as it is, and without the most and the least attended patches."""
     import torch
 
     from vitrail.inspection.dropping import probabilities
 
     assert result.asked is not None
-    pixels, classes = explainer.viewer.see([source]), torch.tensor([result.asked.index])
+    pixels, classes = explainer.viewer.see([picture]), torch.tensor([result.asked.index])
     found = {"as_it_is": result.asked.probability}
     for name, most in (("without_most", True), ("without_least", False)):
         shares = probabilities(

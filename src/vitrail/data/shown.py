@@ -1,5 +1,6 @@
 """Pictures to be shown one by one: some of a data set, or files and folders of them with no classes at all."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,8 @@ def evenly(pictures: Pictures, count: int) -> list[Shown]:
 
 def is_loose(place: Path) -> bool:
     """A file, or a folder with pictures right in it and no folders: one without classes."""
-    if not place.is_dir():
-        return place.is_file()
+    if not os.path.isdir(place):  # noqa: PTH112, which for a name too long would raise, and so would the next
+        return os.path.isfile(place)  # noqa: PTH113
     inside = entries(place)
     return any(is_picture(name) for name, *_ in inside) and not any(is_folder for *_, is_folder in inside)
 
@@ -43,7 +44,7 @@ def pictures_at(paths: Sequence[str | Path]) -> list[Shown]:
     """Each file, whether it can be read or not, and of each folder the pictures right in it."""
     found = list[Shown]()
     for place in paths:
-        if not Path(place).is_dir():
+        if not os.path.isdir(place):  # noqa: PTH112  # of a name that is too long Path.is_dir is an error
             found.append(Shown(str(place), str(place)))
             continue
         inside = [path for name, path, is_folder in entries(place) if is_picture(name) and not is_folder]

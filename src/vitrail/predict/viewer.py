@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.checkpoint.reading import read, warn_of
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
-from vitrail.errors import ConfigError, VitrailError, one_line
+from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.tables import text_table
 
 WNID = re.compile(r"^n\d{8}[\s:,]+")  # WordNet's number of a class, before its names
@@ -86,9 +88,16 @@ class Viewer:
 
     def see(self, images: Sequence[Any]) -> Tensor:
         """The model's input, of pictures of any kind that `vitrail.data.images.open_image` takes: (B, C, H, W)."""
-        pixels = torch.stack([torch.from_numpy(prepare(open_image(image), self.preprocessing)) for image in images])
+        pixels = torch.stack([torch.from_numpy(self.prepared(image)) for image in images])
         weight = next(self.model.parameters())
         return pixels.to(weight.device, weight.dtype)
+
+    def prepared(self, image: Any) -> NDArray[np.float32]:
+        picture = open_image(image)
+        try:
+            return prepare(picture, self.preprocessing)
+        except DataError as error:  # which knows the picture, but not its name
+            raise DataError(f"{str(image)!r}: {error}") if isinstance(image, str | Path) else error from None
 
     def likeliest(self, logits: Tensor, top: int) -> list[Prediction]:
         """The `top` classes of each picture: (B, classes)."""
