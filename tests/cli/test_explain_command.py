@@ -15,6 +15,7 @@ from PIL import Image
 from toy_data import noise, picture
 from toy_models import LABELS, saved_convnet, saved_model
 
+import vitrail
 from vitrail.inspection.explain import Explainer
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
@@ -159,6 +160,22 @@ def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo
     assert first.startswith(f"vitrail: '{thin}': a picture of 60000×1 pixels would be resized to ")
     assert second.endswith("x' cannot be read: File name too long; expected a picture, whole and readable")
     assert last.startswith("vitrail: 2 of 3 pictures could not be read; the others are in ")
+
+
+def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
+    """An untrained head answers the same whatever it is given."""
+    model = vitrail.create("ViT-Ti/16", image_size=32, depth=2, width=16, heads=2, classes=3)
+    vitrail.save(model, tmp_path / "untrained", preprocessing=vitrail.Preprocessing(image_size=32))
+    said = vitrail_("explain", tmp_path / "untrained", photo, "-o", tmp_path, "--method", "grad-rollout", "--check")
+    assert said.code == 0
+    expected = (
+        f"{photo}: nothing of the attention speaks for the class, so the map is 0 everywhere; a check means nothing"
+    )
+    assert said.err == f"vitrail: note: {expected}\n"
+    seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
+    assert seen.is_empty
+    assert "where nothing speaks for the class" in seen.plate.caption
+    assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo).is_empty
 
 
 def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> None:

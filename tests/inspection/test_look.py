@@ -11,7 +11,7 @@ from drawing import shake
 from toy_data import noise, picture
 
 import vitrail
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, VitrailError
 from vitrail.inspection.capture import capture
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.dropping import probabilities
@@ -157,6 +157,16 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
     none = look(explainer(), [bad])
     assert (none.images, len(none.skipped), names(none)) == (0, 1, ["position_similarity", "filters"])
     assert none.notes[-1].startswith("no pictures were shown: ")
+
+
+@pytest.mark.parametrize("kind", ["vit", "headless"])
+def test_weights_that_are_not_finite(kind: str) -> None:
+    subject = explainer(kind)
+    subject.model.blocks[0].mlp.fc1.weight.data[0, 0] = torch.nan
+    with pytest.raises(VitrailError, match=r"^the model answers NaN; expected finite weights"):
+        look(subject, photos(1))
+    with pytest.raises(VitrailError, match=r"^the model answers NaN; expected finite weights"):
+        subject.explain(photos(1)[0])
 
 
 def test_without_pictures() -> None:

@@ -127,3 +127,13 @@ def test_a_flat_map(value: float) -> None:
 @pytest.mark.parametrize("heading", ["a$b$c_{x} 100 %", "\u732b \u0628 \x00\n\t", "many Words " * 30, "$", ""])
 def test_headings_of_any_kind(heading: str) -> None:
     drawn((40, 30), maps(), heading=heading, checked=len(heading) > 5)
+
+
+@pytest.mark.parametrize("letter", ["i", "W"])
+def test_a_long_name_is_cut_and_what_follows_it_is_not(letter: str) -> None:
+    figure = overlay_figure(photo(40, 60), (0, 0, 60, 40), maps(), (("",),), f"{letter * 300} 5.7% · rollout", "share")
+    figure.draw_without_rendering()
+    (line,) = [each for each in figure.texts if each.get_text().startswith(letter)]
+    assert line.get_text().endswith(f"{letter} 5.7% · rollout")
+    assert "…" in line.get_text()
+    assert line.get_window_extent().x1 < figure.bbox.x1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.question import Question
 
 REMOVED = 0.3  # of the patches, for --check
+EMPTY = "nothing of the attention speaks for the class, so the map is 0 everywhere"
 
 
 def explain(
@@ -120,6 +121,8 @@ def explain(
                 advance(1)
             plate = result.plate.renamed(names)
             written = plate.save(out, (".png", ".svg") if svg else (".png",), arrays=arrays)
+            if result.is_empty:
+                print(f"vitrail: note: {result.name}: {EMPTY}{'; a check means nothing' * check}", file=sys.stderr)
             row = {**answers(result), "written": list(map(str, written))}
             if check:
                 row["check"] = checked(explainer, picture, result)

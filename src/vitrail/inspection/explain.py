@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, seen_box
+from vitrail.errors import VitrailError
 from vitrail.figures import Plate
 from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
 from vitrail.inspection.overlay import Box, overlay_figure, shown
@@ -27,7 +28,7 @@ from vitrail.inspection.rollout import (
     token_rollout,
 )
 from vitrail.inspection.tokens import token_norms
-from vitrail.predict.viewer import Answer, Prediction, Viewer
+from vitrail.predict.viewer import NOT_FINITE, Answer, Prediction, Viewer
 
 LONGEST = 180  # bytes of a name
 
@@ -55,9 +56,15 @@ class Explanation:
         return self.question.titles(*self.maps.shape[:2])
 
     @property
+    def is_empty(self) -> bool:
+        """Nothing speaks for the class, as in an untrained model or from a token that is not read: all maps are 0."""
+        return self.question.method == "grad-rollout" and not self.maps.any()
+
+    @property
     def plate(self) -> Plate:
         words, asked, name = self.question.words, self.asked, Path(self.name).name or "picture"
         answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
+        words += ", where nothing speaks for the class" * self.is_empty
         bright = (
             "have the longest tokens" if self.question.method == "norms" else "get most attention; 1 is an even share"
         )
@@ -130,6 +137,8 @@ class Explainer:
         picture = open_image(image)
         photo, box = shown(picture, seen_box((picture.height, picture.width), self.viewer.preprocessing))
         logits, maps = self.maps(self.viewer.see([picture]), question)
+        if not np.isfinite(maps).all():
+            raise VitrailError(NOT_FINITE)
         prediction = asked = None
         if self.viewer.classes:
             (prediction,) = self.viewer.likeliest(logits, 5)

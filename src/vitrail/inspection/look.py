@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.figures import Plate
 from vitrail.inspection.alignment import FEWEST, alignment, alignment_plate
 from vitrail.inspection.capture import capture, prefix_names, token_states
@@ -25,6 +25,7 @@ from vitrail.inspection.occlusion import occlusion_plate
 from vitrail.inspection.positions import position_similarity, position_table, similarity_plate
 from vitrail.inspection.question import Question
 from vitrail.inspection.tokens import norms_plate, similarity_by_layer_plate, token_norms, token_similarity
+from vitrail.predict.viewer import NOT_FINITE
 
 Arrays = list[NDArray[Any]]  # of one batch each
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # of the patches, for the occlusion check
@@ -128,6 +129,8 @@ class Seen:
         self.grid, self.names = seen.patches, prefix_names(model, seen.prefix)
         self.distances.append(np.stack(seen.maps, axis=1))
         tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which evens lengths out
+        if not np.isfinite(tokens[-1]).all():
+            raise VitrailError(NOT_FINITE)
         self.norms.append(np.stack([token_norms(each) for each in tokens], axis=1))
         self.means.append(np.stack([each.mean(1) for each in tokens], axis=1))
         if "distill" in self.names:

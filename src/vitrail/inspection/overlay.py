@@ -71,9 +71,25 @@ def overlay_figure(
         axes.set_axis_off()
     shrink, beyond = min(0.85, 6 / height), "max" if low < high < most else "neither"
     figure.colorbar(drawn, ax=grid, shrink=shrink, aspect=30, anchor=(0, 0.5), label=unit, extend=beyond)
-    letters = int(9 * figure.get_figwidth())  # to an inch
-    figure.suptitle(drawable(heading, letters), fontsize=11, x=0.01, ha="left", parse_math=False)
+    line = shortened(heading, int(9 * figure.get_figwidth()))  # letters to an inch
+    figure.suptitle(line, fontsize=fitting(line, figure.get_figwidth()), x=0.01, ha="left", parse_math=False)
     return figure
+
+
+def shortened(heading: str, most: int) -> str:
+    """Cut in its middle, which is in the class's name: how probable it is and what is drawn come last."""
+    ends = heading if len(heading) <= most else f"{heading[: most // 3]}…{heading[most // 3 + 1 - most :]}"
+    return drawable(ends, most)
+
+
+def fitting(line: str, inches: float, points: float = 11.0) -> float:
+    """The size of its letters, smaller where they are wide ones."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    font.set_size(points, 72)
+    font.set_text(line)
+    return points * min(1.0, 0.97 * inches / (font.get_width_height()[0] / 64 / 72 or 1))
 
 
 def show(axes: Any, photo: NDArray[np.uint8]) -> None:

@@ -18,6 +18,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.tables import text_table
 
 WNID = re.compile(r"^n\d{8}[\s:,]+")  # WordNet's number of a class, before its names
+NOT_FINITE = "the model answers NaN; expected finite weights: load them again, or in float32"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Viewer:
         logits = logits.float()
         probabilities = logits.softmax(-1)
         if probabilities.isnan().any():
-            raise VitrailError("the model answers NaN; expected finite weights: load them again, or in float32")
+            raise VitrailError(NOT_FINITE)
         order = logits.argsort(dim=-1, descending=True, stable=True)[:, :top]  # of equal classes the first
         rows = zip(order.tolist(), probabilities.gather(-1, order).tolist(), strict=True)
         return [Prediction(tuple(map(self.answer, indices, shares))) for indices, shares in rows]
