@@ -9,8 +9,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("any machine", deadline=None)  # on a busy one an example takes as long as it takes
+settings.load_profile("any machine")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
