@@ -123,6 +123,14 @@ def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(written)
 
 
+def test_a_line_a_photo_whatever_its_name(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    name = picture(tmp_path / "two\nlines \x1b[31m.png")
+    said = vitrail_("explain", model, name, "-o", tmp_path / "out")
+    assert len(said.out.splitlines()) == 1
+    assert r"two\nlines \x1b[31m.rollout.png" in said.out
+    assert (tmp_path / "out" / "two\nlines \x1b[31m.rollout.png").exists()
+
+
 def test_a_folder_of_photos(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     for name in ("b.png", "a.png", "deeper/c.png"):
         picture(tmp_path / "photos" / name)

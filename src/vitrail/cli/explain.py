@@ -176,4 +176,4 @@ def line(row: dict[str, Any]) -> str:
             f"; without the {REMOVED:.0%} most attended patches {check['without_most']:.1%}, "
             f"without the {REMOVED:.0%} least {check['without_least']:.1%}"
         )
-    return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)  # names may hold anything

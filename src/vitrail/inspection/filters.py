@@ -43,6 +43,7 @@ def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[An
     components = directions * np.where(largest < 0, -1, 1)
     variances = scales**2
     shares = variances / (variances.sum() or 1)
+    count = min(count, max(1, len(weight) - 1))  # centred filters differ in one direction fewer than they are many
     return components[:count].reshape(-1, *weight.shape[1:]), shares[:count]
 
 
