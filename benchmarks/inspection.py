@@ -8,9 +8,11 @@ with its fused attention turned off, hooks on its attention maps and the same ro
 shows 200 images to `vitrail.look`, all its analyses included, has resident at its peak, beside one that only answers.
 """
 
+import random
 import resource
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -68,8 +70,8 @@ def timm_rollout(pixels: Tensor) -> Callable[[], object]:
 
 
 def noise(count: int) -> Any:
-    random = np.random.default_rng(0)
-    return (random.integers(0, 256, (256, 256, 3), dtype=np.uint8) for _ in range(count))
+    draws = np.random.default_rng(0)
+    return (draws.integers(0, 256, (256, 256, 3), dtype=np.uint8) for _ in range(count))
 
 
 def peak(way: str, images: int) -> float:
@@ -100,11 +102,13 @@ def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
     for way in ways.values():
         seconds(way, 3)
     times: dict[str, list[float]] = {name: [] for name in ways}
-    order = list(ways)
+    order, shuffle = list(ways), random.Random(0)
     for _ in track(range(rounds), "one image", transient=True):
+        shuffle.shuffle(order)  # who comes after numpy's threads, which spin for a while, must change
         for name in order:
+            time.sleep(0.1)
+            seconds(ways[name], 1)
             times[name].append(seconds(ways[name], 3))
-        order.append(order.pop(0))
     first = times["plain forward pass"]
     rows = list[tuple[str, ...]]()
     for name, each in times.items():
