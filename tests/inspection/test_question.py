@@ -39,7 +39,7 @@ def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None
         ({"of_class": "goldfish"}, {"of_class": 1}),
         ({"of_class": " TINCA tinca"}, {"of_class": 0}),
         ({"of_class": "tench, tinca tinca"}, {"of_class": 0}),
-        ({"of_class": "Crane"}, {"of_class": 2}),  # of two of that name the first
+        ({"of_class": "Crane"}, {"of_class": 3}),  # a whole label before one of several names
         ({"of_class": "3-toed sloth"}, {"of_class": 4}),
         ({"token": "class"}, {"token": "class"}),
         ({"token": "1,2"}, {"token": "1,2"}),
@@ -150,6 +150,8 @@ def test_places_of_tokens() -> None:
 def test_numbers_before_names() -> None:
     assert class_index("1", 3, ("2", "0", "1")) == 1
     assert class_index(2, 3, None) == 2
+    with pytest.raises(ConfigError, match="class 'Crane' is the name of 2 classes; expected a number: 0, 2"):
+        class_index("Crane", 3, ("crane, bird", "goldfish", "crane, machine"))
 
 
 def test_a_dynamic_model_is_asked_when_its_grid_is_known() -> None:

@@ -16,13 +16,14 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read
+from vitrail.checkpoint.class_names import class_mapping
 from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Subset, open_data
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.train.distributed import Team
-from vitrail.train.evaluate import class_mapping, evaluate
+from vitrail.train.evaluate import evaluate
 
 CLASSES = tuple("abcdefg")
 SEEN_AS = Preprocessing(image_size=32, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))

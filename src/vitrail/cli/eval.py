@@ -79,12 +79,13 @@ def eval(  # noqa: A001
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
     from vitrail.checkpoint.atomic import make_folder
+    from vitrail.checkpoint.class_names import class_mapping
     from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.figures import new_figure
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Team, device_of
-    from vitrail.train.evaluate import class_mapping, evaluate
+    from vitrail.train.evaluate import evaluate
     from vitrail.train.opened import opened_data, validation_pictures
     from vitrail.train.runs import finished_run
 

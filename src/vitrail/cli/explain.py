@@ -13,7 +13,6 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 
 if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer, Explanation
-    from vitrail.inspection.question import Question
 
 REMOVED = 0.3  # of the patches, for --check
 EMPTY = "nothing of the attention speaks for the class, so the map is 0 everywhere"
@@ -110,7 +109,7 @@ def explain(
         for each in found:
             try:
                 picture = open_image(each.source)  # once: what comes through a pipe is not there twice
-                result = answered(explainer, picture, question, each.name)
+                result = explainer.ask(picture, question, each.name)
             except DataError as error:
                 if len(found) == 1:
                     raise
@@ -134,13 +133,6 @@ def explain(
     if failed:
         others = f"; the others are in {out}" if report else ""
         raise VitrailError(f"{failed} of {len(found)} pictures could not be read{others}")
-
-
-def answered(explainer: "Explainer", picture: Any, question: "Question", name: str) -> "Explanation":
-    try:
-        return explainer.ask(picture, question, name)
-    except DataError as error:  # which knows the picture, but not its name
-        raise DataError(f"{name!r}: {error}") from None
 
 
 def answers(result: "Explanation") -> dict[str, Any]:

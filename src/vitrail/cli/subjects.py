@@ -1,11 +1,12 @@
 """What `explain`, `look` and `report` are shown: a model to look into, and pictures to look at."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from vitrail.data.shown import Shown
@@ -39,6 +40,7 @@ def pictures_for(
     """
     if count < 1:
         raise ConfigError(f"--images {count}; expected 1 or more")
+    from vitrail.checkpoint.class_names import class_mapping
     from vitrail.data.shown import evenly, is_loose, pictures_at, places
     from vitrail.train.opened import opened_data, validation_pictures
 
@@ -49,7 +51,9 @@ def pictures_for(
         return [loose[n] for n in places(len(loose), count)], []
     found = opened_data(data, None, opened.run)
     chosen = evenly(validation_pictures(found), count)
-    by_number = all(name.isdecimal() and int(name) < len(labels or ()) for name in found.classes)
-    if labels and by_number and not set(found.classes) <= set(labels):
-        chosen = [replace(each, label=labels[int(each.label or 0)]) for each in chosen]
+    if labels:
+        with suppress(DataError):  # other classes than the model's keep their own names
+            columns, _ = class_mapping(labels, len(labels), found.classes)
+            meant = dict(zip(found.classes, columns, strict=True))
+            chosen = [replace(each, label=labels[meant[each.label or ""]]) for each in chosen]
     return chosen, found.notes

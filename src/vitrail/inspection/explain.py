@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, seen_box
-from vitrail.errors import VitrailError
+from vitrail.errors import DataError, VitrailError
 from vitrail.figures import Plate
 from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
 from vitrail.inspection.overlay import Box, overlay_figure, shown
@@ -136,7 +136,11 @@ class Explainer:
         """As `explain`, of a question that is settled."""
         picture = open_image(image)
         photo, box = shown(picture, seen_box((picture.height, picture.width), self.viewer.preprocessing))
-        logits, maps = self.maps(self.viewer.see([picture]), question)
+        try:
+            pixels = self.viewer.see([picture])
+        except DataError as error:  # which knows the picture, but not its name
+            raise DataError(f"{name!r}: {error}") from None
+        logits, maps = self.maps(pixels, question)
         if not np.isfinite(maps).all():
             raise VitrailError(NOT_FINITE)
         prediction = asked = None

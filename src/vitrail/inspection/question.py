@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from vitrail.checkpoint.class_names import classes_by_name, names_in, plain
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.capture import AnyAttention, index_of, prefix_names
 from vitrail.inspection.rollout import FUSES, Fuse
-from vitrail.predict.viewer import WNID
 
 Method = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -114,13 +114,14 @@ def class_index(given: int | str, classes: int, labels: Sequence[str] | None) ->
         if not 0 <= int(text) < classes:
             raise ConfigError(f"class {text}; expected 0 to {classes - 1}: there are {classes}")
         return int(text)
-    names = dict[str, int]()
-    for index, label in enumerate(labels or ()):
-        plain = WNID.sub("", label)
-        for name in (label, plain, *plain.split(",")):
-            names.setdefault(name.strip().lower(), index)
-    if text.lower() in names:
-        return names[text.lower()]
+    names = classes_by_name(labels or ())
+    if plain(text) in names:
+        return names[plain(text)]
+    same = [n for n, label in enumerate(labels or ()) if plain(text) in map(plain, names_in(label))]
+    if same:
+        raise ConfigError(
+            f"class {given!r} is the name of {len(same)} classes; expected a number: {same[0]}, {same[1]}"
+        )
     if labels is None:
         raise ConfigError(f"class {given!r} of a model whose classes have no names; expected 0 to {classes - 1}")
     raise unknown("class", given, names)

@@ -1,6 +1,5 @@
 """A model with all that it takes to show it pictures and to name what it answers."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.checkpoint.class_names import names_in
 from vitrail.checkpoint.reading import read, warn_of
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.tables import text_table
 
-WNID = re.compile(r"^n\d{8}[\s:,]+")  # WordNet's number of a class, before its names
 NOT_FINITE = "the model answers NaN; expected finite weights: load them again, or in float32"
 
 
@@ -30,7 +29,7 @@ class Answer:
     @property
     def name(self) -> str:
         """For people: the first of the names that a label lists, without WordNet's number; else the class's."""
-        return WNID.sub("", self.label or "").split(",")[0].strip() or f"class {self.index}"
+        return next(iter(names_in(self.label or "")), f"class {self.index}")
 
 
 @dataclass(frozen=True)

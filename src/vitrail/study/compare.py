@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.checkpoint.class_names import class_mapping
 from vitrail.data.datasets import Data, Pictures, open_data
 from vitrail.data.foreign import Dataset
 from vitrail.data.loader import evaluation_batches
@@ -22,7 +23,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.inspection.capture import token_states
 from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
-from vitrail.train.evaluate import class_mapping, evaluating
+from vitrail.train.evaluate import evaluating
 from vitrail.train.opened import Opened, is_same, open_model, opened_data, validation_pictures
 from vitrail.train.teacher import Teacher
 

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.checkpoint.class_names import class_mapping
 from vitrail.data.datasets import Data
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, one_line
 from vitrail.models.checks import pair
-from vitrail.train.evaluate import class_mapping
 from vitrail.train.opened import open_model
 
 TRIED = 2  # pictures that a teacher must answer before it may teach
