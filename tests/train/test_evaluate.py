@@ -1,7 +1,6 @@
 """Every picture is answered once, as the model answers it by hand; and whose classes are whose."""
 
 import csv
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,68 +181,6 @@ def test_a_dataset_of_others() -> None:
 def test_a_label_beyond_the_models_classes(pictures: Arrays) -> None:
     with pytest.raises(DataError, match=r"^a label is [56]; expected 0 to 4, the classes of the model$"):
         evaluate(toy(classes=5), pictures, SEEN_AS)
-
-
-IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
-
-
-@pytest.mark.parametrize(
-    ("labels", "data", "expected", "note"),
-    [
-        (("ants", "bees"), ("ants", "bees"), (0, 1), ""),
-        (("bees", "ants"), ("ants", "bees"), (1, 0), ""),
-        (("Ankle boot", "T-shirt/top"), ("t_shirt/top", "ankle-boot"), (1, 0), ""),
-        (IMAGENET, ("goldfish", "tench"), (1, 0), ""),
-        (IMAGENET, ("n03126707", "Tinca tinca"), (3, 0), ""),
-        (("3", "1"), ("1", "3"), (1, 0), ""),
-        (("an ant", "ant", "ant, emmet"), ("ant", "emmet"), (1, 2), ""),
-        (IMAGENET, ("000", "001"), (0, 1), "classes by number: .*, so 000 is n01440764 tench, Tinca tinca$"),
-        (None, ("3", "0"), (3, 0), "classes by number: the data's names are the model's$"),
-        (None, ("a", "b", "c", "d"), (0, 1, 2, 3), "the model's classes have no names: taken in order, a as class 0"),
-        (None, ("1", "2", "3", "4"), (0, 1, 2, 3), "the model's classes have no names: taken in order"),
-        (
-            ("tench", "goldfish"),
-            ("n01440764", "n01443537"),
-            (0, 1),
-            "the data's classes are WordNet's numbers: taken in order, n01440764 as class 0",
-        ),
-    ],
-)
-def test_whose_classes(
-    labels: tuple[str, ...] | None, data: tuple[str, ...], expected: tuple[int, ...], note: str
-) -> None:
-    mapping, said = class_mapping(labels, 4 if labels is None else len(labels), data)
-    assert mapping == expected
-    assert bool(said) == bool(note)
-    assert re.match(note, said), said
-
-
-@pytest.mark.parametrize(
-    ("labels", "data", "message"),
-    [
-        (
-            ("cats", "dogs"),
-            ("ants", "bees"),
-            r"^2 of the data's 2 classes \(ants, bees\) are none of the model's 2 \(cats",
-        ),
-        (
-            ("cats", "dogs"),
-            ("cats", "bees"),
-            r"^1 of the data's 2 classes \(bees\) are none of the model's 2 \(cats, dogs\)",
-        ),
-        (IMAGENET, ("crane", "tench"), r"^1 of the data's 2 classes \(crane\) are none"),  # there are two
-        (
-            IMAGENET,
-            ("tench", "Tinca tinca"),
-            r"^2 of the data's 2 classes \(tench, Tinca tinca\) are none",
-        ),  # one class
-        (None, ("a", "b"), r"^2 of the data's 2 classes \(a, b\) are none of the model's 4, which have no names; "),
-        (None, ("1", 5000 * "9"), "none of the model's 4"),
-    ],
-)
-def test_classes_that_do_not_fit(labels: tuple[str, ...] | None, data: tuple[str, ...], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        class_mapping(labels, 4 if labels is None else len(labels), data)
 
 
 REAL = {  # file, top-1 and top-5 of 1,000 photos as in SOURCES.md

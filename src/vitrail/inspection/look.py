@@ -78,6 +78,8 @@ def look(
             progress(1)
     if part:
         seen.add(explainer, torch.cat(part), question)
+    if skipped and not seen.images:
+        raise DataError(f"no picture to look at; {len(skipped)} cannot be read, for instance {skipped[0]}")
     if seen.images:
         drawn, more = of_pictures(seen)
         plates, notes = plates + drawn, notes + more
