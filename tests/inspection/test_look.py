@@ -11,7 +11,7 @@ from drawing import shake
 from toy_data import noise, picture
 
 import vitrail
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.inspection.capture import capture
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.dropping import probabilities
@@ -154,7 +154,7 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
     for plate in without.plates:
         for name, values in plate.arrays.items():
             np.testing.assert_allclose(seen[plate.name].arrays[name], values, rtol=1e-4, atol=1e-5)
-    with pytest.raises(DataError, match="no picture to look at; 1 cannot be read, for instance .*broken.png' is no"):
+    with pytest.raises(DataError, match=r"no picture to look at; 1 cannot be read, for instance .*broken\.png' is no"):
         look(explainer(), [bad])
 
 
