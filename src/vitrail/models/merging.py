@@ -1,6 +1,6 @@
 """Token merging (Bolya 2022, arXiv 2210.09461): in every layer the patches most alike become one, without training.
 
-B batch, E prefix tokens, n patches, N = E + n tokens, R merges in a layer, D width, K width of a head's keys.
+B batch, E prefix tokens, n patches, N = E + n tokens, R merges in a layer, D width, H heads, K width of a head's keys.
 """
 
 import copy
@@ -29,7 +29,7 @@ def merged(model: nn.Module, per_layer: int) -> nn.Module:
     if per_layer == 0:
         return model
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
-    blocks, patches = checked(model)
+    patches = count_patches(model)
     if per_layer > patches // 2:
         raise ConfigError(
             f"merge is {per_layer} of the {patches} patches of a picture; expected at most {patches // 2}: "
@@ -41,9 +41,9 @@ def merged(model: nn.Module, per_layer: int) -> nn.Module:
     return twin
 
 
-def checked(model: Any) -> tuple[list[Block], int]:
-    """The blocks of a model whose tokens may be merged, and how many patches it has."""
-    kind, blocks = type(model).__name__, list(getattr(model, "blocks", ()))
+def count_patches(model: Any) -> int:
+    """Of a model whose patches may be merged; another is refused."""
+    kind, blocks = type(model).__name__, list[Any](getattr(model, "blocks", ()))
     if not blocks or not all(hasattr(model, name) for name in ("config", "prefix", "grid")):
         raise ConfigError(f"{kind} has no blocks of tokens to merge; {INSTEAD}")
     if isinstance(blocks[0], MergingBlocks):
@@ -56,7 +56,7 @@ def checked(model: Any) -> tuple[list[Block], int]:
     if getattr(model.config, "positions_at", "stem") != "stem":
         where = f"positions_at {model.config.positions_at!r}"
         raise ConfigError(f"{where} adds a row to every token again, and a merged one has several; {INSTEAD}")
-    return blocks, model.grid[0] * model.grid[1]
+    return model.grid[0] * model.grid[1]
 
 
 class MergingBlocks(nn.Module):
@@ -72,14 +72,16 @@ class MergingBlocks(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid | None = None, queries: int | None = None) -> Tensor:  # noqa: ARG002
         sizes = places = None  # here and not on self: threads may share a model
-        for layer, block in enumerate(self.blocks, start=1):
-            asking = queries if layer == len(self.blocks) else None
+        blocks: list[Any] = list(self.blocks)
+        for layer, block in enumerate(blocks, start=1):
+            asking = queries if layer == len(blocks) else None
             x, keys = attend(block, x, sizes, asking)
-            merges = min(self.per_layer, (keys.shape[1] - self.prefix) // 2)
+            patches = keys.shape[2] - self.prefix
+            merges = min(self.per_layer, patches // 2)
             if merges and asking is None:
-                order, into = matching(keys, self.prefix)
+                order, into = matching(keys.mean(1), self.prefix)
                 if queries is None:
-                    steps = moves(order, into, merges, self.prefix, keys.shape[1] - self.prefix - order.shape[1])
+                    steps = moves(order, into, merges, self.prefix, patches)
                     places = steps if places is None else steps.gather(1, places)
                 x, sizes = merge(x, sizes, order, into, merges, self.prefix)
             x = x + block.drop_path(block.ls2(block.mlp(block.norm2(x))))
@@ -87,12 +89,14 @@ class MergingBlocks(nn.Module):
 
 
 def attend(block: Any, x: Tensor, sizes: Tensor | None, queries: int | None) -> tuple[Tensor, Tensor]:
-    """The first half of a block, a token of size s asked as s alike would be; and the keys, mean of heads: (B, N, K)."""
+    """The first half of a block, a token of size s asked as s alike would be; and its keys: (B, H, N, K)."""
     attn: SelfAttention = block.attn
-    mask = None if sizes is None else sizes.log()[:, None, None, :, 0]  # s·exp(score) = exp(score + log s)
+    mask = None  # s·exp(score) = exp(score + log s)
+    if sizes is not None:  # a row for each query: ONNX Runtime's attention repeats none
+        mask = sizes.log().transpose(1, 2)[:, None].expand(-1, -1, x.shape[1] if queries is None else queries, -1)
     q, k, v, mask = attn.project(block.norm1(x), mask=mask, queries=queries)
     y = attn.proj(merge_heads(attention(q, k, v, mask, attn.dropout if attn.training else 0.0)))
-    return x[:, :queries] + block.drop_path(block.ls1(block.drop(y))), k.mean(1)
+    return x[:, :queries] + block.drop_path(block.ls1(block.drop(y))), k
 
 
 def halves(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
@@ -107,7 +111,7 @@ def matching(keys: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
     """
     even, odd = halves(F.normalize(keys, dim=-1), prefix)
     likeness, into = (even @ odd.transpose(-2, -1)).max(-1)
-    return likeness.argsort(dim=-1, descending=True, stable=True), into
+    return likeness.argsort(-1, descending=True), into
 
 
 def merge(
@@ -129,12 +133,12 @@ def merge(
     return x, torch.cat([sizes[:, :prefix], rows(even_sizes, left), total], dim=1)
 
 
-def moves(order: Tensor, into: Tensor, merges: int, prefix: int, odd: int) -> Tensor:
+def moves(order: Tensor, into: Tensor, merges: int, prefix: int, patches: int) -> Tensor:
     """The patch that each patch is part of after `merge`: (B, n), indices from 0 to n−R−1."""
     stays, left = order.argsort(-1) >= merges, order.shape[1] - merges
-    to = order.new_empty(order.shape[0], order.shape[1] + odd)
+    to = order.new_empty(order.shape[0], patches)
     to[:, prefix % 2 :: 2] = torch.where(stays, stays.cumsum(-1) - 1, left + into)
-    to[:, 1 - prefix % 2 :: 2] = left + torch.arange(odd, device=order.device)
+    to[:, 1 - prefix % 2 :: 2] = left + torch.arange(patches - order.shape[1], device=order.device)
     return to
 
 
