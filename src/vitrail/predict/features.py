@@ -111,8 +111,9 @@ class FeatureFile:
             while group := list(islice(lines, many)):
                 present = np.array([row != "" for _, row, _ in group])
                 values = np.zeros((len(group), *shape), "<f4")
-                read = numbers.read(4 * prod(shape) * int(present.sum()))
-                values[present] = np.frombuffer(read, "<f4").reshape(-1, *shape)
+                if present.any():
+                    read = numbers.read(4 * prod(shape) * int(present.sum()))
+                    values[present] = np.frombuffer(read, "<f4").reshape(-1, *shape)
                 columns = {
                     "file": [plain_text(name) for name, _, _ in group],
                     "error": [error or None for _, _, error in group],

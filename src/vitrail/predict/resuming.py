@@ -71,15 +71,19 @@ class Partial:
         with self.faults():
             self.folder.mkdir(exist_ok=True)
             self.lock = locked(self.folder)
-            if not (resume and self.is_begun):
-                (self.folder / WHOLE).unlink(missing_ok=True)
-                self.clear()
-                text = json.dumps(job, indent=2) + "\n"
-                write_whole(self.folder / JOB, lambda path: path.write_text(text, "utf-8"))
+            if resume and self.is_begun:
+                self.compare(job)
                 return
+            (self.folder / WHOLE).unlink(missing_ok=True)
+            self.clear()
+            text = json.dumps(job, indent=2) + "\n"
+            write_whole(self.folder / JOB, lambda path: path.write_text(text, "utf-8"))
+
+    def compare(self, job: Mapping[str, Any]) -> None:
         told = read_job(self.folder / JOB)
         for name in (*told, *job):
             if told.get(name) != job.get(name):
+                self.close()
                 was, now = (repr(each.get(name)) for each in (told, job))
                 raise ConfigError(
                     f"{self.folder} was begun with {name} {was}, not {now}; expected the same to go on with it, "

@@ -110,7 +110,7 @@ class Listing:
         """Path, whether it was given before, and what is wrong with it where it is no picture at all."""
         for number, place in enumerate(self.places):
             if isinstance(place, str):
-                yield place, self.files[self.identity(place)] < number, None
+                yield place, self.is_repeated(place, number), None
                 continue
             empty = True
             for path, complaint in place.walk(ordered):
