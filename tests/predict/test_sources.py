@@ -94,6 +94,7 @@ def test_matching(path: str, pattern: str, fits: bool, on_the_way: bool) -> None
         (["f", "f/2.jpg", "f/a"], ["f/1.jpg", "f/2.jpg", "f/a/3.jpg"], 2),
         (["f/*.jpg", "f"], ["f/1.jpg", "f/2.jpg", "f/a/3.jpg"], 2),
         (["link", "f/a/3.jpg", "f"], ["link/1.jpg", "link/2.jpg", "link/a/3.jpg"], 4),
+        (["f", "f/nowhere.jpg", "f/nowhere.jpg"], ["f/1.jpg", "f/2.jpg", "f/a/3.jpg", "f/nowhere.jpg"], 1),
         (["f/a", "g"], ["f/a/3.jpg", "g/a/3.jpg"], 0),  # of one name, but not one file
         (["f", "f/.h/7.jpg"], ["f/1.jpg", "f/2.jpg", "f/a/3.jpg", "f/.h/7.jpg"], 0),
     ],

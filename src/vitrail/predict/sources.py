@@ -132,7 +132,7 @@ class Listing:
             for earlier in self.roots.get(outer, ()):
                 place = self.places[earlier]
                 if earlier < number and isinstance(place, Below) and is_plain(names) and place.takes(names):
-                    return True
+                    return os.path.lexists(path)  # of what does not exist a folder has told nothing
             inner = outer
         return False
 
