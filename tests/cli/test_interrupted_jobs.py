@@ -155,10 +155,10 @@ def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tm
 
 def half_done(vitrail_: Run, words: Any, rows: bytes) -> None:
     """As a kill would leave it."""
-    import vitrail.predict.sinks as sinks
+    from vitrail.predict import row_files
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sinks.RowFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
+        patch.setattr(row_files.RowFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
         assert vitrail_(*words).code == 130
     Path("out.csv.partial/rows.csv").write_bytes(rows)
 

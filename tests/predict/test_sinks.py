@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from vitrail.errors import ConfigError
 from vitrail.predict.answers import Answer
 from vitrail.predict.resuming import Done, Partial, WritingError
-from vitrail.predict.sinks import Format, Printed, RowFile, csv_line, format_for, json_line, partial_for, table
+from vitrail.predict.row_files import RowFile, partial_for
+from vitrail.predict.sinks import Format, Printed, csv_line, format_for, json_line, table
 
 FORMATS: tuple[Format, ...] = ("csv", "jsonl", "json", "parquet")
 TOP = (Answer(7, "a cat, sitting", 0.75), Answer(0, None, 1 / 3))

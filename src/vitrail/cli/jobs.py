@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -19,7 +18,7 @@ from vitrail.errors import ConfigError, VitrailError, unknown
 if TYPE_CHECKING:
     from vitrail.data.shown import Shown
     from vitrail.predict.predictor import Predictor
-    from vitrail.predict.resuming import Done, Partial
+    from vitrail.predict.resuming import Partial
     from vitrail.predict.sources import Listing, Survey
     from vitrail.predict.stream import Row
 
@@ -32,11 +31,18 @@ class FailedError(VitrailError):
     exit_code = 1
 
 
+class Names(Protocol):
+    """Of pictures that are done."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, name: object, /) -> bool: ...
+
+
 class Sink(Protocol):
     """Where results go, and what of them is there already."""
 
     @property
-    def done(self) -> "Done": ...
+    def done(self) -> Names: ...
     @property
     def failed(self) -> int: ...
     def finish(self) -> None: ...
@@ -177,6 +183,8 @@ class Job:
     def fingerprint(self, predictor: "Predictor") -> dict[str, Any]:
         if self.partial is None:
             return {}
+        from hashlib import blake2b
+
         from vitrail.predict.resuming import stamp_of
 
         words = "\n".join(predictor.labels or ()).encode()

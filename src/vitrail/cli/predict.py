@@ -10,6 +10,7 @@ from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
+    from vitrail.predict.row_files import RowFile
     from vitrail.predict.stream import Row
 
 
@@ -59,20 +60,27 @@ def predict(
         raise ConfigError(f"--top {top}; expected 1 or more")
 
     from vitrail.cli.convert import lines_of
-    from vitrail.predict.sinks import Printed, RowFile, format_for, partial_for, pyarrow
+    from vitrail.predict.sinks import Printed, format_for, pyarrow
 
     found = format_for(flags.out, kind)
     if found == "parquet":
         pyarrow()  # what would fail in the end fails before the work
-    partial = None if flags.out is None else partial_for(flags.out, found)
+    if flags.out is None:
+        partial = None
+    else:
+        from vitrail.predict.row_files import partial_for
+
+        partial = partial_for(flags.out, found)
 
     def sink_for(predictor: "Predictor", told: dict[str, Any]) -> Sink:
         most = min(top, predictor.classes)
         if partial is None:
             return Printed(found, most, put_on_stdout)
+        from vitrail.predict.row_files import RowFile
+
         return RowFile(partial, found, most, {**told, "top": most}, resume=flags.resume)
 
-    def write(sink: Printed | RowFile, predictor: "Predictor", row: "Row") -> None:
+    def write(sink: "Printed | RowFile", predictor: "Predictor", row: "Row") -> None:
         answers = () if row.values is None else predictor.likeliest(row.values, top).top
         sink.write(row.name, None if row.error is None else str(row.error), answers)
 
