@@ -235,7 +235,7 @@ class Job:
         try:
             yield
         except KeyboardInterrupt:
-            if self.partial is not None and self.partial.is_begun:
+            if self.partial is not None and (self.partial.is_begun or self.partial.is_whole):
                 tell(f"stopped; what is done is in {self.partial.folder}: the same again with --resume goes on")
             raise
 
