@@ -107,7 +107,13 @@ class Case:
     """All ways for one model, image size, batch and number of threads."""
 
     def __init__(
-        self, request: Request, stock: Stock, batch: int, threads: int, notes: list[str], progress: Progress
+        self,
+        request: Request,
+        stock: Stock,
+        batch: int,
+        threads: int,
+        notes: list[str],
+        progress: Progress = lambda _: None,
     ) -> None:
         self.request, self.stock, self.batch, self.threads = request, stock, batch, threads
         self.notes, self.progress, self.told = notes, progress, 0

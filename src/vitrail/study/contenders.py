@@ -184,7 +184,6 @@ def engine_step(way: Way, pixels: Pixels) -> Step:
     predictor: Any = Predictor(
         way.folder,
         engine=way.name,
-        batch=-(-len(pixels) // way.streams),
         streams=way.streams,
         threads=max(1, way.threads // way.streams),
     )

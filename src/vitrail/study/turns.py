@@ -51,7 +51,6 @@ def in_turns(
     *,
     rounds: int | None = None,
     seconds: float = 3.0,
-    turn: float = TURN,
     warm: bool = True,
     seed: int = 0,
     progress: Callable[[float], object] | None = None,
@@ -61,14 +60,14 @@ def in_turns(
     With `warm`, a way is called twice before all, and once in each turn before its time is taken, since the one before
     has emptied the caches. `progress` is told which share is done.
     """
-    calls, longest = dict.fromkeys(ways, 1), turn
+    calls, longest = dict.fromkeys(ways, 1), TURN
     if warm:
         for name, way in ways.items():
             way()
             once = max(seconds_of(way), 1e-6)
-            calls[name], longest = max(1, min(1000, round(turn / once))), max(longest, once)
+            calls[name], longest = max(1, min(1000, round(TURN / once))), max(longest, once)
     if rounds is None:
-        rounds = max(LEAST, min(MOST, ceil(seconds / longest)))
+        rounds = max(LEAST, min(MOST, ceil(seconds / max(longest, 1e-6))))
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
     order, shuffle = list(ways), random.Random(seed)
     for number in range(rounds):
