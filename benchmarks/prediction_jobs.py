@@ -119,7 +119,7 @@ def transformers_folder(folder: str, photos: str, answers: str) -> None:
     with Path(answers).open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["file", "index_1", "probability_1"])
-        for path, best in zip(files, classify(iter(files), batch_size=BATCH), strict=True):
+        for path, best in zip(files, classify((path for path in files), batch_size=BATCH), strict=True):
             writer.writerow([path, index[best[0]["label"]], best[0]["score"]])
     print(perf_counter() - start)
 

@@ -10,6 +10,7 @@ from toy_models import saved_model
 
 from vitrail.study import bench as benches
 from vitrail.study import turns
+from vitrail.study.contenders import Stock
 
 Run = Callable[..., Any]
 QUICK = ("--batches", "1", "--threads", "1", "--rounds", "2", "--starts", "0")
@@ -26,6 +27,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("models") / "model")
 
 
+@pytest.fixture(scope="module")
+def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Stock(str(model), None, tmp_path_factory.mktemp("stock")).folder("onnx")
+
+
 def test_a_table(vitrail_: Run, model: Path) -> None:
     said = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
     assert (said.code, said.err) == (0, "")
@@ -37,10 +43,10 @@ def test_a_table(vitrail_: Run, model: Path) -> None:
     assert onnx.split()[4] == "onnx"
 
 
-def test_json_and_files(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+def test_json_and_files(vitrail_: Run, exported: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     out = tmp_path / "new" / "speed"
-    said = vitrail_("bench", model, "--engines", "onnx", *QUICK[:-1], "1", "--json", "-o", out)
+    said = vitrail_("bench", exported, *QUICK[:-1], "1", "--json", "-o", out)
     assert (said.code, said.err) == (0, "")
     told = json.loads(said.out)
     assert told == json.loads((out / "bench.json").read_text("utf-8"))
@@ -58,10 +64,7 @@ def test_several_resolutions_have_a_table_of_their_own(vitrail_: Run) -> None:
     assert [line.split()[1] for line in said.out.splitlines()[-2:]] == ["32", "48×32"]
 
 
-def test_an_exported_folder_needs_no_engine_named(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    from vitrail.study.contenders import Stock
-
-    exported = Stock(str(model), None, tmp_path).folder("onnx")
+def test_an_exported_folder_needs_no_engine_named(vitrail_: Run, exported: Path) -> None:
     said = vitrail_("bench", exported, *QUICK)
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines()[-1].split()[4] == "onnx"
@@ -111,9 +114,3 @@ def test_a_peer_that_cannot_be_imported(vitrail_: Run, model: Path, monkeypatch:
     said = vitrail_("bench", model, "--peers", "transformers", *QUICK)
     told = "vitrail: --peers transformers, which is not installed: pip install transformers, or leave it out\n"
     assert said == (2, "", told)
-
-
-def test_the_command_is_in_the_table() -> None:
-    from vitrail.cli import COMMANDS
-
-    assert "bench" in COMMANDS

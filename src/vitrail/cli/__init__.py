@@ -17,7 +17,7 @@ from vitrail.cli.reflow import reflowed
 from vitrail.errors import VitrailError, one_line
 
 COMMANDS = (
-    *("train", "distill", "eval", "compare", "runs", "ablate"),
+    *("train", "distill", "eval", "compare", "runs", "ablate", "bench"),
     *("explain", "look", "report", "lessons"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )

@@ -32,13 +32,14 @@ def bench(
     them; a ratio is taken within each round, and the table has the median with its quartiles. It is to the first line
     of each group: a peer where one is asked for. Latency is of a whole batch, percentiles over all calls. Memory and
     start-up are those of a new process, from nothing to its first answer. A batch that can be shared out is also
-    measured with one stream a thread: onnx × 2. Pictures are noise; reading and resizing them is not counted.
+    measured with one stream a thread: onnx × 2. Pictures are noise; reading and resizing them is not counted. Where
+    timm is installed, `vitrail bench ViT-B/16 --peers timm --batches 1` sets ours beside it.
 
     Examples::
 
-        vitrail bench my_model --batches 1 --rounds 3
+        vitrail bench my_model --engines eager --batches 1 --rounds 3
         vitrail bench ViT-Ti/16 --engines eager --image-size 32,64 --batches 1 --rounds 3 --starts 0
-        vitrail bench my_model --engines eager,onnx,int8 --batches 1,4 --threads 1,2 --seconds 0.1 --starts 0 -o speed
+        vitrail bench my_model --engines eager,onnx --batches 1,4 --threads 1,2 --seconds 0.1 --starts 0 -o speed
 
     Parameters
     ----------

@@ -28,6 +28,7 @@ HEADING = ("model", "pixels", "batch", "threads", "by", "images/s", "ms: p50", "
 SIDES = "lrrrlrrrrrr"
 PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")
 CPU = Path("/proc/cpuinfo")
+LONGEST = 44  # letters of a model's name in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,8 @@ def drawn(lines: Sequence[Line]) -> "Figure":
             axes.plot(each.median, place, "o", color=colours[line.way], markersize=6)
     for case, top in cases.items():
         model, size, batch, threads = case
-        said = f"{drawable(model, 44)}  {shown(size)} px, batch {batch}, {threads} thread{'s' * (threads != 1)}"
+        name = model if len(model) <= LONGEST else f"…{model[1 - LONGEST :]}"  # of a path the end says most
+        said = f"{drawable(name, LONGEST)}  {shown(size)} px, batch {batch}, {threads} thread{'s' * (threads != 1)}"
         left.text(0.01, top - 0.55, said, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]
     if max(speeds) > 20 * min(speeds):
