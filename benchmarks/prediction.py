@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -177,8 +178,10 @@ def accuracy(work: Bench) -> str:
         pixels = np.stack([framed(path, stock.preprocessing) for path in files])
         first: NDArray[np.float32] | None = None
         for engine in ("eager", "compiled", "onnx", "int8") if name == "ViT-Ti/16" else ("eager", "onnx", "int8"):
-            run_ = vitrail.Predictor(stock.folder(engine), engine=engine, threads=work.threads).engine.run
-            shares = softmax(np.concatenate([run_(pixels[at : at + 16]) for at in range(0, len(pixels), 16)]))
+            predictor = vitrail.Predictor(stock.folder(engine), engine=engine, threads=work.threads)
+            shares = softmax(
+                np.concatenate([predictor.engine.run(pixels[at : at + 16]) for at in range(0, len(pixels), 16)])
+            )
             first = shares if first is None else first
             top = shares.argmax(-1)
             rows.append(
@@ -250,7 +253,7 @@ def cold(work: Bench) -> str:
         "transformers, Ti/16": (*python, "transformers-photo", tiny.folder("transformers"), photo),
         "transformers, B/16": (*python, "transformers-photo", base.folder("transformers"), photo),
     }
-    jobs = {name: lambda words=words: run_job(*words) for name, words in commands.items()}
+    jobs = {name: partial(run_job, *words) for name, words in commands.items()}
     found = jobs_in_turns(jobs, work.rounds_of("cold"), work.seed)
     rows = list[tuple[str, ...]]()
     for name, done in found.items():
@@ -292,7 +295,7 @@ def folder(work: Bench) -> str:
         "timm, a plain loop": (*python, "timm-folder", tiny.folder("timm"), PHOTOS, out["timm"]),
         "transformers' pipeline": (*python, "transformers-folder", tiny.folder("transformers"), PHOTOS, out["hf"]),
     }
-    jobs = {name: lambda words=words: run_job(*words) for name, words in commands.items()}
+    jobs = {name: partial(run_job, *words) for name, words in commands.items()}
     found = jobs_in_turns(jobs, work.rounds_of("folder"), work.seed)
     answers = {name: top_of(path) for name, path in zip(commands, out.values(), strict=True)}
     exact, fast = (seconds(found[name]) for name in tuple(commands)[:2])
@@ -336,9 +339,8 @@ def top_of(path: Path) -> dict[str, int]:
 def merging(work: Bench) -> str:
     if find_spec("merging") is None:
         raise SkipError("benchmarks/merging.py is missing")
-    import merging as merged
-
-    return merged.section(work)
+    merging: Any = import_module("merging")
+    return merging.section()
 
 
 def variants(work: Bench) -> str:

@@ -52,7 +52,8 @@ def timm_model(folder: str) -> tuple[Any, Any]:
 
     # isort: split
     import timm
-    from timm.data import create_transform, resolve_data_config
+    from timm.data.config import resolve_data_config
+    from timm.data.transforms_factory import create_transform
 
     model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     resolve: Any = resolve_data_config

@@ -284,9 +284,24 @@ def test_files_are_made_once_and_only_for_those_who_run(
     assert stock.folder("eager") == stock.folder("compiled")
     assert {path.name for path in tmp_path.iterdir()} == {"vitrail"}
     assert not made
-    for _ in range(2):
-        folders = stock.folder("onnx"), stock.folder("int8")
+    folders = stock.folder("onnx"), stock.folder("int8")
+    assert folders == (stock.folder("onnx"), stock.folder("int8"))
     assert made == [(folders[0], False), (folders[1], True)]
+
+
+def test_what_cannot_be_made_is_not_tried_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Path]()
+
+    def fails(_: Path, folder: Path, *, int8: bool) -> None:
+        tried.append(folder)
+        raise ConfigError("no way")
+
+    monkeypatch.setattr(contenders, "export", fails)
+    stock = Stock(str(model), None, tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no way"):
+            stock.folder("onnx")
+    assert len(tried) == 1
 
 
 def test_random_weights_are_the_seed_s_and_answer(tmp_path: Path) -> None:
@@ -352,7 +367,7 @@ BAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", BAD)
 def test_what_cannot_be_asked(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Request(**{"models": ("ViT-Ti/16",), **BAD[message]})
+        replace(Request(models=("ViT-Ti/16",)), **BAD[message])
 
 
 def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

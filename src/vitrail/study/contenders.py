@@ -64,7 +64,7 @@ class Stock:
         from vitrail.export.exported import description, is_exported
 
         self.model, self.place, self.exported = model, place, None
-        self.made = dict[str, Path]()
+        self.made, self.failed = dict[str, Path](), dict[str, Exception]()
         if not is_exported(model):
             self.module, self.preprocessing, self.labels = opened(model, size, seed)
             return
@@ -100,9 +100,15 @@ class Stock:
                 raise ConfigError(f"{self.model} is exported for {self.own_engine}; {name} needs {wants}")
             return Path(self.model)
         kind = "vitrail" if name in ("eager", "compiled") else name
+        if kind in self.failed:
+            raise self.failed[kind]
         if kind not in self.made:
+            try:
+                self.make(kind, self.place / kind)
+            except Exception as error:
+                self.failed[kind] = error  # it would fail again, and an attempt may take a minute
+                raise
             self.made[kind] = self.place / kind
-            self.make(kind, self.made[kind])
         return self.made[kind]
 
     def make(self, kind: str, folder: Path) -> None:
@@ -181,13 +187,8 @@ def step_of(way: Way, pixels: Pixels) -> Step:
 def engine_step(way: Way, pixels: Pixels) -> Step:
     from vitrail.predict.predictor import Predictor
 
-    predictor: Any = Predictor(
-        way.folder,
-        engine=way.name,
-        streams=way.streams,
-        threads=max(1, way.threads // way.streams),
-    )
-    engine = predictor.engine
+    name: Any = way.name
+    engine = Predictor(way.folder, engine=name, streams=way.streams, threads=max(1, way.threads // way.streams)).engine
     if way.streams == 1:
         return lambda: engine.run(pixels)
     from concurrent.futures import ThreadPoolExecutor
