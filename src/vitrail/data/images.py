@@ -88,6 +88,13 @@ def too_large(where: str) -> DataError:
 
 
 def upright_rgb(image: Image.Image, where: str) -> Image.Image:
+    image = upright(image, where).convert("RGB")
+    image.info = {}  # with its EXIF, or the picture would be turned again by the next who looks at it
+    return image
+
+
+def upright(image: Image.Image, where: str) -> Image.Image:
+    """8 bits a channel and nothing transparent; the picture itself if it is so already."""
     if 0 in image.size:
         raise DataError(f"{where} is {image.height}×{image.width} pixels; expected at least one")
     image.load()
@@ -101,8 +108,6 @@ def upright_rgb(image: Image.Image, where: str) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    image = image.convert("RGB")
-    image.info = {}  # with its EXIF, or the picture would be turned again by the next who looks at it
     return image
 
 

@@ -52,14 +52,12 @@ def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any,
 
 def frame(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """The picture resized and cropped to the model's size, in grey if there is one mean; not yet normalised."""
-    image = image.convert(mode_of(preprocessing))
-    rows, columns = resized_to((image.height, image.width), preprocessing)
-    if rows * columns > MOST_PIXELS:
-        given = f"a picture of {image.height}×{image.width} pixels would be resized to {rows}×{columns}"
-        raise DataError(f"{given}; expected at most {MOST_PIXELS} pixels: crop it first")
+    mode = mode_of(preprocessing)
+    image = image if image.mode == mode else image.convert(mode)
+    rows, columns = resized_within((image.height, image.width), preprocessing)
     if image.size != (columns, rows):
         image = image.resize((columns, rows), FILTERS[preprocessing.interpolation])
-    return centre_crop(image, pair(preprocessing.image_size), preprocessing.middle == "floored")
+    return cropped(image, preprocessing)
 
 
 def seen_box(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[float, float, float, float]:
@@ -94,8 +92,18 @@ def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[in
     return round(given[0] / shrink), round(given[1] / shrink)
 
 
-def centre_crop(image: Image.Image, size: tuple[int, int], floored: bool) -> Image.Image:
-    """The middle of the picture; where it is too small, black is added around it."""
+def resized_within(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+    """As `resized_to`, but what would fill the memory is refused."""
+    rows, columns = resized_to(given, preprocessing)
+    if rows * columns > MOST_PIXELS:
+        what = f"a picture of {given[0]}×{given[1]} pixels would be resized to {rows}×{columns}"
+        raise DataError(f"{what}; expected at most {MOST_PIXELS} pixels: crop it first")
+    return rows, columns
+
+
+def cropped(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """The middle of the resized picture; where it is too small, black is added around it."""
+    size, floored = pair(preprocessing.image_size), preprocessing.middle == "floored"
     top, left = (offset(have, want, floored) for have, want in zip((image.height, image.width), size, strict=True))
     return image.crop((left, top, left + size[1], top + size[0]))
 
