@@ -28,11 +28,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Stock(str(model), None, tmp_path_factory.mktemp("stock")).folder("onnx")
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    return Stock(str(model), None, tmp_path_factory.mktemp("stock"))
 
 
-def test_a_table(vitrail_: Run, model: Path) -> None:
+@pytest.fixture
+def exported(stock: Stock) -> Path:
+    return stock.folder("onnx")
+
+
+def test_a_table(vitrail_: Run, model: Path, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
     assert (said.code, said.err) == (0, "")
     machine, heading, _, eager, onnx = said.out.splitlines()

@@ -186,15 +186,15 @@ def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPa
         engines=("eager", "onnx", "int8"),
         batches=(1, 3),
         threads=(2,),
-        peers=("timm", "transformers"),
+        peers=("timm",),
         rounds=2,
         starts=0,
     )
     found = bench(request, progress=told.append)
     assert found.notes == ()
     split = ["onnx", "onnx × 2", "int8", "int8 × 2"]
-    assert [each.way for each in found.lines if each.batch == 1] == ["timm", "transformers", "eager", "onnx", "int8"]
-    assert [each.way for each in found.lines if each.batch == 3] == ["timm", "transformers", "eager", *split]
+    assert [each.way for each in found.lines if each.batch == 1] == ["timm", "eager", "onnx", "int8"]
+    assert [each.way for each in found.lines if each.batch == 3] == ["timm", "eager", *split]
     assert {each.base for each in found.lines} == {"timm"}
     assert all(each.apart is not None and each.apart < 1e-5 for each in found.lines if each.exact)
     assert {each.way for each in found.lines if not each.exact} == {"int8", "int8 × 2"}
@@ -235,7 +235,7 @@ def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path
     request = Request(
         models=[str(tmp_path / "nowhere.pth"), str(convnet), str(model)],
         engines=("eager",),
-        peers=("transformers",),
+        peers=("timm",),
         batches=(1,),
         threads=(1,),
         rounds=2,
@@ -245,12 +245,12 @@ def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path
     found = bench(request, place=tmp_path, progress=told.append)
     assert [(each.model, each.way) for each in found.lines] == [
         (str(convnet), "eager"),
-        (str(model), "transformers"),
+        (str(model), "timm"),
         (str(model), "eager"),
     ]
     missing, no_place = found.notes
     assert "nowhere.pth" in missing
-    assert "transformers is left out: hf has no place for a model of the family 'resnet'" in no_place
+    assert "timm is left out: timm has no folder for a resnet of free shape" in no_place
     assert sum(told) == request.parts
 
 
@@ -265,9 +265,10 @@ def test_a_peer_with_other_weights_is_left_out(model: Path, tmp_path: Path, monk
     assert "so it is another model" in found.notes[0]
 
 
-def test_all_ways_answer_alike(stock: Stock) -> None:
+@pytest.mark.parametrize("peer", ["timm", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_all_ways_answer_alike(stock: Stock, peer: str) -> None:
     pixels = stock.pixels(3)
-    answers = {name: step_of(stock.way(name, 1), pixels)() for name in ("eager", "onnx", "timm", "transformers")}
+    answers = {name: step_of(stock.way(name, 1), pixels)() for name in ("eager", "onnx", peer)}
     answers["split"] = step_of(stock.way("onnx", 2, 2), pixels)()
     for name, each in answers.items():
         np.testing.assert_allclose(each, answers["eager"], atol=1e-5, err_msg=name)
