@@ -7,6 +7,7 @@ measured with; a section that is not measured now keeps what it says. ViT-Ti/16 
 ../shared/data holds them, and B/16 has random ones; timm and transformers run the same weights from files of their own.
 """
 
+import os
 from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,10 +28,10 @@ from prediction_models import PHOTOS, WEIGHTS, Bench, SkipError, need, weights_o
 from prediction_page import markdown, write_page
 from prediction_processes import cold, folder
 from rich.console import Console
-from vitrail.data.framed import framed
 from vitrail.predict.answers import softmax
 
 import vitrail
+from vitrail.data.framed import framed
 from vitrail.study.bench import Case, Request, bench
 from vitrail.study.bench_results import Line, machine, quartiles, versions
 
@@ -181,8 +182,12 @@ SECTIONS = {
 
 def provenance(work: Bench, section: str) -> str:
     named = ", ".join(f"{name} {number}" for name, number in versions().items())
-    command = f"`PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py --only {section}`"
-    return f"{command}, {datetime.now(UTC):%Y-%m-%d}, {machine()}, {work.threads} threads, seed {work.seed}; {named}."
+    kept = "the C allocator keeps what is freed, " if "MALLOC_TRIM_THRESHOLD_" in os.environ else ""
+    rounds = "" if work.rounds is None else f" --rounds {work.rounds}"
+    return (
+        f"`PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py --only {section}{rounds}`, "
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, {work.threads} threads, {kept}seed {work.seed}; {named}."
+    )
 
 
 def main(

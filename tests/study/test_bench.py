@@ -106,9 +106,10 @@ def test_seconds_are_made_into_rounds(monkeypatch: pytest.MonkeyPatch, seconds: 
     assert {len(calls) for calls in found["b"].rounds} == {2}
 
 
-def test_a_spread_of_one_number_is_that_number() -> None:
+def test_a_spread_lies_within_its_numbers() -> None:
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
-    assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]).median == 3.0
+    assert Spread.of([1.0, 9.0]) == Spread(3.0, 5.0, 7.0)
+    assert Spread.of([5.0, 1.0, 4.0, 2.0, 3.0]) == Spread(2.0, 3.0, 4.0)
 
 
 def test_a_line_counts_pictures_in_rounds_and_latency_in_calls() -> None:
@@ -279,7 +280,7 @@ def test_files_are_made_once_and_only_for_those_who_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = list[tuple[Path, bool]]()
-    monkeypatch.setattr(contenders, "export", lambda _, folder, int8: made.append((folder, int8)))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(Stock, "export", lambda _, folder, int8: made.append((folder, int8)))  # pyright: ignore[reportUnknownLambdaType]
     stock = Stock(str(model), None, tmp_path)
     assert not list(tmp_path.iterdir())
     assert stock.folder("eager") == stock.folder("compiled")
@@ -293,11 +294,11 @@ def test_files_are_made_once_and_only_for_those_who_run(
 def test_what_cannot_be_made_is_not_tried_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Path]()
 
-    def fails(_: Path, folder: Path, *, int8: bool) -> None:
+    def fails(_: Stock, folder: Path, *, int8: bool) -> None:
         tried.append(folder)
         raise ConfigError("no way")
 
-    monkeypatch.setattr(contenders, "export", fails)
+    monkeypatch.setattr(Stock, "export", fails)
     stock = Stock(str(model), None, tmp_path)
     for _ in range(2):
         with pytest.raises(ConfigError, match="no way"):

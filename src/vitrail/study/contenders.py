@@ -115,12 +115,18 @@ class Stock:
         from vitrail.checkpoint.writing import write
 
         if kind in ENGINES:
-            export(self.folder("eager"), folder, int8=kind == "int8")
+            self.export(folder, int8=kind == "int8")
             return
         layout = {"vitrail": "vitrail", "timm": "timm", "transformers": "hf"}[kind]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what a layout has no place for: here only the numbers count
             write(self.module, folder, layout, preprocessing=self.preprocessing, labels=self.labels)
+
+    def export(self, folder: Path, *, int8: bool) -> None:
+        from vitrail.export.writing import write_exported
+
+        to = "onnx-int8" if int8 else "onnx"
+        write_exported(self.module, folder, preprocessing=self.preprocessing, labels=self.labels, to=to)
 
     def way(self, name: str, threads: int, streams: int = 1) -> Way:
         folder = self.folder(name)
@@ -173,10 +179,6 @@ def shaken(module: Any) -> Any:
         if weight.ndim == 2 and not weight.detach().any():
             nn.init.normal_(weight, std=0.02)
     return module
-
-
-def export(checkpoint: Path, folder: Path, *, int8: bool) -> None:
-    raise NotImplementedError
 
 
 def step_of(way: Way, pixels: Pixels) -> Step:

@@ -22,8 +22,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (*values, *values, *values)
-        return cls(low, middle, high)
+        """Never outside of them, however few they are."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        return cls(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 @dataclass(frozen=True)
