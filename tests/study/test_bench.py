@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from plate_checks import check_plate
 from toy_models import saved_convnet, saved_model
 
@@ -201,6 +202,7 @@ def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPa
     assert {each.way for each in found.lines if not each.exact} == {"int8", "int8 × 2"}
     assert all(each.rounds == 2 and each.start is None for each in found.lines)
     assert sum(told) == request.parts == 2 * PARTS
+    assert torch.get_num_threads() == 1, "as before"
 
 
 @pytest.mark.usefixtures("quick")
