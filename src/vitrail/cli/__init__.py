@@ -19,7 +19,7 @@ from vitrail.errors import VitrailError, one_line
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate", "bench"),
     *("explain", "look", "report", "lessons"),
-    *("models", "summary", "inspect-checkpoint", "convert"),
+    *("models", "summary", "inspect-checkpoint", "convert", "export"),
 )
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
