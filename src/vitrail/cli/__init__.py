@@ -18,9 +18,9 @@ from vitrail.errors import VitrailError, one_line
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
-    *("predict", "embed"),
+    *("predict", "embed", "export", "bench"),
     *("explain", "look", "report", "lessons"),
-    *("models", "summary", "inspect-checkpoint", "convert", "export"),
+    *("models", "summary", "inspect-checkpoint", "convert"),
 )
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 

@@ -80,6 +80,8 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
             )
     if not is_exported(model) and wish.engine == "auto" and count >= WORTH_MEASURING:
         notes.append("engine compiled was not tried, for compiling takes half a minute: --engine compiled")
+    if not is_exported(model) and wish.device == "auto":
+        wish = replace(wish, device=likely_device())
     predictors = {name: open_with(model, wish, name) for name in names}
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
@@ -94,6 +96,12 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
             notes.append(f"engine {found.engine.name}: nothing measured for {count} picture{'s' * (count > 1)}")
         return Chosen(found, batch, tuple(notes))
     return fastest(model, predictors, wish, batch, notes)
+
+
+def likely_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def open_with(model: str | Path, wish: Wish, name: EngineName) -> Predictor:
