@@ -10,7 +10,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,test,parity]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,export,embed,test,parity]'
 	touch $@
 
 demo: setup  ## a small ViT learns the embedded pictures from nothing

@@ -18,8 +18,9 @@ from vitrail.errors import VitrailError, one_line
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
+    *("predict", "embed"),
     *("explain", "look", "report", "lessons"),
-    *("models", "summary", "inspect-checkpoint", "convert"),
+    *("models", "summary", "inspect-checkpoint", "convert", "export"),
 )
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
