@@ -3,8 +3,12 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its list of fonts takes long to make
+HOME = TemporaryDirectory(prefix="vitrail-home-")  # where engines that were measured and exported are kept
+os.environ["HOME"] = HOME.name
 
 import pytest
 import torch
