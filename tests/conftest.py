@@ -6,9 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its list of fonts takes long to make
-HOME = TemporaryDirectory(prefix="vitrail-home-")  # where engines that were measured and exported are kept
-os.environ["HOME"] = HOME.name
 
 import pytest
 import torch
@@ -18,6 +15,10 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None)  # on a busy one an example takes as long as it takes
 settings.load_profile("any machine")
+
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its fonts take long to list
+HOME = TemporaryDirectory(prefix="vitrail-home-")  # where engines that were measured and exported are kept
+os.environ["HOME"] = HOME.name
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
