@@ -23,7 +23,15 @@ VIT: dict[str, Any] = {"preset": "vit_tiny_patch16_224", "depth": 2, "width": 16
 MODELS: dict[str, dict[str, Any]] = {
     "vit": VIT,
     "vit any size": {**VIT, "depth": 1, "dynamic": True},
-    "map": {**VIT, "depth": 1, "pool": "map", "registers": 2, "activation": "swiglu", "layer_scale": 0.5, "prefix_positions": False},
+    "map": {
+        **VIT,
+        "depth": 1,
+        "pool": "map",
+        "registers": 2,
+        "activation": "swiglu",
+        "layer_scale": 0.5,
+        "prefix_positions": False,
+    },
     "mean": {**VIT, "pool": "mean", "class_token": False, "activation": "gelu_tanh", "head": "mlp", "qkv_bias": False},
     "mean_norm": {**VIT, "pool": "mean_norm", "positions": "relative"},
     "rotary": {**VIT, "depth": 1, "positions": "rotary", "registers": 1},
@@ -60,7 +68,7 @@ Exports = Callable[[str], Path]
 
 def toy(name: str, **fields: Any) -> Any:
     """Always the same weights, and of a size at which wrong answers show."""
-    given = {"image_size": SIZE, "classes": len(LABELS), **MODELS[name], **fields}
+    given: dict[str, Any] = {"image_size": SIZE, "classes": len(LABELS), **MODELS[name], **fields}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(name))
         return shake_statistics(shake(vitrail.create(given.pop("preset"), **given), std=0.2))

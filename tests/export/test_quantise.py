@@ -33,7 +33,9 @@ def test_products_with_weights_are_in_8_bits(exported: Exports) -> None:
     found = kinds(exported("int8") / MODEL)
     assert found.count("MatMulInteger") >= 8, "at least q and k and v, proj, fc1, fc2 of a block, the patches, the head"
     assert "MatMul" not in found
-    weights = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(exported("int8") / MODEL).graph.initializer}
+    weights = {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(exported("int8") / MODEL).graph.initializer
+    }
     integers = [each for each in weights.values() if each.dtype == np.int8 and each.size > 1]
     assert integers
     assert max(np.abs(each.astype(int)).max() for each in integers) <= 64, "of 7 bits, for CPUs without VNNI"
@@ -110,7 +112,10 @@ def test_a_product_with_one_huge_input_stays_in_32(
     assert kinds(tmp_path / "a.onnx").count("MatMul") == len(kept)
     monkeypatch.setattr("vitrail.export.quantise.OUTLYING", np.inf)
     assert quantise(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
-    apart = [np.abs(run(tmp_path / name, pixels) - run(tmp_path / "exact.onnx", pixels)).max() for name in ("a.onnx", "b.onnx")]
+    apart = [
+        np.abs(run(tmp_path / name, pixels) - run(tmp_path / "exact.onnx", pixels)).max()
+        for name in ("a.onnx", "b.onnx")
+    ]
     assert apart[0] < 0.1
     assert (apart[1] > 1) == bool(kept), "in 8 bits the others would drown"
 

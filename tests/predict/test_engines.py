@@ -75,7 +75,12 @@ def test_torch_has_its_threads_back() -> None:
     engine = TorchEngine(toy("vit"), HOW, threads=before + 1)
     seen = list[int]()
     inner = engine.answer
-    engine.answer = lambda images: seen.append(torch.get_num_threads()) or inner(images)
+
+    def looking(images: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return inner(images)
+
+    engine.answer = looking
     engine.run(noise())
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
@@ -85,8 +90,12 @@ def test_another_size_where_the_file_takes_it(exported: Exports) -> None:
     large = Preprocessing(image_size=(64, 96), crop=0.8, mean=HOW.mean, std=HOW.std)
     found = Predictor(exported("any size"), preprocessing=large).predict(PHOTOS[0])
     expected = Predictor(toy("vit any size"), preprocessing=large, labels=LABELS).predict(PHOTOS[0])
-    assert [each.probability for each in found.top] == pytest.approx([each.probability for each in expected.top], abs=1e-4)
-    assert Predictor(exported("onnx"), preprocessing=large).preprocessing.image_size == (48, 32), "as of a model of one size"
+    assert [each.probability for each in found.top] == pytest.approx(
+        [each.probability for each in expected.top], abs=1e-4
+    )
+    assert Predictor(exported("onnx"), preprocessing=large).preprocessing.image_size == (48, 32), (
+        "as of a model of one size"
+    )
     with pytest.raises(ConfigError, match="pictures of 50×96 pixels; expected multiples of 16"):
         Predictor(exported("any size"), preprocessing=large.changed({"image_size": (50, 96)}))
     with pytest.raises(ConfigError, match="another mean or std"):
@@ -132,11 +141,10 @@ def test_bytes_turned_over(own: Path) -> None:
         (own / MODEL).write_bytes(damaged)
         try:
             OnnxEngine(own)
-            outcomes.add("taken")
         except CheckpointError as error:
-            outcomes.add("refused")
-            assert "\n" not in str(error)
-    assert "refused" in outcomes
+            outcomes.add(str(error))
+    assert outcomes
+    assert not any("\n" in each for each in outcomes)
 
 
 def someone_elses(path: Path, inputs: dict[str, tuple[int, list[Any]]], output: str = "logits") -> None:

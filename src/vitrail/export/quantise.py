@@ -50,7 +50,6 @@ def quantise(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]
 def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     """The products with weights whose input, for these pictures, has a number far above the rest."""
     import onnx
-    from onnxruntime import InferenceSession, SessionOptions
 
     weights = {each.name for each in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
@@ -58,9 +57,7 @@ def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     probe.CopyFrom(model)
     inputs = sorted({node.input[0] for node in products})
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in inputs)
-    options = SessionOptions()
-    options.log_severity_level = 4
-    session = InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = session_of(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
     for picture in pixels:  # one by one: all inputs of all layers at once are large
         for name, values in zip(inputs, session.run(inputs, {"pixels": picture[None]}), strict=True):
@@ -77,15 +74,22 @@ def needed() -> Any:
     return onnx
 
 
+def session_of(model: Path | bytes) -> Any:
+    """ONNX Runtime with a model, on the CPU and without its remarks: what fails is raised."""
+    import onnxruntime
+
+    found: Any = onnxruntime
+    options = found.SessionOptions()
+    options.log_severity_level = 4
+    return found.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def in_8_bits(file: Path, folder: Path, about: Exported, pixels: NDArray[np.uint8]) -> None:
     """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures."""
     onnx = needed()
-    from onnxruntime import InferenceSession, SessionOptions
 
     def answers(path: Path) -> NDArray[np.float32]:
-        options = SessionOptions()
-        options.log_severity_level = 4
-        session: Any = InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = session_of(path)
         return np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in pixels])
 
     with written_whole(folder) as place:

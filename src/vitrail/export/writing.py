@@ -20,7 +20,7 @@ from vitrail.export.agreement import agreeing
 from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported
 from vitrail.export.folder import check_place, written_whole
 from vitrail.export.onnx_file import exported_program, multiple_of, quiet, write_onnx
-from vitrail.export.quantise import needed, quantise
+from vitrail.export.quantise import needed, quantise, session_of
 from vitrail.export.shipped import Output, Shipped, answer, check_output
 from vitrail.models.checks import pair
 from vitrail.models.merging import merged
@@ -109,12 +109,8 @@ def samples(preprocessing: Preprocessing, pictures: NDArray[np.uint8] | None) ->
 
 
 def verified(path: Path, model: nn.Module, about: Exported, shown: NDArray[np.uint8], *, exact: bool) -> Checked:
-    from onnxruntime import InferenceSession, SessionOptions
-
-    options = SessionOptions()
-    options.log_severity_level = 4
     try:
-        session: Any = InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = session_of(path)
         found = np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in shown])
     except Exception as error:
         raise CheckpointError(f"what was exported cannot be run: {one_line(error)}") from error

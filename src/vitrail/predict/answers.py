@@ -51,10 +51,11 @@ def likeliest(logits: NDArray[np.float32], labels: Sequence[str] | None, top: in
         raise VitrailError(NOT_FINITE)
     order = np.argsort(-logits, axis=-1, kind="stable")[:, :top]
     rows = zip(order.tolist(), np.take_along_axis(probabilities, order, -1).tolist(), strict=True)
-    return [
-        Prediction(tuple(Answer(n, None if labels is None else labels[n], p) for n, p in zip(*row, strict=True)))
-        for row in rows
-    ]
+
+    def named(index: int, probability: float) -> Answer:
+        return Answer(index, None if labels is None else labels[index], probability)
+
+    return [Prediction(tuple(map(named, *row))) for row in rows]
 
 
 def checked_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:

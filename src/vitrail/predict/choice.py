@@ -89,7 +89,8 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
     if wish.fast and len(predictors) == len(names):
-        predictors = {names[-1]: in_8_bits(predictors[names[-1]], wish, sample, notes)}
+        quick: dict[EngineName, Predictor] = {names[-1]: in_8_bits(predictors[names[-1]], wish, sample, notes)}
+        predictors = quick
     fixed = wish.streams is not None or wish.threads is not None or count < WORTH_MEASURING or cores() == 1
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
@@ -105,11 +106,9 @@ def likely_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def opened(
-    model: str | Path, wish: Wish, names: Sequence[EngineName], notes: list[str]
-) -> dict[EngineName, Predictor]:
+def opened(model: str | Path, wish: Wish, names: Sequence[EngineName], notes: list[str]) -> dict[EngineName, Predictor]:
     """The first, and of the others those that this machine can have."""
-    found = {names[0]: open_with(model, wish, names[0])}
+    found: dict[EngineName, Predictor] = {names[0]: open_with(model, wish, names[0])}
     for name in names[1:]:
         try:
             found[name] = open_with(model, wish, name)
@@ -250,10 +249,10 @@ def measured(predictor: Predictor, batch: int) -> float:
     took = time.perf_counter() - start
     many = np.repeat(one, max(1, min(batch, int(SECONDS / took))), 0)
     with ThreadPoolExecutor(engine.streams) as pool:
-        list(pool.map(lambda _: engine.run(one), range(engine.streams)))
+        list(pool.map(engine.run, [one] * engine.streams))
         start, done = time.perf_counter(), 0
         while done == 0 or time.perf_counter() - start < SECONDS:
-            list(pool.map(lambda _: engine.run(many), range(engine.streams)))
+            list(pool.map(engine.run, [many] * engine.streams))
             done += engine.streams * len(many)
         return done / (time.perf_counter() - start)
 
