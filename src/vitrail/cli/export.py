@@ -35,10 +35,9 @@ def export(
 
     Examples::
 
-        vitrail export my_model shipped
-        vitrail export my_model small --to onnx-int8 --check photos --overwrite
-        vitrail export my_model sizes --dynamic --overwrite
-        vitrail export my_model features --features mean
+        vitrail export my_model for_the_box
+        vitrail export my_model small --to onnx-int8 --check photos/val/bees
+        vitrail export my_model of_any_size --dynamic --features mean
 
     Parameters
     ----------
