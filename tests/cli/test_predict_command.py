@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,3 +222,11 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
     process.join()
     assert process.exitcode == 1
     assert Path("told").read_text().startswith("vitrail: the bytes given is empty; expected a picture")
+
+
+def test_jobs_need_no_torch() -> None:
+    """Whatever an exported model's job imports, but for what computes it."""
+    names = ("cli.predict", "cli.embed", *(f"predict.{name}" for name in ("sources", "sinks", "row_files", "features")))
+    program = f"import sys, {', '.join(f'vitrail.{name}' for name in names)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "safetensors", "yaml", "pyarrow", "onnxruntime", "rich.progress"} & set(done.stdout.split())
