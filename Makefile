@@ -10,7 +10,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,test,parity]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,export,embed,test,parity]'
 	touch $@
 
 demo: setup  ## a small ViT learns the embedded pictures from nothing
@@ -46,11 +46,13 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
-bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, loading and pictures, interleaved
+bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, loading and pictures, interleaved
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/variants.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/inspection.py
+	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only engines,variants
+	PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only accuracy,cold,folder,merging
 	PYTHONPATH=tests $(BIN)/python benchmarks/loading.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/pictures.py
 

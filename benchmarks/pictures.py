@@ -26,7 +26,7 @@ from rich.progress import track
 from timm.data.auto_augment import rand_augment_transform
 from torchvision import transforms
 
-from vitrail.data import crops
+from vitrail.data import jpeg
 from vitrail.data.augmentation import Augmentation
 from vitrail.data.draws import keys
 from vitrail.data.mixing import normalise
@@ -80,10 +80,10 @@ def theirs(augmentation: Augmentation) -> Epoch:
 
 def without_simplejpeg(epoch: Epoch) -> Epoch:
     def slower(files: list[Path], number: int) -> None:
-        kept: object = getattr(crops, "simplejpeg")  # noqa: B009
-        setattr(crops, "simplejpeg", None)  # noqa: B010
+        kept: object = getattr(jpeg, "simplejpeg")  # noqa: B009
+        setattr(jpeg, "simplejpeg", None)  # noqa: B010
         epoch(files, number)
-        setattr(crops, "simplejpeg", kept)  # noqa: B010
+        setattr(jpeg, "simplejpeg", kept)  # noqa: B010
 
     return slower
 

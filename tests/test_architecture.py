@@ -114,6 +114,7 @@ RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_a
         (RUN.format(words=["train", "--help"]), set[str]()),
         (RUN.format(words=["eval", "--help"]), set[str]()),
         (RUN.format(words=["compare", "--help"]), set[str]()),
+        (RUN.format(words=["bench", "--help"]), set[str]()),
         (RUN.format(words=["runs", "--help"]), set[str]()),
         (RUN.format(words=["ablate", "--help"]), set[str]()),
         (RUN.format(words=["lessons", "--help"]), set[str]()),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageOps
 from torchvision.transforms import RandomResizedCrop
 
-from vitrail.data import crops
+from vitrail.data import jpeg as decoder
 from vitrail.data.crops import DRAWS, Box, part, resized_box
 from vitrail.data.draws import keys, uniforms
 from vitrail.data.images import open_image
@@ -114,7 +114,7 @@ def test_a_jpeg_is_decoded_no_finer_than_needed(
     target: int, shrink: int, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not quick:
-        monkeypatch.setattr(crops, "simplejpeg", None)
+        monkeypatch.setattr(decoder, "simplejpeg", None)
     image = smooth(331, 447)
 
     def choose(rows: int, columns: int) -> Box:
@@ -134,7 +134,7 @@ def test_simplejpeg_and_pillow_decode_alike(
     pytest.importorskip("simplejpeg")
     data = jpeg(smooth(331, 447), **options)
     quick = part(data, everything, (target, target))
-    monkeypatch.setattr(crops, "simplejpeg", None)
+    monkeypatch.setattr(decoder, "simplejpeg", None)
     assert apart(quick, part(data, everything, (target, target))) <= 2
 
 
@@ -144,7 +144,7 @@ def test_simplejpeg_and_pillow_decode_photos_alike(
     pytest.importorskip("simplejpeg")
     photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::100]
     quick = [part(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
-    monkeypatch.setattr(crops, "simplejpeg", None)
+    monkeypatch.setattr(decoder, "simplejpeg", None)
     slow = [part(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
     assert max(apart(mine, other) for mine, other in zip(quick, slow, strict=True)) <= 2
 

@@ -128,7 +128,7 @@ def test_a_stream_of_pictures_is_taken_a_batch_at_a_time(saved: Path) -> None:
     answers = predictor.predict_all(endless(), batch=3, top=2)
     assert taken == 0
     first = list(itertools.islice(answers, 4))
-    assert taken == 6
+    assert taken == 12, "the batch asked for, and three that two workers are at or have at hand"
     for number, each in enumerate(first, 1):
         alone = predictor.predict(picture(number), top=2)
         assert [a.index for a in each.top] == [a.index for a in alone.top]

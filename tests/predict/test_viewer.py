@@ -12,7 +12,8 @@ import vitrail
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import VitrailError
-from vitrail.predict.viewer import Answer, Prediction, Viewer
+from vitrail.predict.answers import Answer, Prediction
+from vitrail.predict.viewer import Viewer
 
 SMALL: dict[str, Any] = {"image_size": (64, 32), "classes": 7, "depth": 1, "width": 16, "heads": 2}
 

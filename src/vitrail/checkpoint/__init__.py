@@ -1,6 +1,19 @@
-"""Models on disk: our own folder and the public layouts, both ways; written whole, and read without running code."""
+"""Models on disk: our own folder and the public layouts, both ways; written whole, and read without running code.
 
-from vitrail.checkpoint.reading import Checkpoint, describe, load, read
-from vitrail.checkpoint.writing import save, write
+The names here are resolved on first use: class names and whole files are wanted also where torch is not installed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.checkpoint.reading import Checkpoint, describe, load, read
+    from vitrail.checkpoint.writing import save, write
 
 __all__ = ["Checkpoint", "describe", "load", "read", "save", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'vitrail.checkpoint' has no attribute {name!r}")
+    return getattr(import_module(f"vitrail.checkpoint.{'writing' if name in ('save', 'write') else 'reading'}"), name)

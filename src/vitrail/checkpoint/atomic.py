@@ -6,11 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
 
-from safetensors import SafetensorError
-
 from vitrail.errors import CheckpointError, one_line
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # endings that a folder of weights is surely not meant to have
+FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of those who write to it
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -27,7 +26,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             synchronise(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError, RuntimeError, ValueError, MemoryError) as error:
+    except Exception as error:
+        if not (isinstance(error, FAILURES) or type(error).__name__ == "SafetensorError"):  # a library of its own
+            raise
         raise CheckpointError(f"cannot write {path}: {one_line(error)}; what stood there before is whole") from error
 
 

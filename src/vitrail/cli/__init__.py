@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError, one_line
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
-    *("predict", "embed"),
+    *("predict", "embed", "export", "bench"),
     *("explain", "look", "report", "lessons"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )

@@ -17,6 +17,7 @@ from vitrail.errors import ConfigError, VitrailError, unknown
 
 if TYPE_CHECKING:
     from vitrail.data.shown import Shown
+    from vitrail.predict.choice import Chosen
     from vitrail.predict.predictor import Predictor
     from vitrail.predict.resuming import Partial
     from vitrail.predict.sources import Listing, Survey
@@ -125,7 +126,7 @@ class Job:
     model: str
     images: Sequence[str]
     flags: JobFlags
-    output: str  # logits, or a kind of features
+    output: Literal["logits", "class", "mean", "tokens"]
     partial: "Partial | None"
     told: dict[str, Any]  # what has to be the same for a job to be gone on with
     labels: tuple[str, ...] | None = None
@@ -150,24 +151,21 @@ class Job:
         if not survey.pictures:
             raise FailedError(f"no pictures in what was given: {len(survey.complaints)} of {len(self.images)} failed")
         with self.said_when_stopped():
-            predictor = self.opened(listing, survey)
-            with closing(sink_for(predictor, self.fingerprint(predictor))) as sink:
-                self.carry_out(predictor, listing, survey, sink, write)
+            chosen = self.opened(listing, survey)
+            with closing(sink_for(chosen.predictor, self.fingerprint(chosen.predictor))) as sink:
+                self.carry_out(chosen, listing, survey, sink, write)
 
-    def opened(self, listing: "Listing", survey: "Survey") -> "Predictor":
+    def opened(self, listing: "Listing", survey: "Survey") -> "Chosen":
         """The model, on the engine that was chosen; what decided it is told."""
         from vitrail.data.framed import Limits
-        from vitrail.predict.choice import choose
+        from vitrail.predict.choice import Wish, choose
 
         flags = self.flags
         sample = islice((each for each in listing if is_file(each)), SAMPLE if survey.pictures > 1 else 0)
-        predictor, notes = choose(
-            self.model,
+        wish = Wish(
             engine=flags.engine,
             exact=flags.exact,
             fast=flags.fast,
-            count=survey.pictures,
-            sample=list(sample),
             batch=flags.batch,
             streams=flags.streams,
             threads=flags.threads,
@@ -175,10 +173,23 @@ class Job:
             merge=flags.merge,
             labels=self.labels,
             limits=Limits(pixels=flags.max_pixels, bytes=flags.max_bytes),
+            device=flags.device,
         )
-        for each in notes:
+        chosen = choose(self.place(), wish, survey.pictures, list(sample))
+        for each in chosen.notes:
             note(each)
-        return predictor
+        return chosen
+
+    def place(self) -> str | Path:
+        """Of a run its model."""
+        from vitrail.export.exported import is_exported
+
+        if is_exported(self.model):
+            return self.model
+        from vitrail.train.runs import finished_run
+
+        run = finished_run(Path(self.model))
+        return self.model if run is None else run.model
 
     def fingerprint(self, predictor: "Predictor") -> dict[str, Any]:
         if self.partial is None:
@@ -202,7 +213,7 @@ class Job:
 
     def carry_out(
         self,
-        predictor: "Predictor",
+        chosen: "Chosen",
         listing: "Listing",
         survey: "Survey",
         sink: Sink,
@@ -214,13 +225,13 @@ class Job:
         left = (each for each in listing if each.name not in sink.done) if before else iter(listing)
         alone = survey.pictures == 1 and not survey.complaints
         with bar(max(0, survey.pictures - before), printing=self.partial is None) as advance:
-            for row in predictor.rows(left):
+            for row in chosen.predictor.rows(left, chosen.batch):
                 if row.error is not None:
                     if alone and self.partial is None:
                         raise FailedError(str(row.error))
                     tell(str(row.error))
                     failed += 1
-                write(sink, predictor, row)
+                write(sink, chosen.predictor, row)
                 advance(1)
         sink.finish()
         if self.partial is not None:

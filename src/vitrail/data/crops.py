@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.data import jpeg
 from vitrail.data.images import TURNS, faults_of, open_image, opened, orientation, upright_rgb
-
-try:
-    import simplejpeg
-except ImportError:  # Pillow decodes the same, more slowly
-    simplejpeg: Any = None
 
 DRAWS = 22  # that `resized_box` uses: where, and ten times how large and how wide
 
@@ -61,7 +57,7 @@ def part(source: Any, choose: Callable[[int, int], Box], least: tuple[int, int])
 def part_of_file(
     data: bytes, where: str, choose: Callable[[int, int], Box], least: tuple[int, int]
 ) -> NDArray[np.uint8]:
-    quick = quick_part(data, choose, least) if simplejpeg else None
+    quick = quick_part(data, choose, least)
     if quick is not None:
         return quick
     with opened(BytesIO(data), where) as image:
@@ -75,32 +71,17 @@ def part_of_file(
 
 
 def quick_part(data: bytes, choose: Callable[[int, int], Box], least: tuple[int, int]) -> NDArray[np.uint8] | None:
-    """By simplejpeg, if it is an upright JPEG in colour with nothing to complain of; the rest is left to Pillow."""
-    try:
-        rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "RGB") or rows * columns > (Image.MAX_IMAGE_PIXELS or math.inf):
-            return None
-        if is_annotated(data):
-            with Image.open(BytesIO(data)) as image:
-                if orientation(image) in TURNS:
-                    return None
-        box = choose(rows, columns)
-        by = shrinkage(box, least)
-        pixels = simplejpeg.decode_jpeg(data, min_height=-(-rows // by), min_width=-(-columns // by))
-    except Exception:  # Pillow says what is wrong, or reads it all the same
+    """By simplejpeg, if it is an upright JPEG with nothing to complain of; the rest is left to Pillow."""
+    header = jpeg.header_of(data)
+    if header is None or header.turn in TURNS or header.rows * header.columns > (Image.MAX_IMAGE_PIXELS or math.inf):
+        return None
+    box = choose(header.rows, header.columns)
+    by = shrinkage(box, least)
+    pixels = jpeg.decoded(data, header, by)
+    if pixels is None:
         return None
     top, left, height, width = shrunk(box, by, pixels.shape[0], pixels.shape[1])
     return pixels[top : top + height, left : left + width]
-
-
-def is_annotated(jpeg: bytes) -> bool:
-    """Whether EXIF or XMP, which may say that the picture lies on its side, come before the pixels."""
-    at = 2
-    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1] != 0xDA:  # each segment has its kind and its length
-        if jpeg[at + 1] == 0xE1:
-            return True
-        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-    return jpeg[at : at + 1] != b"\xff"  # or else the walk got lost: look closer
 
 
 def shrinkage(box: Box, least: tuple[int, int]) -> int:

@@ -4,6 +4,7 @@ import os
 import stat
 import struct
 from dataclasses import dataclass
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from vitrail.data import jpeg
 from vitrail.data.images import TURNS, faults_of, open_image, orientation, upright
 from vitrail.data.preprocessing import FILTERS, Preprocessing, cropped, frame, mode_of, resized_within
 from vitrail.errors import ConfigError, DataError
 
 FINER = 2  # times as many rows and columns as are needed stay in a JPEG that is decoded smaller
+SMALL = 2**20  # pixels: beyond, Pillow decodes a JPEG sooner than it takes over simplejpeg's pixels
+ALONE = {b"\xff\xd8": "PIL.JpegImagePlugin", b"\x89P": "PIL.PngImagePlugin"}  # far sooner imported than all kinds
+LYING = (5, 6, 7, 8)  # orientations that swap rows and columns
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a picture may take: what is larger is refused before it is decoded."""
 
-    pixels: int = 178_956_970  # Pillow's: half a gigabyte of RGB
+    pixels: int = 178_956_970  # where Pillow itself refuses: 0.7 GB in its memory
     bytes: int = 2**28  # of its file
 
     def __post_init__(self) -> None:
@@ -53,7 +58,7 @@ def framed(
         image = from_file(all_of(source, where, limits), where, preprocessing, limits, scaled)
     else:
         if isinstance(source, Image.Image):
-            check_pixels(source, "the picture given", limits)
+            check_pixels(source.height, source.width, "the picture given", limits)
         image = frame(open_image(source), preprocessing)
     return np.asarray(image).reshape(image.height, image.width, -1)
 
@@ -87,59 +92,75 @@ def from_file(data: bytes, where: str, preprocessing: Preprocessing, limits: Lim
     if len(data) > limits.bytes:
         raise too_long(where, "more", limits)
     if not data:
-        raise DataError(f"{where} is empty; expected a picture, and not a file of zero bytes")
+        raise DataError(f"{where} is empty; expected a picture, not zero bytes")
+    header = jpeg.header_of(data)
+    if header is not None:
+        check_pixels(header.rows, header.columns, where, limits)
+        by = shrinkage(header, preprocessing) if scaled else 1
+        small = header.rows * header.columns <= SMALL * by * by
+        pixels = jpeg.decoded(data, header, by) if small else None
+        if pixels is not None:
+            return from_jpeg(Image.fromarray(pixels), header, by, preprocessing)
     with faults_of(where):
         image = undecoded(BytesIO(data))
-        check_pixels(image, where, limits)
+        check_pixels(image.height, image.width, where, limits)
         if scaled and image.format in ("JPEG", "MPO"):
-            return decoded_smaller(image, where, preprocessing)
-        return framed_whole(image, where, preprocessing)
+            header = jpeg.Header(image.height, image.width, orientation(image))
+            by = shrinkage(header, preprocessing)
+            if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):
+                return from_jpeg(image.convert("RGB"), header, by, preprocessing)
+        image = upright(image, where)
+        return frame(image if image.mode == "RGB" else image.convert("RGB"), preprocessing)
 
 
-def framed_whole(image: Image.Image, where: str, preprocessing: Preprocessing) -> Image.Image:
-    image = upright(image, where)
-    return frame(image if image.mode == "RGB" else image.convert("RGB"), preprocessing)
+def shrinkage(header: jpeg.Header, preprocessing: Preprocessing) -> int:
+    """By how much the JPEG may be decoded smaller, as its decoder can."""
+    columns, rows = resized_as_stored(header, preprocessing)
+    fewest = min(header.columns / columns, header.rows / rows) / FINER
+    return next((by for by in (8, 4, 2) if fewest >= by), 1)
 
 
-def decoded_smaller(image: Image.Image, where: str, preprocessing: Preprocessing) -> Image.Image:
-    """The picture as `frame` gives it, from as few pixels of a JPEG as do; turned when it is small."""
-    turn = orientation(image)
-    lies = turn in (5, 6, 7, 8)
-    rows, columns = resized_within((image.width, image.height) if lies else (image.height, image.width), preprocessing)
-    size = (rows, columns) if lies else (columns, rows)  # as it is stored, and as Pillow counts
-    fits = (
-        by for by in (8, 4, 2) if all(have >= by * FINER * want for have, want in zip(image.size, size, strict=True))
-    )
-    by = next(fits, 1)
-    smaller = image.draft(image.mode, (image.width // by, image.height // by)) if by > 1 else None
-    if smaller is None:
-        return framed_whole(image, where, preprocessing)
-    _, box = smaller  # without what the last block has too much
-    image = image.convert("RGB").convert(mode_of(preprocessing)).resize(size, FILTERS[preprocessing.interpolation], box)
-    return cropped(image.transpose(TURNS[turn]) if turn in TURNS else image, preprocessing)
+def resized_as_stored(header: jpeg.Header, preprocessing: Preprocessing) -> tuple[int, int]:
+    """Columns and rows that the picture is resized to, before it is turned."""
+    if header.turn in LYING:
+        return resized_within((header.columns, header.rows), preprocessing)
+    rows, columns = resized_within((header.rows, header.columns), preprocessing)
+    return columns, rows
+
+
+def from_jpeg(image: Image.Image, header: jpeg.Header, by: int, preprocessing: Preprocessing) -> Image.Image:
+    """Framed, of an RGB picture decoded so much smaller and not yet turned."""
+    turn = TURNS.get(header.turn)
+    if by == 1:
+        return frame(image if turn is None else image.transpose(turn), preprocessing)
+    box = (0, 0, header.columns / by, header.rows / by)  # without what the last row and column have too much
+    size, kernel = resized_as_stored(header, preprocessing), FILTERS[preprocessing.interpolation]
+    image = image.convert(mode_of(preprocessing)).resize(size, kernel, box)
+    return cropped(image if turn is None else image.transpose(turn), preprocessing)
 
 
 def undecoded(file: BytesIO) -> Image.Image:
     """The picture with its header read, as by Image.open but for its limit on pixels, which is the whole process's."""
     head = file.read(16)
-    for more_kinds in (Image.preinit, Image.init):
+    if head[:2] in ALONE:
+        import_module(ALONE[head[:2]])
+    for more_kinds in (lambda: None, Image.preinit, Image.init):
         more_kinds()
         for factory, accepts in list(Image.OPEN.values()):
-            accepted = accepts(head) if accepts else True
-            if accepted and not isinstance(accepted, str):  # or it says what is not installed
-                file.seek(0)
-                try:
+            try:
+                accepted = accepts(head) if accepts else True
+                if accepted and not isinstance(accepted, str):  # or it says what is not installed
+                    file.seek(0)
                     return factory(file, "")
-                except (SyntaxError, IndexError, TypeError, struct.error):  # of another kind, then
-                    continue
+            except (SyntaxError, IndexError, TypeError, struct.error):  # of another kind, then
+                continue
     raise UnidentifiedImageError
 
 
-def check_pixels(image: Image.Image, where: str, limits: Limits) -> None:
-    if image.width * image.height > limits.pixels:
-        given = f"{where} is {image.height}×{image.width} pixels"
-        most = f"at most {limits.pixels} pixels"
-        raise DataError(f"{given}; expected {most}: if it is no decompression bomb, raise the limit on pixels")
+def check_pixels(rows: int, columns: int, where: str, limits: Limits) -> None:
+    if rows * columns > limits.pixels:
+        most = f"at most {limits.pixels} pixels: if it is no decompression bomb, raise the limit on pixels"
+        raise DataError(f"{where} is {rows}×{columns} pixels; expected {most}")
 
 
 def too_long(where: str, count: str, limits: Limits) -> DataError:

@@ -28,7 +28,8 @@ from vitrail.inspection.rollout import (
     token_rollout,
 )
 from vitrail.inspection.tokens import token_norms
-from vitrail.predict.viewer import NOT_FINITE, Answer, Prediction, Viewer
+from vitrail.predict.answers import NOT_FINITE, Answer, Prediction
+from vitrail.predict.viewer import Viewer
 
 LONGEST = 180  # bytes of a name
 

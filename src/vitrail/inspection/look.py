@@ -25,7 +25,7 @@ from vitrail.inspection.occlusion import occlusion_plate
 from vitrail.inspection.positions import position_similarity, position_table, similarity_plate
 from vitrail.inspection.question import Question
 from vitrail.inspection.tokens import norms_plate, similarity_by_layer_plate, token_norms, token_similarity
-from vitrail.predict.viewer import NOT_FINITE
+from vitrail.predict.answers import NOT_FINITE
 
 Arrays = list[NDArray[Any]]  # of one batch each
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # of the patches, for the occlusion check

@@ -151,7 +151,7 @@ class ViT(nn.Module):
         for layer, block in enumerate(self.blocks):
             if tables is not None and 0 < layer < len(tables):
                 x = x + tables[layer]
-            x = block(x, grid, queries if layer == config.depth - 1 else None)
+            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None)
         return self.norm(x)
 
     def tables(self, grid: Grid) -> Tensor | None:

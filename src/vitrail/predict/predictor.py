@@ -1,56 +1,147 @@
-"""From a picture to the likeliest classes."""
+"""From pictures to the likeliest classes, or to features, by whichever engine."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
 
+from vitrail.data.framed import DEFAULT, Limits, framed
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.shown import Shown
 from vitrail.errors import ConfigError
-from vitrail.predict.viewer import Prediction, Viewer
+from vitrail.export.exported import is_exported
+from vitrail.predict.answers import Prediction, checked_labels, likeliest
+from vitrail.predict.stream import Engine, Row, rows
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Output = Literal["logits", "class", "mean", "tokens"]
+BATCH = 8  # pictures at once, unless said
 
 
 class Predictor:
-    """A model, its preprocessing and its class names in one; the model is put into eval mode."""
+    """A model, its preprocessing, its class names and what computes it, in one.
+
+    `model` is a module, anything that `vitrail.load` takes, or what `vitrail export` wrote, which needs no torch.
+    `engine`: eager or compiled torch; onnx or int8, which export the model once and keep it; auto is onnx for an
+    exported model and eager for any other.
+    """
 
     def __init__(
         self,
-        model: str | Path | nn.Module,
+        model: "str | Path | nn.Module",
         *,
         preprocessing: Preprocessing | None = None,
         labels: Sequence[str] | None = None,
-        device: str | torch.device = "cpu",
+        device: "str | torch.device" = "cpu",
+        engine: Literal["auto", "eager", "compiled", "onnx", "int8"] = "auto",
+        streams: int = 1,
+        threads: int | None = None,
+        output: Output = "logits",
+        merge: int = 0,
+        limits: Limits = DEFAULT,
+        scaled: bool = False,
     ) -> None:
-        self.viewer = Viewer(model, preprocessing=preprocessing, labels=labels, device=device)
-        self.model, self.preprocessing, self.labels = self.viewer.model, self.viewer.preprocessing, self.viewer.labels
-        if not self.viewer.classes:
-            raise ConfigError("the model has no head, so no classes to answer with; expected one with classes")
+        self.limits, self.scaled, self.output = limits, scaled, output
+        self.model: Any = None  # the module, where it is torch that computes
+        self.engine: Engine
+        if isinstance(model, str | Path) and is_exported(model):
+            self.open_exported(model, preprocessing, labels, engine, streams, threads, merge)
+            return
+        from vitrail.predict.viewer import Viewer
+
+        viewer = Viewer(model, preprocessing=preprocessing, labels=labels, device=device)
+        self.preprocessing, self.labels, self.classes = viewer.preprocessing, viewer.labels, viewer.classes
+        if engine in ("onnx", "int8"):
+            from vitrail.predict.kept import kept_export
+
+            place = kept_export(viewer, output, merge=merge, precision="int8" if engine == "int8" else "fp32")
+            self.open_exported(place, preprocessing, self.labels, engine, streams, threads, merge)
+            return
+        from vitrail.models.merging import merged
+        from vitrail.predict.torch_engine import TorchEngine
+
+        self.model = merged(viewer.model, merge)
+        name = "compiled" if engine == "compiled" else "eager"
+        self.engine = TorchEngine(self.model, self.preprocessing, output, name=name, streams=streams, threads=threads)
+
+    def open_exported(
+        self,
+        place: str | Path,
+        preprocessing: Preprocessing | None,
+        labels: Sequence[str] | None,
+        engine: str,
+        streams: int,
+        threads: int | None,
+        merge: int,
+    ) -> None:
+        from vitrail.predict.onnx_engine import OnnxEngine
+
+        found = OnnxEngine(place, streams=streams, threads=threads or cores())
+        about = found.about
+        if engine not in ("auto", found.name):
+            raise ConfigError(f"engine {engine!r} for {place}, which is exported; expected {found.name} or auto")
+        if about.output != self.output:
+            given = f"{place} answers with {about.output}"
+            raise ConfigError(f"{given}; expected {self.output}: export the model again with that output")
+        if about.merge != merge and merge:
+            raise ConfigError(f"merge {merge} for {place}, exported with {about.merge}; expected to export it with it")
+        if preprocessing is not None and (preprocessing.mean, preprocessing.std) != (
+            about.preprocessing.mean,
+            about.preprocessing.std,
+        ):
+            raise ConfigError(f"another mean or std than {place} was exported with; expected the same: export it again")
+        self.engine, self.preprocessing, self.classes = found, preprocessing or about.preprocessing, about.classes
+        self.labels = about.labels if labels is None else checked_labels(labels, self.classes)
 
     def predict(self, image: Any, top: int = 5) -> Prediction:
         """The likeliest classes of one picture, of any kind that `vitrail.data.images.open_image` takes."""
         check_count("top", top)
-        return self.answer([image], top)[0]
+        self.check_classes()
+        return self.likeliest(self.engine.run(np.stack([self.prepared(image)]))[0], top)
 
-    def predict_all(self, images: Iterable[Any], batch: int = 16, top: int = 5) -> Iterator[Prediction]:
-        """One prediction a picture, in order; no more than a batch of them is taken ahead or held."""
+    def predict_all(self, images: Iterable[Any], batch: int = BATCH, top: int = 5) -> Iterator[Prediction]:
+        """One prediction a picture, in order, a few batches ahead; a picture that cannot be read is a DataError."""
         check_count("batch", batch)
         check_count("top", top)
+        self.check_classes()
         # the rows of one array would pass for grey pictures
         one = isinstance(images, str | bytes | Path) or getattr(images, "ndim", 4) < 4
         if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"images is one {type(images).__name__}; expected several: a list, or predict for one")
-        return self.stream(iter(images), batch, top)
+        shown = (Shown(each, str(each) if isinstance(each, str | Path) else "") for each in images)
+        return self.answers(self.rows(shown, batch), top)
 
-    def stream(self, images: Iterator[Any], batch: int, top: int) -> Iterator[Prediction]:
-        while part := list(islice(images, batch)):
-            yield from self.answer(part, top)
+    def answers(self, found: Iterable[Row], top: int) -> Iterator[Prediction]:
+        for row in found:
+            if row.values is None:
+                raise row.error or ConfigError("a picture without an answer")
+            yield self.likeliest(row.values, top)
 
-    @torch.inference_mode()
-    def answer(self, images: Sequence[Any], top: int) -> list[Prediction]:
-        return self.viewer.likeliest(self.model(self.viewer.see(images)), top)
+    def rows(self, pictures: Iterable[Shown], batch: int = BATCH) -> Iterator[Row]:
+        """The engine's numbers for each picture, in order; for one that cannot be read why, and the others go on."""
+        return rows(self.engine, pictures, self.prepared, batch)
+
+    def prepared(self, image: Any) -> NDArray[np.uint8]:
+        """What the engine sees of a picture: (rows, columns, C)."""
+        return framed(image, self.preprocessing, self.limits, scaled=self.scaled)
+
+    def likeliest(self, values: NDArray[np.float32], top: int) -> Prediction:
+        return likeliest(values[None], self.labels, top)[0]
+
+    def check_classes(self) -> None:
+        if self.output != "logits":
+            raise ConfigError(f"the predictor gives features, {self.output}; expected output='logits' for classes")
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_count(name: str, value: object) -> None:

@@ -1,7 +1,7 @@
 """A model with all that it takes to show it pictures and to name what it answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.checkpoint.class_names import names_in
 from vitrail.checkpoint.reading import read, warn_of
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, prepare
-from vitrail.errors import ConfigError, DataError, VitrailError, one_line
-from vitrail.tables import text_table
-
-NOT_FINITE = "the model answers NaN; expected finite weights: load them again, or in float32"
-
-
-@dataclass(frozen=True)
-class Answer:
-    index: int
-    label: str | None
-    probability: float
-
-    @property
-    def name(self) -> str:
-        """For people: the first of the names that a label lists, without WordNet's number; else the class's."""
-        return next(iter(names_in(self.label or "")), f"class {self.index}")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The likeliest classes of one picture, the likeliest first."""
-
-    top: tuple[Answer, ...]
-
-    def __str__(self) -> str:
-        lines = [(str(each.index), each.label or "", f"{each.probability:.4f}") for each in self.top]
-        return "\n".join(text_table(("class", "label", "probability"), lines, "rlr"))
+from vitrail.errors import ConfigError, DataError, one_line
+from vitrail.predict.answers import Answer, Prediction, checked_labels, likeliest
 
 
 class Viewer:
@@ -101,21 +75,7 @@ class Viewer:
 
     def likeliest(self, logits: Tensor, top: int) -> list[Prediction]:
         """The `top` classes of each picture: (B, classes)."""
-        logits = logits.float()
-        probabilities = logits.softmax(-1)
-        if probabilities.isnan().any():
-            raise VitrailError(NOT_FINITE)
-        order = logits.argsort(dim=-1, descending=True, stable=True)[:, :top]  # of equal classes the first
-        rows = zip(order.tolist(), probabilities.gather(-1, order).tolist(), strict=True)
-        return [Prediction(tuple(map(self.answer, indices, shares))) for indices, shares in rows]
+        return likeliest(logits.float().cpu().numpy(), self.labels, top)
 
     def answer(self, index: int, probability: float) -> Answer:
         return Answer(index, None if self.labels is None else self.labels[index], probability)
-
-
-def checked_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
-    if isinstance(labels, str) or not all(isinstance(each, str) for each in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
-    if len(labels) != classes:
-        raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one a class")
-    return tuple(labels)

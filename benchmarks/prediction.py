@@ -1,0 +1,221 @@
+"""Predicting, measured: engines, int8's accuracy, a cold start, a folder of photos, merged tokens, models by size.
+
+    PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py [--only engines,cold] [--rounds 3]
+
+Part of `make bench`. Writes docs/benchmarks.md, each section with the command, day, machine and versions that it was
+measured with; a section that is not measured now keeps what it says. ViT-Ti/16 and DeiT-Ti/16 have public weights where
+../shared/data holds them, and B/16 has random ones; timm and transformers run the same weights from files of their own.
+"""
+
+import os
+from contextlib import redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+
+# isort: split
+import numpy as np
+from cyclopts import Parameter, run
+from numpy.typing import NDArray
+from prediction_models import PHOTOS, WEIGHTS, Bench, SkipError, need, weights_of
+from prediction_page import markdown, write_page
+from prediction_processes import cold, folder
+from rich.console import Console
+from vitrail.predict.answers import softmax
+
+import vitrail
+from vitrail.data.framed import framed
+from vitrail.study.bench import Case, Request, bench
+from vitrail.study.bench_results import Line, machine, quartiles, versions
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+TARGETS = {("ViT-Ti/16", 1): (1.35, 1.8), ("ViT-Ti/16", 8): (1.25, 1.8), ("ViT-B/16", 1): (1.25, 2.2)}  # exact, int8
+TITLES = {
+    "engines": "Engines, two threads, against timm",
+    "accuracy": "What int8 costs in accuracy, and how far exact engines are apart",
+    "cold": "From a cold shell to an answer",
+    "folder": "A folder of 1,000 photos to a CSV file",
+    "merging": "Fewer tokens",
+    "variants": "Images a second by model and resolution",
+}
+
+
+def engines(work: Bench) -> str:
+    """Every engine in one run with timm, which is 1."""
+    lines, notes = list[Line](), list[str]()
+    for name, batches in (("ViT-Ti/16", (1, 8)), ("ViT-B/16", (1,))):
+        stock = work.stock(name)
+        request = Request(
+            models=(stock.model,),
+            engines=("eager", "compiled", "onnx", "int8"),
+            peers=("timm",),
+            rounds=work.rounds_of("engines"),
+            starts=0,
+            seed=work.seed,
+        )
+        for batch in batches:
+            found = Case(request, stock, batch, work.threads, notes).lines()
+            lines += [replace(line, model=name) for line in found]
+    best = list[list[str]]()
+    for (model, batch), targets in TARGETS.items():
+        own = [line for line in lines if (line.model, line.batch) == (model, batch) and line.way != line.base]
+        cells = [model, str(batch)]
+        for exact, target in zip((True, False), targets, strict=True):
+            fastest = max(
+                (line for line in own if line.exact == exact), key=lambda line: line.ratio.median, default=None
+            )
+            told = "failed" if fastest is None else f"**{fastest.ratio.median:.2f}** ({fastest.way})"
+            cells += [told, f"≥ {target}"]
+        best.append(cells)
+    rows = [
+        (
+            line.model,
+            str(line.batch),
+            line.way,
+            f"{line.images_per_second.median:.1f}",
+            *(f"{each:.1f}" for each in line.latency),
+            f"{line.ratio.median:.2f} ({quartiles(line.ratio)})" if line.way != line.base else "1",
+        )
+        for line in lines
+    ]
+    return "\n\n".join(
+        (
+            f"Times as fast as timm's eager model with the same weights ({weights_of('ViT-Ti/16', 'ViT-B/16')}), a "
+            f"batch in memory, {work.rounds_of('engines')} rounds. timm gets it normalised; ours normalises it.",
+            markdown(("model", "batch", "exact", "target", "int8", "target"), best, "lrrrrr"),
+            "All of them; × 2 is two streams of one thread, among which a batch is shared out:",
+            markdown(
+                ("model", "batch", "by", "images/s", "ms: p50", "p90", "p99", "to timm (quartiles)"), rows, "lrlrrrrr"
+            ),
+            *dict.fromkeys(notes),
+        )
+    )
+
+
+def accuracy(work: Bench) -> str:
+    """Top-1 of each engine, its agreement with eager torch, and the largest difference in any probability."""
+    need(PHOTOS)
+    files = sorted(PHOTOS.rglob("*.JPEG"))
+    right = np.array([int(path.parent.name) for path in files])
+    rows = list[tuple[str, ...]]()
+    for name in ("ViT-Ti/16", "DeiT-Ti/16"):
+        need(WEIGHTS[name][1])
+        stock = work.stock(name)
+        pixels = np.stack([framed(path, stock.preprocessing) for path in files])
+        first: NDArray[np.float32] | None = None
+        for engine in ("eager", "compiled", "onnx", "int8") if name == "ViT-Ti/16" else ("eager", "onnx", "int8"):
+            predictor = vitrail.Predictor(stock.folder(engine), engine=engine, threads=work.threads)
+            shares = softmax(
+                np.concatenate([predictor.engine.run(pixels[at : at + 16]) for at in range(0, len(pixels), 16)])
+            )
+            first = shares if first is None else first
+            top = shares.argmax(-1)
+            rows.append(
+                (
+                    name,
+                    engine,
+                    f"{100 * np.mean(top == right):.1f}",
+                    f"{100 * (np.mean(top == right) - np.mean(first.argmax(-1) == right)):+.1f}",
+                    "within 0.5" if engine == "int8" else "0",
+                    f"{100 * np.mean(top == first.argmax(-1)):.1f}",
+                    "≥ 96" if engine == "int8" else "100",
+                    f"{np.abs(shares - first).max():.1e}",
+                    "" if engine == "int8" else "≤ 1e-4",
+                )
+            )
+    heading = (
+        "model",
+        "engine",
+        "top-1 %",
+        "to eager",
+        "target",
+        "agreement %",
+        "target",
+        "probabilities apart",
+        "target",
+    )
+    return f"{len(files):,} validation photos of ImageNet, one a class.\n\n" + markdown(heading, rows, "llrrrrrrr")
+
+
+def merging(work: Bench) -> str:
+    if find_spec("merging") is None:
+        raise SkipError("benchmarks/merging.py is missing")
+    need(PHOTOS)
+    merging: Any = import_module("merging")
+    with redirect_stdout(StringIO()) as told:
+        merging.main(threads=work.threads)
+    return told.getvalue()
+
+
+def variants(work: Bench) -> str:
+    request = Request(
+        models=("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224"),
+        sizes=((224, 224), (384, 384)),
+        engines=("eager", "onnx"),
+        batches=(1,),
+        threads=(work.threads,),
+        rounds=work.rounds_of("variants"),
+        starts=0,
+        seed=work.seed,
+    )
+    found = bench(request, place=work.place / "variants")
+    return "\n\n".join(("Random weights.", markdown(*found.throughput()), *found.notes))
+
+
+SECTIONS = {
+    "engines": engines,
+    "accuracy": accuracy,
+    "cold": cold,
+    "folder": folder,
+    "merging": merging,
+    "variants": variants,
+}
+
+
+def provenance(work: Bench, section: str) -> str:
+    named = ", ".join(f"{name} {number}" for name, number in versions().items())
+    kept = "the C allocator keeps what is freed, " if "MALLOC_TRIM_THRESHOLD_" in os.environ else ""
+    rounds = "" if work.rounds is None else f" --rounds {work.rounds}"
+    return (
+        f"`PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py --only {section}{rounds}`, "
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, {work.threads} threads, {kept}seed {work.seed}; {named}."
+    )
+
+
+def main(
+    *,
+    only: Annotated[str, Parameter(help=f"of {', '.join(TITLES)}, with commas")] = "",
+    rounds: Annotated[int | None, Parameter(help="of every section; else as many as each needs")] = None,
+    threads: int = 2,
+    seed: int = 0,
+    out: Path = PAGE,
+) -> None:
+    """Measures the sections asked for, all by default, and writes the page after each."""
+    chosen = only.split(",") if only else list(SECTIONS)
+    if strange := set(chosen) - set(SECTIONS):
+        raise SystemExit(f"no section {', '.join(strange)}; expected some of {', '.join(SECTIONS)}")
+    console = Console(stderr=True)
+    with TemporaryDirectory(prefix="vitrail-bench-") as place:
+        work = Bench(Path(place), rounds, threads, seed, {})
+        for name in chosen:
+            try:
+                with console.status(name):
+                    text = SECTIONS[name](work)
+            except SkipError as error:
+                console.print(f"{name}: skipped, {error}; {out} keeps what it says")
+                continue
+            text = f"{text}\n\n{provenance(work, name)}"
+            write_page(out, TITLES, {name: text})
+            print(f"\n## {TITLES[name]}\n\n{text}", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

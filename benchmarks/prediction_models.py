@@ -1,0 +1,75 @@
+"""The models that `prediction.py` measures, in every layout that somebody runs, and the photos that they are shown."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from PIL import Image
+
+from vitrail.checkpoint import read, write
+from vitrail.study.contenders import Stock
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+PHOTOS, LABELS = SHARED / "imagenet-val-1000", SHARED / "imagenet-classes.txt"
+WEIGHTS = {
+    "ViT-Ti/16": ("vit_tiny_patch16_224", SHARED / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"),
+    "DeiT-Ti/16": ("deit_tiny_patch16_224", SHARED / "weights" / "deit_tiny_patch16_224.pth"),
+    "ViT-B/16": ("vit_base_patch16_224", SHARED / "weights" / "none"),
+}
+RUNS = {"engines": 15, "cold": 5, "folder": 3, "variants": 5}  # rounds, unless said
+
+
+class SkipError(Exception):
+    """A section that cannot be measured here, and why."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all sections share: models in every layout, made when first asked for."""
+
+    place: Path
+    rounds: int | None
+    threads: int
+    seed: int
+    stocks: dict[str, Stock]
+
+    def stock(self, name: str) -> Stock:
+        if name not in self.stocks:
+            folder = self.place / name.replace("/", "-")
+            preset, weights = WEIGHTS[name]
+            checkpoint = folder / "checkpoint"
+            if weights.exists():  # seen as in the reference that they come with: 224 of 256 pixels
+                found = read(weights)
+                assert found.description.preprocessing is not None
+                how = replace(found.description.preprocessing, crop=0.875)
+                write(found.model, checkpoint, preprocessing=how, labels=class_names())
+                self.stocks[name] = Stock(str(checkpoint), None, folder, self.seed)
+            else:
+                self.stocks[name] = Stock(preset, None, folder, self.seed)
+        return self.stocks[name]
+
+    def rounds_of(self, section: str) -> int:
+        return self.rounds or RUNS[section]
+
+    @cached_property
+    def photo(self) -> Path:
+        """A real one, or where there is none a drawn one of a usual size."""
+        if PHOTOS.exists():
+            return min(PHOTOS.rglob("*.JPEG"))
+        drawn = self.place / "photo.jpg"
+        Image.radial_gradient("L").resize((500, 375)).convert("RGB").save(drawn)
+        return drawn
+
+
+def class_names() -> list[str] | None:
+    return LABELS.read_text("utf-8").splitlines() if LABELS.exists() else None
+
+
+def weights_of(*names: str) -> str:
+    told = (f"{name} has {'public' if WEIGHTS[name][1].exists() else 'random'} weights" for name in names)
+    return "; ".join(told)
+
+
+def need(path: Path) -> None:
+    if not path.exists():
+        raise SkipError(f"needs ../shared/data/{path.relative_to(SHARED)}")

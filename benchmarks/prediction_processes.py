@@ -1,0 +1,143 @@
+"""Whole jobs of predicting, each in a process of its own: a photo from a cold shell, and a folder of photos to CSV."""
+
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prediction_jobs import Done, run_job
+from prediction_models import PHOTOS, WEIGHTS, Bench, need, weights_of
+from prediction_page import markdown
+
+from vitrail.study.turns import Spread, in_turns
+
+OURS = "vitrail predict"
+JOBS = Path(__file__).with_name("prediction_jobs.py")
+
+
+def vitrail_command() -> tuple[str, ...]:
+    script = Path(sys.executable).with_name("vitrail")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "vitrail")
+
+
+def jobs_in_turns(jobs: Mapping[str, Callable[[], Done]], rounds: int, seed: int) -> dict[str, list[Done]]:
+    """Ours once before all: what is chosen and exported once for a model is not part of the job."""
+    found: dict[str, list[Done]] = {name: [] for name in jobs}
+    for name, job in jobs.items():
+        if name.startswith(OURS):
+            job()
+    in_turns(
+        {name: lambda name=name: found[name].append(jobs[name]()) for name in jobs},
+        rounds=rounds,
+        warm=False,
+        seed=seed,
+    )
+    return found
+
+
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> str:
+    spread = Spread.of([theirs / own for theirs, own in zip(slow, fast, strict=True)])
+    return f"{spread.median:.2f} ({spread.low:.2f}–{spread.high:.2f})"
+
+
+def seconds(done: Sequence[Done]) -> list[float]:
+    return [each.seconds for each in done]
+
+
+def cold(work: Bench) -> str:
+    """One photo in a new process, until it has ended."""
+    tiny, base, photo = work.stock("ViT-Ti/16"), work.stock("ViT-B/16"), work.photo
+    predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS)
+    commands: dict[str, tuple[Any, ...]] = {
+        OURS + ", Ti/16": (*predict, tiny.folder("onnx"), photo),
+        OURS + ", Ti/16 int8": (*predict, tiny.folder("int8"), photo),
+        OURS + ", B/16": (*predict, base.folder("onnx"), photo),
+        OURS + ", B/16 int8": (*predict, base.folder("int8"), photo),
+        "timm, Ti/16": (*python, "timm-photo", tiny.folder("timm"), photo),
+        "timm, B/16": (*python, "timm-photo", base.folder("timm"), photo),
+        "transformers, Ti/16": (*python, "transformers-photo", tiny.folder("transformers"), photo),
+    }
+    jobs = {name: partial(run_job, *words) for name, words in commands.items()}
+    found = jobs_in_turns(jobs, work.rounds_of("cold"), work.seed)
+    rows = list[tuple[str, ...]]()
+    for name, done in found.items():
+        first = found[OURS + name[name.rindex(", ") :].removesuffix(" int8")]
+        peer = not name.startswith(OURS)
+        memory = statistics.median(each.megabytes for each in done)
+        rows.append(
+            (
+                name,
+                f"{statistics.median(seconds(done)):.2f}",
+                ratio(seconds(done), seconds(first)) if peer else "",
+                "≥ 10" if peer else "",
+                f"{memory:.0f}",
+                "≤ 215" if name == OURS + ", B/16 int8" else "",
+            )
+        )
+    heading = ("one photo, top 5, by", "s", "times as long as vitrail (quartiles)", "target", "MB at most", "target")
+    return (
+        "Wall time of a whole process, from its start to its end, with the files in the page cache; the same weights "
+        f"({weights_of('ViT-Ti/16', 'ViT-B/16')}), in an exported folder for vitrail; {work.rounds_of('cold')} rounds."
+        "\n\n" + markdown(heading, rows, "lrrrrr")
+    )
+
+
+def folder(work: Bench) -> str:
+    """The same 1,000 photos by each, from a cold shell to the CSV file."""
+    need(PHOTOS)
+    need(WEIGHTS["ViT-Ti/16"][1])
+    tiny = work.stock("ViT-Ti/16")
+    predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS)
+    checkpoint, out = (
+        tiny.folder("eager"),
+        {name: work.place / f"{name}.csv" for name in ("exact", "fast", "timm", "hf")},
+    )
+    ours = (checkpoint, PHOTOS, "--overwrite", "-o")
+    commands: dict[str, tuple[Any, ...]] = {
+        "vitrail predict --exact": (*predict, *ours, out["exact"], "--exact"),
+        "vitrail predict --fast": (*predict, *ours, out["fast"], "--fast"),
+        "timm, a plain loop": (*python, "timm-folder", tiny.folder("timm"), PHOTOS, out["timm"]),
+        "transformers' pipeline": (*python, "transformers-folder", tiny.folder("transformers"), PHOTOS, out["hf"]),
+    }
+    jobs = {name: partial(run_job, *words) for name, words in commands.items()}
+    found = jobs_in_turns(jobs, work.rounds_of("folder"), work.seed)
+    answers = {name: top_of(path) for name, path in zip(commands, out.values(), strict=True)}
+    exact, fast = (seconds(found[name]) for name in tuple(commands)[:2])
+    rows = list[tuple[str, ...]]()
+    for name, done in found.items():
+        peer = not name.startswith(OURS)
+        alone = [float(each.out.split()[-1]) for each in done] if peer else seconds(done)
+        same = [
+            sum(answers[name][file] == top for file, top in answers[first].items()) for first in tuple(commands)[:2]
+        ]
+        rows.append(
+            (
+                name,
+                f"{statistics.median(seconds(done)):.1f}",
+                ratio(seconds(done), exact) if peer else "",
+                ratio(seconds(done), fast) if peer else "",
+                f"{statistics.median(alone):.1f}" if peer else "",
+                f"{ratio(alone, exact)}; {ratio(alone, fast)}" if peer else "",
+                f"{same[0]:,}; {same[1]:,}",
+                f"{statistics.median(each.megabytes for each in done):.0f}",
+            )
+        )
+    heading = (
+        *("by", "s", "times as long as --exact, target ≥ 1.4", "as --fast, target ≥ 2"),
+        *("s without imports and loading", "as whole --exact; --fast", "same top-1 as --exact; --fast", "MB at most"),
+    )
+    count = len(answers["vitrail predict --exact"])
+    return (
+        f"{count:,} JPEGs, short side 256, ViT-Ti/16, wall time of a whole process; the peers' loop alone beside it, "
+        "which is then compared with our whole process. Engines were chosen and models exported by one run before, as "
+        f"happens once for a model on a machine. {work.rounds_of('folder')} rounds. The pipeline crops half a pixel "
+        "elsewhere where a margin is odd, and resizes by torchvision.\n\n" + markdown(heading, rows, "lrrrrrrr")
+    )
+
+
+def top_of(path: Path) -> dict[str, int]:
+    with path.open(newline="") as file:
+        return {str(Path(row["file"]).name): int(row["index_1"]) for row in csv.DictReader(file)}

@@ -1,0 +1,121 @@
+"""An exported model on disk: model.onnx, and config.json with all that predicting takes. Read without torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError, ConfigError, unknown
+
+MODEL, CONFIG, PROGRAM = "model.onnx", "config.json", "model.pt2"
+METADATA = "vitrail"  # the key of the same description inside the ONNX file
+FORMAT = 1  # grows only when an older vitrail can no longer use the file
+OUTPUTS = ("logits", "class", "mean", "tokens")
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "precision": str,
+    "output": str,
+    "classes": int,
+    "multiple": int,
+    "merge": int,
+    "agreement": (dict, type(None)),
+    "provenance": dict,
+    "digest": str,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What config.json says of an exported model."""
+
+    precision: Literal["fp32", "int8"]
+    output: Literal["logits", "class", "mean", "tokens"]  # what comes out: answers, or features
+    classes: int
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] | None = None  # one a class, in order
+    multiple: int = 0  # of which rows and columns may be any multiple; 0: they are those of the preprocessing
+    merge: int = 0  # tokens that each layer merges
+    agreement: Mapping[str, int] | None = None  # of int8 with fp32: pictures shown, and of how many the first class is
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    digest: str = ""  # of the weights that were exported
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "exported": True, **asdict(self)}, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "Exported":
+        """Reads back `to_json`; what a newer vitrail added is an error only where the format says so."""
+        try:
+            data: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail export` wrote") from None
+        if not isinstance(data, dict) or data.get("exported") is not True:
+            raise CheckpointError(f"{where} does not describe an exported model; expected what `vitrail export` wrote")
+        if data.get("format") != FORMAT:
+            given = f"{where} is of format {data.get('format')!r}"
+            raise CheckpointError(f"{given}; expected {FORMAT}: update vitrail, or export the model again")
+        try:
+            return cls(**checked(data))
+        except (ConfigError, TypeError) as error:
+            raise CheckpointError(f"{where}: {error}; expected what `vitrail export` wrote") from None
+
+
+def checked(data: dict[str, Any]) -> dict[str, Any]:
+    known = {each.name for each in fields(Exported)}
+    data = {name: value for name, value in data.items() if name in known}
+    for name, kind in KINDS.items():
+        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            raise ConfigError(f"{name} is {repr(data[name])[:40]}")
+    if data.get("output") not in OUTPUTS:
+        raise unknown("output", data.get("output"), OUTPUTS)
+    how, labels = data.get("preprocessing"), data.get("labels")
+    if not isinstance(how, dict):
+        raise ConfigError(f"preprocessing is {repr(how)[:40]}")
+    data["preprocessing"] = Preprocessing().changed(how)
+    if labels is not None:
+        if not isinstance(labels, list) or not all(isinstance(each, str) for each in labels):
+            raise ConfigError(f"labels is {repr(labels)[:40]}")
+        if len(labels) != data.get("classes"):
+            raise ConfigError(f"{len(labels)} labels for {data.get('classes')} classes")
+        data["labels"] = tuple(labels)
+    return data
+
+
+def is_exported(place: str | Path) -> bool:
+    """A folder with an ONNX file or what should stand beside one, or such a file itself."""
+    path = Path(place)
+    return path.suffix == ".onnx" or (path / MODEL).exists() or (path / PROGRAM).exists() or says_exported(path)
+
+
+def says_exported(folder: Path) -> bool:
+    try:
+        return '"exported": true' in (folder / CONFIG).read_text("utf-8", "replace")[:100]
+    except OSError:
+        return False
+
+
+def model_file(place: str | Path) -> Path:
+    """The ONNX file; where it is missing, what is there instead."""
+    path = Path(place)
+    file = path if path.suffix == ".onnx" else path / MODEL
+    if file.is_file():
+        return file
+    if (path / PROGRAM).exists():
+        raise CheckpointError(
+            f"{place} holds a program for torch.export.load, {PROGRAM}; expected {MODEL}: vitrail export --to onnx"
+        )
+    raise CheckpointError(f"{file} is missing; expected what `vitrail export` wrote: {MODEL} and {CONFIG}")
+
+
+def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
+    """What config.json says, as a person may have edited it; without one what the file itself says of itself."""
+    file = model_file(place)
+    beside = file.parent / CONFIG
+    if Path(place).is_dir() and beside.exists():
+        return Exported.from_json(beside.read_text("utf-8", "replace"), str(beside))
+    if METADATA not in inside:
+        raise CheckpointError(
+            f"{file} does not say how it sees pictures; expected what `vitrail export` wrote, or {CONFIG} beside it"
+        )
+    return Exported.from_json(inside[METADATA], f"the metadata of {file}")

@@ -1,0 +1,88 @@
+"""A model as an ONNX file, by torch's exporter."""
+
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError, one_line
+from vitrail.export.shipped import Output, Shipped
+from vitrail.models.checks import pair
+
+OPSET = 20  # has Gelu; newer ones are in few runtimes yet
+LARGEST = 2**31 - 2**24  # bytes of weights that fit into one file of protobuf
+
+
+def write_onnx(
+    model: nn.Module,
+    path: Path,
+    preprocessing: Preprocessing,
+    output: Output = "logits",
+    *,
+    dynamic: bool = False,
+    portable: bool = False,
+    metadata: str = "",
+) -> None:
+    """Input `pixels`, uint8 (batch, rows, columns, channels); output named as asked. Any batch; any size if `dynamic`.
+
+    With `portable`, only operators of the ONNX standard; else attention is one of ONNX Runtime's, which is faster.
+    """
+    shipped = Shipped(model, preprocessing, output, fused=not portable)
+    program = exported_program(shipped, dynamic=dynamic)
+    with quiet():
+        converted: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["pixels"],
+            output_names=[output],
+            verbose=False,
+        )
+    if metadata:
+        converted.model.metadata_props["vitrail"] = metadata
+    weights = sum(each.numel() * each.element_size() for each in shipped.state_dict().values())
+    converted.save(path, external_data=weights > LARGEST)
+
+
+def exported_program(shipped: Shipped, *, dynamic: bool) -> torch.export.ExportedProgram:
+    """By torch.export: any batch, and with `dynamic` any number of patches."""
+    config = shipped.model.config
+    size = pair(config.image_size)
+    sides: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if dynamic:
+        if not getattr(config, "dynamic", False):
+            raise ConfigError(f"{type(shipped.model).__name__} takes one size; expected a model with dynamic=True")
+        by = multiple_of(shipped.model)
+        sides |= {n: by * torch.export.Dim(name) for n, name in ((1, "rows"), (2, "columns"))}
+        size = (2 * by + size[0], 3 * by + size[1])  # another than its own, and oblong
+    pixels = torch.zeros(2, *size, config.channels, dtype=torch.uint8)
+    try:
+        with quiet():
+            return torch.export.export(shipped, (pixels,), dynamic_shapes=(sides,))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"torch cannot export {type(shipped.model).__name__}: {one_line(error)}") from error
+
+
+def multiple_of(model: Any) -> int:
+    """Of which the rows and columns of a picture must be a multiple."""
+    config = model.config
+    return max(pair(getattr(config, "patch", None) or getattr(config, "patch_size", 1)))
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """The exporter's remarks on its own insides are for its makers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

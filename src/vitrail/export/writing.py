@@ -1,0 +1,187 @@
+"""An exported folder, written whole or not at all, and checked against torch before it appears."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from vitrail.data.photos import views
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError, one_line
+from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported
+from vitrail.export.onnx_file import exported_program, multiple_of, quiet, write_onnx
+from vitrail.export.quantise import needed, quantise
+from vitrail.export.shipped import Output, Shipped, answer, check_output
+from vitrail.models.checks import pair
+from vitrail.models.merging import merged
+
+Kind = Literal["onnx", "onnx-int8", "torch-export"]
+CLOSE = 1e-4  # how far an exact export's probabilities, or its features by their largest, may be from torch's
+PHOTOS = 32  # views of the built-in photos that it is checked on
+RANDOM = 4  # pictures of noise besides
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the file gave beside what torch gives."""
+
+    pictures: int
+    difference: float  # the largest, of probabilities or, of features, in shares of the largest number
+    same: int  # pictures with the same first class; of features all
+
+
+def write_exported(
+    model: nn.Module,
+    folder: Path,
+    *,
+    preprocessing: Preprocessing,
+    labels: tuple[str, ...] | None = None,
+    to: Kind = "onnx",
+    output: Output = "logits",
+    dynamic: bool = False,
+    portable: bool = False,
+    merge: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+    pictures: NDArray[np.uint8] | None = None,
+    overwrite: bool = False,
+) -> tuple[Exported, Checked]:
+    """`pictures` (B, rows, columns, C), framed for the model, are checked besides the built-in photos and noise."""
+    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is there already; expected a new folder, or --overwrite")
+    if to == "onnx-int8":
+        needed()
+    check_output(model, output)
+    model = model.cpu().eval()
+    about = Exported(
+        precision="int8" if to == "onnx-int8" else "fp32",
+        output=output,
+        classes=count_classes(model),
+        preprocessing=preprocessing,
+        labels=labels,
+        multiple=multiple_of(model) if dynamic else 0,
+        merge=merge,
+        provenance=provenance or {},
+        digest=digest(model),
+    )
+    shown = samples(preprocessing, pictures)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        lighter = merged(model, merge)
+        if to == "torch-export":
+            checked = write_program(lighter, place, about, shown, dynamic=dynamic)
+        else:
+            write_onnx(lighter, place / MODEL, preprocessing, output, dynamic=dynamic, portable=portable)
+            checked = verified(place / MODEL, lighter, about, shown, exact=True)
+            if to == "onnx-int8":
+                (place / MODEL).rename(place / "exact.onnx")
+                quantise(place / "exact.onnx", place / MODEL, shown[:8])
+                (place / "exact.onnx").unlink()
+                checked = verified(place / MODEL, lighter, about, shown, exact=False)
+                about = replace(about, agreement={"pictures": checked.pictures, "same": checked.same})
+            describe(place / MODEL, about)
+        (place / CONFIG).write_text(about.to_json(), "utf-8")
+        place.chmod(0o755)
+        put(place, folder)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {folder}: {one_line(error)}") from error
+    finally:
+        rmtree(place, ignore_errors=True)
+    return about, checked
+
+
+def put(place: Path, folder: Path) -> None:
+    """In one step where nothing was; over an older export file by file, the description last."""
+    if folder.is_dir() and any(folder.iterdir()):
+        for file in sorted(place.iterdir(), key=lambda file: file.name == CONFIG):
+            file.replace(folder / file.name)
+        return
+    with suppress(FileNotFoundError):
+        folder.rmdir()
+    place.rename(folder)
+
+
+def samples(preprocessing: Preprocessing, pictures: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    """Real pictures first, then noise: (B, rows, columns, C)."""
+    size, channels = pair(preprocessing.image_size), len(preprocessing.mean)
+    noise = np.random.default_rng(0).integers(0, 256, (RANDOM, *size, channels), dtype=np.uint8)
+    given = [] if pictures is None or not len(pictures) else [pictures]
+    return np.concatenate([*given, views(PHOTOS, preprocessing), noise])
+
+
+def verified(path: Path, model: nn.Module, about: Exported, shown: NDArray[np.uint8], *, exact: bool) -> Checked:
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session: Any = InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        found = np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in shown])
+    except Exception as error:
+        raise CheckpointError(f"what was exported cannot be run: {one_line(error)}") from error
+    return compared(found, by_torch(model, about, shown), about.output, exact=exact)
+
+
+def by_torch(model: nn.Module, about: Exported, shown: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """As an engine of torch's answers."""
+    mean, std = (torch.tensor(each)[:, None, None] for each in (about.preprocessing.mean, about.preprocessing.std))
+    with torch.inference_mode():
+        images = ((torch.from_numpy(each[None]).permute(0, 3, 1, 2) / 255 - mean) / std for each in shown)
+        return torch.cat([answer(model, each, about.output).float() for each in images]).numpy()
+
+
+def compared(found: NDArray[np.float32], expected: NDArray[np.float32], output: Output, *, exact: bool) -> Checked:
+    if output == "logits":
+        a, b = (torch.from_numpy(each).softmax(-1) for each in (found, expected))
+        difference, same = float((a - b).abs().max()), int((a.argmax(-1) == b.argmax(-1)).sum())
+    else:
+        difference, same = float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12)), len(found)
+    if not np.isfinite(difference):
+        raise CheckpointError("the model answers NaN; expected finite weights: load them again, or in float32")
+    if exact and difference > CLOSE:
+        raise CheckpointError(f"what was exported differs from torch by {difference:.2g}; expected at most {CLOSE:g}")
+    return Checked(len(found), difference, same)
+
+
+def write_program(
+    model: nn.Module, place: Path, about: Exported, shown: NDArray[np.uint8], *, dynamic: bool
+) -> Checked:
+    """For torch.export.load, which needs torch and nothing of vitrail."""
+    program = exported_program(Shipped(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
+    with quiet():
+        torch.export.save(program, place / PROGRAM, extra_files={METADATA: about.to_json()})
+        module = torch.export.load(place / PROGRAM).module()
+    with torch.inference_mode():
+        found = torch.cat([module(torch.from_numpy(each[None])) for each in shown]).numpy()
+    return compared(found, by_torch(model, about, shown), about.output, exact=True)
+
+
+def describe(path: Path, about: Exported) -> None:
+    """The description inside the file too, so that it can travel alone."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    onnx.helper.set_model_props(model, {METADATA: about.to_json()})
+    onnx.save(model, str(path))
+
+
+def digest(model: nn.Module) -> str:
+    """Of the weights, by name and value."""
+    found = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()[:32]
+
+
+def count_classes(model: Any) -> int:
+    return model.config.classes

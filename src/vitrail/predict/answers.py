@@ -1,0 +1,66 @@
+"""From a model's numbers to the likeliest classes by name. Needs numpy and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.checkpoint.class_names import names_in
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.tables import text_table
+
+NOT_FINITE = "the model answers NaN; expected finite weights: load them again, or in float32"
+
+
+@dataclass(frozen=True)
+class Answer:
+    index: int
+    label: str | None
+    probability: float
+
+    @property
+    def name(self) -> str:
+        """For people: the first of the names that a label lists, without WordNet's number; else the class's."""
+        return next(iter(names_in(self.label or "")), f"class {self.index}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of one picture, the likeliest first."""
+
+    top: tuple[Answer, ...]
+
+    def __str__(self) -> str:
+        lines = [(str(each.index), each.label or "", f"{each.probability:.4f}") for each in self.top]
+        return "\n".join(text_table(("class", "label", "probability"), lines, "rlr"))
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """e^z / Σ e^z along the last axis, the largest subtracted first, so that nothing overflows."""
+    with np.errstate(invalid="ignore"):  # of infinite numbers, which the caller looks for
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def likeliest(logits: NDArray[np.float32], labels: Sequence[str] | None, top: int) -> list[Prediction]:
+    """The `top` classes of each picture, of equal ones the first: (B, classes)."""
+    probabilities = softmax(logits)
+    if np.isnan(probabilities).any():
+        raise VitrailError(NOT_FINITE)
+    order = np.argsort(-logits, axis=-1, kind="stable")[:, :top]
+    rows = zip(order.tolist(), np.take_along_axis(probabilities, order, -1).tolist(), strict=True)
+    return [
+        Prediction(tuple(Answer(n, None if labels is None else labels[n], p) for n, p in zip(*row, strict=True)))
+        for row in rows
+    ]
+
+
+def checked_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
+    given: Any = labels
+    if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
+    if len(labels) != classes:
+        raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one a class")
+    return tuple(labels)

@@ -1,0 +1,77 @@
+"""Pictures through an engine, in order and in bounded memory; some are decoded while others are computed."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from threading import Semaphore
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.shown import Shown
+from vitrail.errors import DataError
+
+Prepare = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns, C)
+
+
+class Engine(Protocol):
+    """Whatever computes: eager, compiled, onnx, int8."""
+
+    name: str
+    exact: bool  # within 1e-4 of the model in float32
+    streams: int  # calls that may run at once
+    threads: int | None  # that one call uses; None: what the library takes
+
+    def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(B, rows, columns, C) → one row of numbers a picture, or a table of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out for one picture, or why nothing did."""
+
+    name: str
+    values: NDArray[np.float32] | None
+    error: DataError | None = None
+
+
+def rows(engine: Engine, pictures: Iterable[Shown], prepare: Prepare, batch: int) -> Iterator[Row]:
+    """One row a picture, in the order given; of the pictures no more than a few batches are taken ahead.
+
+    A worker takes a batch from its files to its answers: while one computes, another decodes.
+    """
+    workers, gate = max(2, engine.streams), Semaphore(engine.streams)
+
+    def answered(part: Sequence[Shown]) -> list[Row]:
+        prepared = [attempt(each, prepare) for each in part]
+        good = [found for found in prepared if isinstance(found, np.ndarray)]
+        with gate:
+            values = iter(engine.run(np.stack(good)) if good else ())
+        return [
+            Row(each.name, None, found) if isinstance(found, DataError) else Row(each.name, next(values))
+            for each, found in zip(part, prepared, strict=True)
+        ]
+
+    pending, remaining = deque[Future[list[Row]]](), iter(pictures)
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            while part := list(islice(remaining, batch)):
+                pending.append(pool.submit(answered, part))
+                if len(pending) > workers:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:  # also where nobody wants the rest
+            for each in pending:
+                each.cancel()
+
+
+def attempt(picture: Shown, prepare: Prepare) -> NDArray[np.uint8] | DataError:
+    try:
+        return prepare(picture.source)
+    except DataError as error:
+        return error

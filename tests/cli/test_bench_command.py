@@ -1,0 +1,122 @@
+"""vitrail bench as a user meets it; no time is asserted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_models import saved_model
+
+from vitrail.study import bench as benches
+from vitrail.study import turns
+from vitrail.study.contenders import Stock
+
+Run = Callable[..., Any]
+QUICK = ("--batches", "1", "--threads", "1", "--rounds", "2", "--starts", "0")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN", 0.0)
+    monkeypatch.setattr(turns, "PAUSE", 0.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    return Stock(str(model), None, tmp_path_factory.mktemp("stock"))
+
+
+@pytest.fixture
+def exported(stock: Stock) -> Path:
+    return stock.folder("onnx")
+
+
+def test_a_table(vitrail_: Run, model: Path, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
+    said = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
+    assert (said.code, said.err) == (0, "")
+    machine, heading, _, eager, onnx = said.out.splitlines()
+    assert "torch" in machine
+    assert heading.split()[:6] == ["model", "pixels", "batch", "threads", "by", "images/s"]
+    assert "to eager" in heading
+    assert eager.split()[:5] == [str(model), "32", "1", "1", "eager"]
+    assert onnx.split()[4] == "onnx"
+
+
+def test_json_and_files(vitrail_: Run, exported: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    out = tmp_path / "new" / "speed"
+    said = vitrail_("bench", exported, *QUICK[:-1], "1", "--json", "-o", out)
+    assert (said.code, said.err) == (0, "")
+    told = json.loads(said.out)
+    assert told == json.loads((out / "bench.json").read_text("utf-8"))
+    (line,) = told["lines"]
+    assert (line["way"], line["batch"], line["rounds"]) == ("onnx", 1, 2)
+    assert line["start"] > 0
+    assert line["memory"] > 20
+    assert {path.name for path in out.iterdir()} == {"bench.json", "bench.txt", "bench.png"}
+
+
+def test_several_resolutions_have_a_table_of_their_own(vitrail_: Run) -> None:
+    said = vitrail_("bench", "ViT-Ti/16", "--engines", "eager", "--image-size", "32,48x32", *QUICK)
+    assert (said.code, said.err) == (0, "")
+    assert "\nimages/s by model and resolution\n" in said.out
+    assert [line.split()[1] for line in said.out.splitlines()[-2:]] == ["32", "48×32"]
+
+
+def test_an_exported_folder_needs_no_engine_named(vitrail_: Run, exported: Path) -> None:
+    said = vitrail_("bench", exported, *QUICK)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines()[-1].split()[4] == "onnx"
+    said = vitrail_("bench", exported, "--engines", "onnx,eager", *QUICK)
+    assert said.code == 0
+    assert (
+        said.err
+        == f"vitrail: note: {exported} at 32: eager is left out: {exported} is exported for onnx; eager needs weights\n"
+    )
+    said = vitrail_("bench", exported, "--engines", "eager", *QUICK)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("vitrail: nothing could be measured: ")
+
+
+BAD = {
+    "": "no model; expected one at least",
+    "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/16'?",
+    "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
+    "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers with commas",
+    "MODEL --peers pytorch": "unknown peer 'pytorch'",
+    "MODEL --batches 1,0": "--batches '1,0'; expected whole numbers of at least 1",
+    "MODEL --batches ten": "--batches 'ten'; expected whole numbers of at least 1",
+    "MODEL --threads 0": "--threads '0'; expected whole numbers of at least 1",
+    "MODEL --image-size 32,x": "--image-size 'x'; expected pixels such as 384",
+    "MODEL --rounds 0": "--rounds 0; expected at least 1",
+    "MODEL --rounds 2 --seconds 1": "--rounds beside --seconds; expected one of them",
+    "MODEL --seconds -1": "--seconds -1; expected more than 0",
+    "MODEL --starts -1": "--starts -1; expected at least 0",
+    "MODEL -o file": "cannot make the folder file: ",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_words_that_do_not_fit(
+    vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(benches, "in_turns", lambda *_, **__: pytest.fail("it was measured"))  # pyright: ignore[reportUnknownLambdaType]
+    said = vitrail_("bench", *(model if word == "MODEL" else word for word in words.split()))
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"vitrail: {BAD[words]}")
+
+
+def test_a_peer_that_cannot_be_imported(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.study.contenders.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    said = vitrail_("bench", model, "--peers", "transformers", *QUICK)
+    told = "vitrail: --peers transformers, which is not installed: pip install transformers, or leave it out\n"
+    assert said == (2, "", told)

@@ -1,0 +1,380 @@
+"""Benchmarks: what is counted and compared, who is left out, and what comes out of it. No time is asserted."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plate_checks import check_plate
+from toy_models import saved_convnet, saved_model
+
+import vitrail
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.study import bench as benches
+from vitrail.study import cold, contenders, turns
+from vitrail.study.bench import PARTS, Request, bench
+from vitrail.study.bench_results import Line, Results
+from vitrail.study.cold import Start, StartError, start
+from vitrail.study.contenders import Stock, noise, step_of
+from vitrail.study.turns import Spread, Timed, in_turns
+
+
+class Clock:
+    """Time that passes only when somebody works, more slowly in some rounds than in others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.slow = 0.0, 1.0
+        monkeypatch.setattr(turns, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(turns, "sleep", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+        self.log = list[str]()
+
+    def way(self, name: str, seconds: float) -> Callable[[], None]:
+        def work() -> None:
+            self.now += seconds * self.slow
+            self.log.append(name)
+
+        return work
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN", 0.0)
+    monkeypatch.setattr(turns, "PAUSE", 0.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    return Stock(str(model), None, tmp_path_factory.mktemp("stock"))
+
+
+def line(**changes: Any) -> Line:
+    timed = Timed(((0.1, 0.3), (0.2, 0.2), (0.4, 0.4)))
+    about: dict[str, Any] = {
+        "model": "a",
+        "image_size": (32, 32),
+        "batch": 4,
+        "threads": 2,
+        "way": "onnx",
+        "exact": True,
+    }
+    about |= {"base": "timm", "ratio": Spread(1.2, 1.3, 1.5), "starts": [Start(0.4, 100.0)], "apart": 1e-6}
+    return Line.of(timed, **{**about, **changes})
+
+
+def test_a_machine_that_slows_down_changes_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ways = {"slow": clock.way("slow", 0.2), "fast": clock.way("fast", 0.05)}
+
+    def busier(share: float) -> None:
+        if float(share * 5).is_integer():
+            clock.slow *= 2
+
+    found = in_turns(ways, rounds=5, progress=busier)
+    assert len(found["slow"].rounds) == len(found["fast"].rounds) == 5
+    assert found["slow"].means[4] == pytest.approx(16 * found["slow"].means[0])
+    ratio = found["fast"].times_as_fast_as(found["slow"])
+    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((4, 4, 4))
+    assert [len(calls) for calls in found["slow"].rounds] == [1] * 5
+    assert [len(calls) for calls in found["fast"].rounds] == [4] * 5, "short calls are made more often"
+
+
+def test_everyone_has_a_turn_in_every_round_and_the_order_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, shares = Clock(monkeypatch), list[float]()
+    in_turns({name: clock.way(name, 1.0) for name in "abc"}, rounds=20, warm=False, progress=shares.append)
+    orders = ["".join(clock.log[at : at + 3]) for at in range(0, 60, 3)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert len(set(orders)) > 3
+    assert shares == pytest.approx([n / 60 for n in range(1, 61)])
+    again = Clock(monkeypatch)
+    in_turns({name: again.way(name, 1.0) for name in "abc"}, rounds=20, warm=False)
+    assert again.log == clock.log
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.01, 3), (2.0, 4), (1e9, 500)])
+def test_seconds_are_made_into_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+    clock = Clock(monkeypatch)
+    found = in_turns({"a": clock.way("a", 0.5), "b": clock.way("b", 0.1)}, seconds=seconds)
+    assert len(found["a"].rounds) == rounds
+    assert {len(calls) for calls in found["b"].rounds} == {2}
+
+
+def test_a_spread_lies_within_its_numbers() -> None:
+    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+    assert Spread.of([1.0, 9.0]) == Spread(3.0, 5.0, 7.0)
+    assert Spread.of([5.0, 1.0, 4.0, 2.0, 3.0]) == Spread(2.0, 3.0, 4.0)
+
+
+def test_a_line_counts_pictures_in_rounds_and_latency_in_calls() -> None:
+    made = line(starts=[Start(1.0, 50.0), Start(3.0, 70.0), Start(2.0, 60.0)])
+    assert made.images_per_second.median == pytest.approx(4 / 0.2)
+    assert made.latency == pytest.approx(tuple(1000 * np.percentile([0.1, 0.2, 0.2, 0.3, 0.4, 0.4], (50, 90, 99))))
+    assert (made.calls, made.rounds, made.start, made.memory) == (6, 3, 2.0, 60.0)
+
+
+@pytest.fixture
+def results() -> Results:
+    lines = [
+        line(way="timm", ratio=Spread(1, 1, 1)),
+        line(),
+        line(way="int8 × 2", exact=False, ratio=Spread(1.5, 2.0, 2.5)),
+        line(model="b", image_size=(64, 48), way="timm", ratio=Spread(1, 1, 1)),
+        line(model="b", image_size=(64, 48)),
+    ]
+    return Results.of(lines, notes=("b: int8 is left out: why",), seed=3)
+
+
+def test_the_table(results: Results) -> None:
+    heading, _, first, second, third, *_, last = str(results).splitlines()
+    names = "model pixels batch threads by images/s ms: p50 p90 p99 MB start s to timm quartiles"
+    assert " ".join(heading.split()) == names
+    assert first.split()[-1] == "1"
+    assert " ".join(second.split()) == "a 32 4 2 onnx 20.0 250.0 400.0 400.0 100 0.40 1.30 1.20–1.50"
+    assert third.split()[4:7] == ["int8", "×", "2"]
+    assert last.split()[:2] == ["b", "64×48"]
+    bare = Results.of([replace(each, start=None, memory=None) for each in results.lines])
+    assert "MB" not in str(bare)
+    assert "start s" not in str(bare)
+
+
+def test_images_a_second_by_model_and_resolution(results: Results) -> None:
+    heading, rows, sides = results.throughput()
+    assert heading == ("model", "pixels", "batch", "threads", "timm", "onnx", "int8 × 2")
+    assert rows == [("a", "32", "4", "2", "20.0", "20.0", "20.0"), ("b", "64×48", "4", "2", "20.0", "20.0", "")]
+    assert len(sides) == len(heading)
+
+
+def test_files(results: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    written = results.write(tmp_path / "new")
+    assert [path.name for path in written] == ["bench.json", "bench.txt", "bench.png"]
+    import json
+
+    told = json.loads(written[0].read_text("utf-8"))
+    assert told["lines"][1]["ratio"] == {"low": 1.2, "median": 1.3, "high": 1.5}
+    assert set(told["lines"][1]["latency"]) == {"p50", "p90", "p99"}
+    assert (told["seed"], told["notes"]) == (3, ["b: int8 is left out: why"])
+    assert told["machine"].endswith(("core", "cores"))
+    assert told["versions"]["vitrail"] == vitrail.__version__
+
+
+def test_the_picture(results: Results) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    first, *rest = results.lines
+    faster = replace(first, model="a name $of$ 我 kinds " * 5, images_per_second=Spread(6000.0, 6000.0, 6000.0))
+    plate = replace(results, lines=(faster, *rest)).plate()
+    check_plate(plate, "images/s, logarithmic", "ratio within a round: median, quartiles")
+    assert plate.arrays["ratio"].shape == (5, 3)
+    assert "int8 × 2 for a, 2.00 × timm." in plate.caption
+    left, _ = results.plate().draw().axes
+    assert left.get_xlabel() == "images/s"
+    assert left.get_xlim()[0] == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
+    told = list[int]()
+    request = Request(
+        models=[stock.model],
+        engines=("eager", "onnx", "int8"),
+        batches=(1, 3),
+        threads=(2,),
+        peers=("timm",),
+        rounds=2,
+        starts=0,
+    )
+    found = bench(request, progress=told.append)
+    assert found.notes == ()
+    split = ["onnx", "onnx × 2", "int8", "int8 × 2"]
+    assert [each.way for each in found.lines if each.batch == 1] == ["timm", "eager", "onnx", "int8"]
+    assert [each.way for each in found.lines if each.batch == 3] == ["timm", "eager", *split]
+    assert {each.base for each in found.lines} == {"timm"}
+    assert all(each.apart is not None and each.apart < 1e-5 for each in found.lines if each.exact)
+    assert {each.way for each in found.lines if not each.exact} == {"int8", "int8 × 2"}
+    assert all(each.rounds == 2 and each.start is None for each in found.lines)
+    assert sum(told) == request.parts == 2 * PARTS
+    assert torch.get_num_threads() == 1, "as before"
+
+
+@pytest.mark.usefixtures("quick")
+def test_by_resolution_and_by_name(tmp_path: Path) -> None:
+    models, sizes = ["vit_tiny_patch16_224", "DeiT-Ti-distilled"], [(32, 32), (32, 48)]
+    request = Request(models=models, engines=("eager",), sizes=sizes, batches=(1,), threads=(1,), rounds=2, starts=0)
+    found = bench(request, place=tmp_path)
+    assert [(each.model, each.image_size) for each in found.lines] == [(m, s) for m in models for s in sizes]
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_fails_is_named_and_left_out(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
+    plain, model = benches.step_of, stock.model
+
+    def failing(way: contenders.Way, pixels: contenders.Pixels) -> contenders.Step:
+        if way.name == "onnx":
+            raise RuntimeError("no such\n operator")
+        return plain(way, pixels)
+
+    monkeypatch.setattr(benches, "step_of", failing)
+    request = Request(models=[model], engines=("onnx", "eager"), batches=(1, 2), threads=(1,), rounds=2, starts=0)
+    found = bench(request)
+    assert [each.way for each in found.lines] == ["eager", "eager"]
+    assert found.notes == (f"{model} at 32: onnx is left out: no such operator",)
+    with pytest.raises(ConfigError, match=r"nothing could be measured: .* onnx is left out: no such operator$"):
+        bench(replace(request, engines=("onnx",)))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path) -> None:
+    convnet = saved_convnet(tmp_path / "convnet")
+    request = Request(
+        models=[str(tmp_path / "nowhere.pth"), str(convnet), str(model)],
+        engines=("eager",),
+        peers=("timm",),
+        batches=(1,),
+        threads=(1,),
+        rounds=2,
+        starts=0,
+    )
+    told = list[int]()
+    found = bench(request, place=tmp_path, progress=told.append)
+    assert [(each.model, each.way) for each in found.lines] == [
+        (str(convnet), "eager"),
+        (str(model), "timm"),
+        (str(model), "eager"),
+    ]
+    missing, no_place = found.notes
+    assert "nowhere.pth" in missing
+    assert "timm is left out: timm has no folder for a resnet of free shape" in no_place
+    assert sum(told) == request.parts
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_with_other_weights_is_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "peer", lambda *_: vitrail.create("ViT-Ti/16", image_size=32, classes=3).eval())  # pyright: ignore[reportUnknownLambdaType]
+    request = Request(
+        models=[str(model)], engines=("eager",), peers=("timm",), batches=(1,), threads=(1,), rounds=2, starts=0
+    )
+    found = bench(request, place=tmp_path)
+    assert [(each.way, each.base) for each in found.lines] == [("eager", "eager")]
+    assert "so it is another model" in found.notes[0]
+
+
+@pytest.mark.parametrize("peer", ["timm", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_all_ways_answer_alike(stock: Stock, peer: str) -> None:
+    pixels = stock.pixels(3)
+    answers = {name: step_of(stock.way(name, 1), pixels)() for name in ("eager", "onnx", peer)}
+    answers["split"] = step_of(stock.way("onnx", 2, 2), pixels)()
+    for name, each in answers.items():
+        np.testing.assert_allclose(each, answers["eager"], atol=1e-5, err_msg=name)
+    assert answers["eager"].std() > 0.01
+
+
+def test_files_are_made_once_and_only_for_those_who_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[tuple[Path, bool]]()
+    monkeypatch.setattr(Stock, "export", lambda _, folder, int8: made.append((folder, int8)))  # pyright: ignore[reportUnknownLambdaType]
+    stock = Stock(str(model), None, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert stock.folder("eager") == stock.folder("compiled")
+    assert {path.name for path in tmp_path.iterdir()} == {"vitrail"}
+    assert not made
+    folders = stock.folder("onnx"), stock.folder("int8")
+    assert folders == (stock.folder("onnx"), stock.folder("int8"))
+    assert made == [(folders[0], False), (folders[1], True)]
+
+
+def test_what_cannot_be_made_is_not_tried_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Path]()
+
+    def fails(_: Stock, folder: Path, *, int8: bool) -> None:
+        tried.append(folder)
+        raise ConfigError("no way")
+
+    monkeypatch.setattr(Stock, "export", fails)
+    stock = Stock(str(model), None, tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no way"):
+            stock.folder("onnx")
+    assert len(tried) == 1
+
+
+def test_random_weights_are_the_seed_s_and_answer(tmp_path: Path) -> None:
+    first, second, other = (Stock("ViT-Ti/16", (32, 32), tmp_path / str(n), seed) for n, seed in enumerate((5, 5, 6)))
+    states = [each.module.state_dict() for each in (first, second, other)]
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+    assert not (states[0]["head.weight"] == states[2]["head.weight"]).all()
+    assert states[0]["head.weight"].std() > 0.01, "a head of zeros would agree with anything"
+    assert first.preprocessing.image_size == (32, 32)
+
+
+def test_an_exported_folder_has_one_engine_and_one_size(stock: Stock, tmp_path: Path) -> None:
+    place = str(stock.folder("int8"))
+    exported = Stock(place, None, tmp_path)
+    assert exported.preprocessing == stock.preprocessing
+    assert exported.engines == ("int8",)
+    assert exported.folder("int8") == Path(place)
+    with pytest.raises(ConfigError, match="is exported for int8; eager needs weights"):
+        exported.folder("eager")
+    with pytest.raises(ConfigError, match="is exported for int8; timm needs weights"):
+        exported.folder("timm")
+    with pytest.raises(ConfigError, match=r"--image-size 64 for .*, which is exported; expected 32, or its checkpoint"):
+        Stock(place, (64, 64), tmp_path)
+
+
+def test_a_model_without_answers(tmp_path: Path) -> None:
+    headless = saved_model(tmp_path / "model", labels=None, classes=0)
+    with pytest.raises(ConfigError, match="has no head, so no answers"):
+        Stock(str(headless), None, tmp_path)
+    with pytest.raises((ConfigError, CheckpointError), match="ViT-Tu"):
+        Stock("ViT-Tu/16", None, tmp_path)
+
+
+def test_a_new_process_without_torch(stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_torch.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
+    found = start(stock.way("onnx", 1), 2, ["no_torch"])
+    assert found.seconds > 0
+    assert 20 < found.megabytes < 400
+    with pytest.raises(StartError, match=r"eager did not start in a process of its own: .*torch"):
+        start(stock.way("eager", 1), 2, ["no_torch"])
+
+
+def test_memory_is_this_process_s() -> None:
+    before = cold.peak()
+    held = noise((64, 1024, 1024))
+    assert cold.peak() - before > 0.9 * held.nbytes / 1e6 or before > held.nbytes / 1e6
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "unknown engine 'onxn'; did you mean 'onnx'": {"engines": ("onxn",)},
+    "unknown peer 'tim'; did you mean 'timm'": {"peers": ("tim",)},
+    "--batches 0; expected at least 1": {"batches": (1, 0)},
+    "--threads -1; expected at least 1": {"threads": (-1,)},
+    "--starts -1; expected at least 0": {"starts": -1},
+    "--rounds 0; expected at least 1": {"rounds": 0},
+    "--seconds 0; expected more than 0": {"seconds": 0.0},
+    "--seconds nan; expected more than 0": {"seconds": float("nan")},
+    "nothing to measure": {"models": ()},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_cannot_be_asked(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(Request(models=("ViT-Ti/16",)), **BAD[message])
+
+
+def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(ConfigError, match="--peers timm, which is not installed: pip install timm, or leave it out"):
+        bench(Request(models=("ViT-Ti/16",), peers=("timm",)))
