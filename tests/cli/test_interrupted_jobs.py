@@ -80,7 +80,7 @@ def test_killed_at_random_moments_it_is_complete(
     if kind == "parquet":
         pytest.importorskip("pyarrow")
         kills = kills // 4
-    names, out = many(tmp_path / "many", 60 * kills), tmp_path / f"out.{kind}"
+    names, out = many(tmp_path / "many", 40 * kills), tmp_path / f"out.{kind}"
     words = ["predict", str(model), str(tmp_path / "many"), "-o", str(out), "--resume", "--top", "1", *PLAIN]
     rows = tmp_path / f"{out.name}.partial" / ("rows.csv" if kind == "csv" else "rows.jsonl")
     assert torture(words, rows, out, kills) > kills / 2, "the job was over too soon to be killed"

@@ -223,6 +223,7 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
     assert told(Path("told")).startswith("vitrail: the bytes given is empty; expected a picture")
 
 
+@pytest.mark.slow
 def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     assert vitrail_("export", model, "shipped").code == 0
