@@ -28,10 +28,10 @@ from prediction_models import PHOTOS, WEIGHTS, Bench, SkipError, need, weights_o
 from prediction_page import markdown, write_page
 from prediction_processes import cold, folder
 from rich.console import Console
-from vitrail.predict.answers import softmax
 
 import vitrail
 from vitrail.data.framed import framed
+from vitrail.predict.answers import softmax
 from vitrail.study.bench import Case, Request, bench
 from vitrail.study.bench_results import Line, machine, quartiles, versions
 
