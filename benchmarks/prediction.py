@@ -204,6 +204,7 @@ def main(
         raise SystemExit(f"no section {', '.join(strange)}; expected some of {', '.join(SECTIONS)}")
     console = Console(stderr=True)
     with TemporaryDirectory(prefix="vitrail-bench-") as place:
+        os.environ["HOME"] = place  # what a command keeps in its user's cache goes with the rest
         work = Bench(Path(place), rounds, threads, seed, {})
         for name in chosen:
             try:
