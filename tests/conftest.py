@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -14,6 +15,10 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None)  # on a busy one an example takes as long as it takes
 settings.load_profile("any machine")
+
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its fonts take long to list
+HOME = TemporaryDirectory(prefix="vitrail-home-")  # where engines that were measured and exported are kept
+os.environ["HOME"] = HOME.name
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

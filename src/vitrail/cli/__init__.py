@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -17,14 +17,15 @@ from vitrail.cli.reflow import reflowed
 from vitrail.errors import VitrailError, one_line
 
 COMMANDS = (
-    *("train", "distill", "eval", "compare", "runs", "ablate", "bench"),
+    *("train", "distill", "eval", "compare", "runs", "ablate"),
+    *("predict", "embed", "export", "bench"),
     *("explain", "look", "report", "lessons"),
-    *("models", "summary", "inspect-checkpoint", "convert", "export"),
+    *("models", "summary", "inspect-checkpoint", "convert"),
 )
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
 
-def app() -> App:
+def app(names: Sequence[str] = COMMANDS) -> App:
     table = App(
         name="vitrail",
         help="The Vision Transformer toolbox. Start with: vitrail train, then vitrail eval and vitrail runs; "
@@ -35,7 +36,7 @@ def app() -> App:
         version_flags=["--version"],
         help_format="plaintext",
     )
-    for name in COMMANDS:
+    for name in names:
         table.command(command(name), name=name)
     return table
 
@@ -63,7 +64,8 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     warnings.showwarning = show_warning
     try:
-        app()(print_error=False, exit_on_error=False, result_action="return_value")
+        wanted = [word for word in sys.argv[1:2] if word in COMMANDS]  # the others need not be imported for it
+        app(wanted or COMMANDS)(print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
         print(f"vitrail: {' '.join(str(error).split())}", file=sys.stderr)

@@ -27,7 +27,7 @@ def export(
     check: Annotated[list[str] | None, Parameter(negative=())] = None,
     overwrite: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Write a model as a folder that predicts without torch: model.onnx, and config.json with classes and preprocessing.
+    """Write a model as a folder that predicts without torch: model.onnx, config.json with classes and preprocessing.
 
     The file takes pixels as Pillow gives them, uint8 (batch, rows, columns, channels), any batch; normalising is in its
     first layer. Before the folder appears it is run beside torch on eight built-in photos, views of them and noise, and
@@ -118,9 +118,7 @@ def export(
     size = f"any multiple of {exported.multiple}" if exported.multiple else f"{rows}×{columns}"
     print(f"{out}: {to}, {exported.output}, pictures of {size}, any batch")
     if to == "onnx-int8":
-        print(
-            f"agrees with fp32 on {checked.same} of {checked.pictures} pictures; largest difference {checked.difference:.2g}"
-        )
+        print(f"agrees with fp32 on {checked.same} of {checked.pictures} pictures")
     else:
         print(f"equals torch on {checked.pictures} pictures within {checked.difference:.1e}")
     if to != "torch-export":

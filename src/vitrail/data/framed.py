@@ -28,7 +28,7 @@ LYING = (5, 6, 7, 8)  # orientations that swap rows and columns
 class Limits:
     """What a picture may take: what is larger is refused before it is decoded."""
 
-    pixels: int = 178_956_970  # Pillow's: half a gigabyte of RGB
+    pixels: int = 178_956_970  # where Pillow itself refuses: 0.7 GB in its memory
     bytes: int = 2**28  # of its file
 
     def __post_init__(self) -> None:

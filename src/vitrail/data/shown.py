@@ -4,13 +4,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.data.datasets import Pictures
 from vitrail.data.folders import entries, is_picture
 from vitrail.errors import DataError
+
+if TYPE_CHECKING:
+    from vitrail.data.datasets import Pictures
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ def places(total: int, count: int) -> list[int]:
     return np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist()
 
 
-def evenly(pictures: Pictures, count: int) -> list[Shown]:
+def evenly(pictures: "Pictures", count: int) -> list[Shown]:
     chosen = places(len(pictures), count)
     return [Shown(pictures.source(n), pictures.name(n), pictures.classes[pictures.label(n)]) for n in chosen]
 

@@ -15,6 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
+from vitrail.models.merging import MergingBlocks
 
 Output = Literal["logits", "class", "mean", "tokens"]
 
@@ -36,7 +37,8 @@ class Shipped(nn.Module):
         self.folded = type(embed) is PatchEmbed  # a stem that pads its pictures would pad them with another colour
         if isinstance(embed, PatchEmbed) and self.folded:
             self.model.patch_embed = PaneEmbed(embed, preprocessing)
-        if fused:
+        merges = any(isinstance(module, MergingBlocks) for module in self.model.modules())  # asks the attention itself
+        if fused and not merges:
             for module in [*self.model.modules()]:
                 inner = getattr(module, "attn", None)
                 if type(inner) is SelfAttention and inner.positions is None:

@@ -80,6 +80,8 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
             )
     if not is_exported(model) and wish.engine == "auto" and count >= WORTH_MEASURING:
         notes.append("engine compiled was not tried, for compiling takes half a minute: --engine compiled")
+    if not is_exported(model) and wish.device == "auto":
+        wish = replace(wish, device=likely_device())
     predictors = {name: open_with(model, wish, name) for name in names}
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
@@ -94,6 +96,12 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
             notes.append(f"engine {found.engine.name}: nothing measured for {count} picture{'s' * (count > 1)}")
         return Chosen(found, batch, tuple(notes))
     return fastest(model, predictors, wish, batch, notes)
+
+
+def likely_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def open_with(model: str | Path, wish: Wish, name: EngineName) -> Predictor:
@@ -157,18 +165,19 @@ def fastest(
     model: str | Path, predictors: dict[EngineName, Predictor], wish: Wish, batch: int, notes: list[str]
 ) -> Chosen:
     """Of the candidates the one with the most pictures a second, as measured now or before."""
-    ways = candidates(predictors, wish)
-    key = " ".join([machine(), identity(model), str(batch), wish.output, str(wish.merge), *map(str, ways)])
+    ways = {in_words(predictors[way[0]].engine.name, way): way for way in candidates(predictors, wish)}
+    key = ", ".join([machine(), identity(model), f"batch {batch}", wish.output, f"merge {wish.merge}", *ways])
     known = recall(key)
     speeds: dict[str, float] = {} if known is None else known.get("images_per_second", {})
-    if set(speeds) != {str(way) for way in ways}:
-        speeds = {str(way): measured(with_way(predictors[way[0]], way, model, wish), batch) for way in ways}
+    if known is None or set(speeds) != set(ways):
+        known = None
+        speeds = {name: measured(with_way(predictors[way[0]], way, model, wish), batch) for name, way in ways.items()}
         remember(key, {"images_per_second": speeds, "when": time.strftime("%Y-%m-%d %H:%M")})
-    best = max(ways, key=lambda way: speeds[str(way)])
-    found = with_way(predictors[best[0]], best, model, wish)
-    told = ", ".join(f"{in_words(predictors[way[0]].engine.name, way)} {speeds[str(way)]:.0f}" for way in ways)
+    best = max(ways, key=lambda name: speeds[name])
+    found = with_way(predictors[ways[best][0]], ways[best], model, wish)
+    told = ", ".join(f"{name} {speeds[name]:.0f}" for name in ways)
     when = "measured now" if known is None else f"measured {known.get('when', 'before')}"
-    notes.append(f"engine {in_words(found.engine.name, best)}; images/s {when}: {told}")
+    notes.append(f"engine {best}; images/s {when}: {told}")
     return Chosen(found, batch, tuple(notes))
 
 
@@ -203,6 +212,7 @@ def with_way(predictor: Predictor, way: Way, model: str | Path, wish: Wish) -> P
 
 
 def in_words(name: str, way: Way) -> str:
+    """As "onnx 2×1": two streams of one thread each."""
     return f"{name} {way[1]}×{way[2]}"
 
 

@@ -103,7 +103,7 @@ class Predictor:
         """The likeliest classes of one picture, of any kind that `vitrail.data.images.open_image` takes."""
         check_count("top", top)
         self.check_classes()
-        return self.likeliest(self.engine.run(self.prepared(image)[None])[0], top)
+        return self.likeliest(self.engine.run(np.stack([self.prepared(image)]))[0], top)
 
     def predict_all(self, images: Iterable[Any], batch: int = BATCH, top: int = 5) -> Iterator[Prediction]:
         """One prediction a picture, in order, a few batches ahead; a picture that cannot be read is a DataError."""

@@ -1,0 +1,133 @@
+"""vitrail embed as a user meets it."""
+
+import csv
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bad_pictures import damage
+from forking import forked
+from toy_data import picture
+from toy_models import saved_model
+
+from vitrail.predict.viewer import Viewer
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png")):
+        picture(tmp_path / "photos" / name, number)
+    return Path("photos")
+
+
+NAMES = ["photos/a/1.png", "photos/a/2.png", "photos/b/1.png"]
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
+
+
+@torch.inference_mode()
+def tokens(model: Path) -> Any:
+    """After the last norm: (pictures, 1 + 2·2, width)."""
+    viewer = Viewer(model)
+    return viewer.model.tokens(viewer.see(NAMES)).numpy()
+
+
+@pytest.mark.parametrize("features", ["class", "mean", "tokens"])
+def test_the_features_are_the_models(vitrail_: Run, model: Path, photos: Path, features: str) -> None:
+    every = tokens(model)
+    expected = {"class": every[:, 0], "mean": every[:, 1:].mean(1), "tokens": every}[features]
+    said = vitrail_("embed", model, photos, "-o", "new/f.npy", "--features", features)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("new/f.npy: 3 pictures, ")
+    found = np.load("new/f.npy")
+    assert (found.shape, found.dtype) == (expected.shape, np.float32)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert [(row["file"], row["row"]) for row in rows_of("new/f.files.csv")] == [
+        (name, str(number)) for number, name in enumerate(NAMES)
+    ]
+    assert {path.name for path in Path("new").iterdir()} == {"f.npy", "f.files.csv"}
+
+
+def test_a_parquet_file_has_the_same(vitrail_: Run, model: Path, photos: Path) -> None:
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    assert vitrail_("embed", model, photos, "-o", "f.npy").code == 0
+    assert vitrail_("embed", model, photos, "-o", "f.parquet").code == 0
+    rows = parquet.read_table("f.parquet").to_pylist()
+    assert [(row["file"], row["error"]) for row in rows] == [(name, None) for name in NAMES]
+    np.testing.assert_array_equal(np.array([row["features"] for row in rows], np.float32), np.load("f.npy"))
+
+
+def test_bad_pictures_have_no_row(vitrail_: Run, model: Path, photos: Path) -> None:
+    bad = damage(photos)
+    said = vitrail_("embed", model, photos, "-o", "f.npy")
+    assert said.code == 1
+    assert said.err.splitlines()[-1] == (
+        f"vitrail: {len(bad)} of {len(bad) + 3} pictures could not be read; the others are in f.npy"
+    )
+    rows = rows_of("f.files.csv")
+    assert [row["file"] for row in rows] == sorted([*NAMES, *(f"photos/{name}" for name in bad)])
+    assert [row["file"] for row in rows if row["row"]] == NAMES
+    assert all(bool(row["row"]) != bool(row["error"]) for row in rows)
+    assert np.load("f.npy").shape == (3, 16)
+
+
+@pytest.mark.timeout(3600)
+def test_killed_at_random_moments_it_is_complete(
+    vitrail_: Run, model: Path, photos: Path, tmp_path: Path, kills: int
+) -> None:
+    kills = max(2, kills // 2)
+    for number in range(40 * kills):
+        picture(tmp_path / "many" / f"{number:05}.png", number)
+    words = ["embed", model, "many", "--engine", "eager", "--batch", 2]
+    chance, killed, watched = random.Random(0), 0, tmp_path / "f.npy.partial" / "features.npy"
+    for _ in range(kills):
+        before = watched.stat().st_size if watched.exists() else 0
+        process = forked([*words, "-o", "f.npy", "--resume"])
+        while process.is_alive() and not (watched.exists() and watched.stat().st_size > before):
+            time.sleep(0.001)
+        process.join(chance.uniform(0, 0.02))
+        process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+    assert killed > kills / 2, "the job was over too soon to be killed"
+    assert vitrail_(*words, "-o", "f.npy", "--resume").code == 0
+    assert vitrail_(*words, "-o", "whole.npy").code == 0
+    assert Path("f.files.csv").read_bytes() == Path("whole.files.csv").read_bytes()
+    assert [row["row"] for row in rows_of("f.files.csv")] == [str(n) for n in range(40 * kills)]
+    np.testing.assert_allclose(np.load("f.npy"), np.load("whole.npy"), atol=1e-5)
+
+
+BAD = {
+    "photos": "no -o; expected a file for the features: -o features.npy, or .parquet",
+    "photos -o f.csv": "-o f.csv says no format; expected .npy or .parquet, or --format",
+    "-o f.npy": "no pictures; expected at least one",
+    "photos -o there.npy": "there.npy already exists; expected a new name, or --overwrite to replace it",
+    "photos -o named.npy": "named.files.csv already exists; expected a new name, or --overwrite",
+    "photos -o f.npy --features cls": 'Invalid value "cls" for --features.',
+    "photos -o f.npy --top 1": "unknown option '--top'",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_words_that_do_not_fit(vitrail_: Run, model: Path, photos: Path, words: str) -> None:
+    for name in ("there.npy", "named.files.csv"):
+        Path(name).touch()
+    said = vitrail_("embed", model, *words.split())
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+    assert said.err.startswith(f"vitrail: {BAD[words]}")

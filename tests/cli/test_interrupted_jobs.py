@@ -1,0 +1,212 @@
+"""Jobs that are killed, interrupted, or out of room, and what --resume makes of them: in processes of their own."""
+
+import csv
+import io
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_pictures import damage
+from forking import forked
+from toy_data import picture
+from toy_models import saved_model
+
+Run = Callable[..., Any]
+PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the folder where we are; two of one name."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
+        picture(tmp_path / "photos" / name, number)
+    return Path("photos")
+
+
+NAMES = ["photos/a/1.png", "photos/a/2.png", "photos/b/1.png", "photos/b/c/3.jpg"]
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def many(folder: Path, count: int) -> list[str]:
+    first = picture(folder / "00000.png").read_bytes()
+    for number in range(1, count):
+        (folder / f"{number:05}.png").write_bytes(first)
+    return [str(folder / f"{number:05}.png") for number in range(count)]
+
+
+def torture(words: list[str], watched: Path, out: Path, kills: int) -> int:
+    """Kills the job at random moments, mostly after it got on, sometimes while it begins; how often in time."""
+    chance, killed = random.Random(0), 0
+    for attempt in range(kills):
+        before, process = size(watched), forked(words)
+        while attempt % 5 and process.is_alive() and size(watched) <= before and not out.exists():
+            time.sleep(0.001)
+        process.join(chance.uniform(0, 0.02))
+        process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+    process = forked(words)
+    process.join()
+    assert process.exitcode == 0
+    return killed
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_killed_at_random_moments_it_is_complete(
+    vitrail_: Run, model: Path, photos: Path, tmp_path: Path, kills: int, kind: str
+) -> None:
+    """20 times here; with --kills as often as you like."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+        kills = kills // 4
+    names, out = many(tmp_path / "many", 60 * kills), tmp_path / f"out.{kind}"
+    words = [
+        "predict",
+        str(model),
+        str(tmp_path / "many"),
+        "-o",
+        str(out),
+        "--resume",
+        "--top",
+        "1",
+        "--engine",
+        "eager",
+    ]
+    rows = tmp_path / f"{out.name}.partial" / ("rows.csv" if kind == "csv" else "rows.jsonl")
+    assert torture(words, rows, out, kills) > kills / 2, "the job was over too soon to be killed"
+    assert not list(tmp_path.glob("*.partial"))
+    whole = vitrail_("predict", model, tmp_path / "many", "-o", f"whole.{kind}", "--top", 1, "--engine", "eager")
+    assert whole.code == 0
+    if kind == "csv":
+        rows = rows_of(out.read_text())
+        assert out.read_bytes() == Path("whole.csv").read_bytes()
+    else:
+        from pyarrow.parquet import read_table
+
+        table: Any = read_table(out)
+        rows = table.to_pylist()
+    assert [row["file"] for row in rows] == names
+
+
+def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    names, words = many(tmp_path / "many", 500), ["--top", "1", "--batch", "2", "--engine", "eager"]
+    process = forked(["predict", model, "many", "-o", "out.csv", *words], stdout=Path("said"), stderr=Path("told"))
+    while process.is_alive() and size(tmp_path / "out.csv.partial" / "rows.csv") < 1000:
+        time.sleep(0.001)
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join()
+    assert (process.exitcode, Path("said").read_text()) == (130, "")
+    line = "vitrail: stopped; what is done is in out.csv.partial: the same again with --resume goes on\n"
+    assert Path("told").read_text() == line
+    done = len((tmp_path / "out.csv.partial" / "rows.csv").read_text().splitlines()) - 1
+    said = vitrail_("predict", model, "many", "-o", "out.csv", "--resume", *words)
+    assert said.code == 0
+    assert said.err == f"vitrail: note: {done} pictures were done before, 0 of which failed; going on\n"
+    assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == [
+        f"many/{Path(name).name}" for name in names
+    ]
+
+
+def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    damage(photos)
+    assert vitrail_("predict", model, photos, "-o", "whole.csv").code == 1
+    words = ("predict", model, photos, "-o", "out.csv", "--resume")
+    whole = Path("whole.csv").read_bytes()
+    half_done(vitrail_, words, whole[: len(whole) // 2])
+    said = vitrail_(*words, "--top", 1)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("vitrail: out.csv.partial was begun with top 3, not 1; expected the same to go on")
+    other = saved_model(tmp_path / "other")
+    for changed, what in (((other, photos), "model"), ((model, Path.cwd() / "photos"), "started in")):
+        said = vitrail_("predict", *changed, "-o", "out.csv", "--resume")
+        assert (said.code, f"was begun with {what} " in said.err) == (2, True), said.err
+    said = vitrail_(*words)
+    assert said.code == 1
+    assert said.err.endswith("6 of 10 pictures could not be read; the others are in out.csv\n")
+    assert Path("out.csv").read_bytes() == whole
+    assert vitrail_(*words) == (
+        0,
+        "out.csv: whole\n",
+        "vitrail: note: out.csv is there and whole; nothing to go on with: --overwrite does it anew\n",
+    )
+    assert vitrail_(*words[:-1], "--overwrite", "--top", 1).code == 1
+    assert Path("out.csv").read_bytes() != whole
+
+
+def half_done(vitrail_: Run, words: Any, rows: bytes) -> None:
+    """As a kill would leave it."""
+    from vitrail.predict import row_files
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_files.RowFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
+        assert vitrail_(*words).code == 130
+    Path("out.csv.partial/rows.csv").write_bytes(rows)
+
+
+def test_pictures_that_came_meanwhile_are_done_too(vitrail_: Run, model: Path, photos: Path) -> None:
+    words = ("predict", model, photos, "-o", "out.csv", "--resume")
+    assert vitrail_("predict", model, photos, "-o", "whole.csv").code == 0
+    half_done(vitrail_, words, b"".join(Path("whole.csv").read_bytes().splitlines(keepends=True)[:3]))
+    picture(photos / "a" / "0.png")
+    assert vitrail_(*words).code == 0
+    names = [row["file"] for row in rows_of(Path("out.csv").read_text())]
+    assert names == [*NAMES[:2], "photos/a/0.png", *NAMES[2:]]
+
+
+def test_a_full_disk(model: Path, photos: Path, tmp_path: Path, vitrail_: Run) -> None:
+    names = many(tmp_path / "many", 200)
+    words = ["predict", model, tmp_path / "many", "-o", "out.csv", "--engine", "eager"]
+    process = forked(words, stdout=Path("said"), stderr=Path("told"), longest_file=3000)
+    process.join()
+    assert (process.exitcode, Path("said").read_text()) == (1, "")
+    assert Path("told").read_text() == (
+        "vitrail: out.csv cannot be written: File too large; "
+        "what is done is kept: make room for it, then the same again with --resume\n"
+    )
+    assert size(tmp_path / "out.csv.partial" / "rows.csv") == 3000
+    assert vitrail_(*words, "--resume").code == 0
+    assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == names
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_behind_stdout(model: Path, photos: Path) -> None:
+    process = forked(["predict", model, photos, "--format", "csv"], stdout=Path("/dev/full"), stderr=Path("told"))
+    process.join()
+    assert process.exitcode == 2
+    assert Path("told").read_text() == "vitrail: the output cannot be written: No space left on device\n"
+
+
+def test_nobody_reads_on(model: Path, photos: Path, tmp_path: Path) -> None:
+    """As with `| head -1`: it ends soon, and without a word."""
+    many(tmp_path / "many", 3000)
+    read, write = os.pipe()
+    words = ["predict", model, "many", "--format", "jsonl", "--top", 1]
+    process = forked(words, stdout=write, stderr=Path("told"), closed=[read])
+    os.close(write)
+    with os.fdopen(read) as stream:
+        first = stream.readline()
+        ended = time.monotonic()
+    process.join()
+    assert (process.exitcode, Path("told").read_text()) == (0, "")
+    assert json.loads(first)["file"] == "many/00000.png"
+    assert time.monotonic() - ended < 2

@@ -1,0 +1,222 @@
+"""vitrail predict as a user meets it."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_pictures import damage
+from forking import forked
+from toy_data import picture
+from toy_models import LABELS, saved_model
+
+import vitrail
+
+Run = Callable[..., Any]
+PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the folder where we are; two of one name."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
+        picture(tmp_path / "photos" / name, number)
+    return Path("photos")
+
+
+NAMES = ["photos/a/1.png", "photos/a/2.png", "photos/b/1.png", "photos/b/c/3.jpg"]
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) -> None:
+    expected = list(vitrail.Predictor(model).predict_all(NAMES, top=2))
+    said = vitrail_("predict", model, photos, "--top", 2, "--format", "jsonl")
+    assert (said.code, said.err) == (0, "")
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert [row["file"] for row in rows] == NAMES
+    for row, prediction in zip(rows, expected, strict=True):
+        assert [each["index"] for each in row["top"]] == [each.index for each in prediction.top]
+        assert [each["label"] for each in row["top"]] == [LABELS[each.index] for each in prediction.top]
+        shares = [each.probability for each in prediction.top]
+        assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=2e-6)
+
+
+def test_a_table_for_one(vitrail_: Run, model: Path, photos: Path) -> None:
+    said = vitrail_("predict", model, NAMES[0], "--top", 99)
+    assert (said.code, said.err) == (0, "")
+    name, *lines = said.out.splitlines()
+    assert name == NAMES[0]
+    assert sorted(line.split()[2] for line in lines) == sorted(LABELS)
+    assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.05)
+
+
+def test_every_format_to_a_file(vitrail_: Run, model: Path, photos: Path) -> None:
+    kinds = ["csv", "jsonl", "json", *(["parquet"] if can_parquet() else [])]
+    for kind in kinds:
+        said = vitrail_("predict", model, photos, "-o", f"new/out.{kind}", "--top", 1)
+        assert (said.code, said.err) == (0, "")
+        assert said.out.startswith(f"new/out.{kind}: 4 pictures, ")
+    assert {path.name for path in Path("new").iterdir()} == {f"out.{kind}" for kind in kinds}
+    found = json.loads(Path("new/out.json").read_text())
+    assert [row["file"] for row in found] == NAMES
+    assert found == [json.loads(line) for line in Path("new/out.jsonl").read_text().splitlines()]
+    rows = rows_of(Path("new/out.csv").read_text())
+    answers = [(row["file"], row["top"][0]["label"], str(row["top"][0]["probability"])) for row in found]
+    assert answers == [(row["file"], row["label_1"], row["probability_1"]) for row in rows]
+    if "parquet" in kinds:
+        from pyarrow.parquet import read_table
+
+        table: Any = read_table("new/out.parquet")
+        assert [row["label_1"] for row in table.to_pylist()] == [row["label_1"] for row in rows]
+
+
+def can_parquet() -> bool:
+    try:
+        import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        return False
+    return True
+
+
+def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path, photos: Path) -> None:
+    good = rows_of(vitrail_("predict", model, photos, "--format", "csv").out)
+    bad = damage(photos)
+    Path("empty").mkdir()
+    said = vitrail_("predict", model, "empty", photos, "photos/none.png", "no*.jpg", "-o", "out.csv", "--batch", 3)
+    assert said.code == 1
+    *lines, last = said.err.splitlines()
+    assert lines[0].startswith("vitrail: 'empty' holds no pictures; expected")
+    assert lines[1].startswith("vitrail: 'no*.jpg' matches nothing; expected")
+    assert last == ("vitrail: 7 of 11 pictures and 2 of the places given could not be read; the others are in out.csv")
+    rows = rows_of(Path("out.csv").read_text())
+    assert [row["file"] for row in rows] == [*sorted([*NAMES, *(f"photos/{name}" for name in bad)]), "photos/none.png"]
+    done = [row for row in rows if not row["error"]]
+    assert [(row["file"], row["label_1"]) for row in done] == [(row["file"], row["label_1"]) for row in good]
+    shares = [float(row["probability_1"]) for row in done]
+    assert shares == pytest.approx([float(row["probability_1"]) for row in good], abs=1e-5)
+    failed = {row["file"]: row["error"] for row in rows if row["error"]}
+    assert lines[2:] == [f"vitrail: {error}" for error in failed.values()]
+    for name, message in {**bad, "none.png": "does not exist"}.items():
+        assert failed[f"photos/{name}"].startswith(f"'photos/{name}' "), failed
+        assert message in failed[f"photos/{name}"], failed
+
+
+@pytest.mark.parametrize("name", ["photos/none.png", "photos/a/text.png", "empty", "no*.jpg"])
+def test_nothing_but_bad_pictures(vitrail_: Run, model: Path, photos: Path, name: str) -> None:
+    damage(photos)
+    Path("empty").mkdir()
+    said = vitrail_("predict", model, name)
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith(f"vitrail: '{name}' ")
+    assert said.err.count("\n") == (1 if name.endswith("png") else 2)
+
+
+def test_limits_are_flags(vitrail_: Run, model: Path, photos: Path) -> None:
+    for words in (("--max-pixels", 29), ("--max-bytes", 50)):
+        said = vitrail_("predict", model, NAMES[0], *words)
+        assert said.code == 1
+        assert said.err.startswith(f"vitrail: '{NAMES[0]}' ")
+        assert vitrail_("predict", model, NAMES[0], words[0], 5000).code == 0
+
+
+def test_given_twice_is_done_once(vitrail_: Run, model: Path, photos: Path) -> None:
+    said = vitrail_("predict", model, NAMES[1], photos, "./photos/a/1.png", "--format", "csv")
+    assert (said.code, said.err) == (0, "vitrail: note: 2 of the pictures were given twice; each is done once\n")
+    assert [row["file"] for row in rows_of(said.out)] == [NAMES[1], NAMES[0], *NAMES[2:]]
+
+
+def test_names_that_are_no_text(vitrail_: Run, model: Path, photos: Path) -> None:
+    strange = os.fsdecode(b"photos/\xff\n.png")
+    Path(NAMES[0]).rename(strange)
+    for kind in ("csv", "json", "jsonl"):
+        assert vitrail_("predict", model, photos, "-o", f"out.{kind}").code == 0
+    text = Path("out.csv").read_bytes()
+    assert os.fsencode(strange) in text
+    assert json.loads(Path("out.json").read_text())[-1]["file"] == strange
+    said = vitrail_("predict", model, photos)
+    assert (said.code, said.err) == (0, "")
+    assert "photos/\\udcff\\n.png" in said.out
+
+
+BAD = {
+    "": "no pictures; expected at least one",
+    "http://example.org/a.jpg": "'http://example.org/a.jpg' is a URL, and URLs are not fetched; expected a file",
+    "photos --top 0": "--top 0; expected 1 or more",
+    "photos --batch 0": "--batch 0; expected 1 or more",
+    "photos --max-bytes 0": "--max-bytes 0; expected 1 or more",
+    "photos --merge -1": "--merge -1; expected tokens to merge",
+    "photos --format xml": 'Invalid value "xml" for --format.',
+    "photos --formt csv": "unknown option '--formt'; did you mean '--format'?",
+    "photos --format parquet": "--format parquet to a terminal or a pipe; expected a file",
+    "photos -o out.txt": "-o out.txt says no format; expected one of .csv",
+    "photos -o photos": "-o photos says no format; expected",
+    "photos -o photos --format csv": "photos is a folder; expected the name of a file",
+    "photos -o there.csv": "there.csv already exists; expected a new name, or --overwrite to replace it",
+    "photos -o half.csv": "half.csv.partial is an unfinished job; expected --resume",
+    "photos -o there.csv/out.csv": "cannot make the folder there.csv: ",
+    "photos --resume": "--resume without -o; expected -o OUT",
+    "photos --overwrite": "--overwrite without -o; expected -o OUT",
+    "photos --exact --fast": "--exact beside --fast, which is not exact; expected one of them",
+    "photos --exact --engine int8": "--exact beside --engine int8, which is not exact",
+    "photos --labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
+    "photos --labels there.csv": "0 labels for 3 classes; expected one a class",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_words_that_do_not_fit(
+    vitrail_: Run, model: Path, photos: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("there.csv").touch()
+    Path("half.csv.partial").mkdir()
+    Path("half.csv.partial/job.json").touch()
+
+    def ask(*_: object) -> None:
+        pytest.fail("the model was asked")
+
+    monkeypatch.setattr("vitrail.predict.predictor.Predictor.rows", ask, raising=False)
+    said = vitrail_("predict", model, *words.split())
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+    assert said.err.startswith(f"vitrail: {BAD[words]}")
+
+
+def test_a_model_that_is_none(vitrail_: Run, photos: Path) -> None:
+    said = vitrail_("predict", "nowhere", photos, "-o", "out.csv")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("vitrail: nowhere does not exist; expected")
+    assert not Path("out.csv.partial").exists()
+
+
+def test_labels_from_a_file(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
+    plain = saved_model(tmp_path / "plain", labels=None, classes=3)
+    Path("labels.txt").write_text("x\ny\nz\n")
+    said = vitrail_("predict", plain, NAMES[0], "--labels", "labels.txt", "--format", "csv", "--top", 3)
+    assert {rows_of(said.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {"x", "y", "z"}
+    said = vitrail_("predict", plain, NAMES[0], "--format", "csv", "--top", 3)
+    assert {rows_of(said.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {""}
+
+
+def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> None:
+    expected = vitrail_("predict", model, NAMES[0], "--format", "csv").out
+    words = ("predict", model, "-", "--format", "csv")
+    process = forked(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
+    process.join()
+    assert (process.exitcode, Path("told").read_text()) == (0, "")
+    assert Path("said").read_text() == expected.replace(NAMES[0], "-")
+    process = forked(words, stderr=Path("told"))
+    process.join()
+    assert process.exitcode == 1
+    assert Path("told").read_text().startswith("vitrail: the bytes given is empty; expected a picture")
