@@ -28,10 +28,10 @@ from prediction_models import PHOTOS, WEIGHTS, Bench, SkipError, need, weights_o
 from prediction_page import markdown, write_page
 from prediction_processes import cold, folder
 from rich.console import Console
-from vitrail.predict.answers import softmax
 
 import vitrail
 from vitrail.data.framed import framed
+from vitrail.predict.answers import softmax
 from vitrail.study.bench import Case, Request, bench
 from vitrail.study.bench_results import Line, machine, quartiles, versions
 
@@ -204,6 +204,7 @@ def main(
         raise SystemExit(f"no section {', '.join(strange)}; expected some of {', '.join(SECTIONS)}")
     console = Console(stderr=True)
     with TemporaryDirectory(prefix="vitrail-bench-") as place:
+        os.environ["HOME"] = place  # what a command keeps in its user's cache goes with the rest
         work = Bench(Path(place), rounds, threads, seed, {})
         for name in chosen:
             try:
