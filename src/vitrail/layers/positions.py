@@ -38,7 +38,7 @@ def join_axes(rows: Tensor, columns: Tensor) -> Tensor:
 
 def resample(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """The table for another grid, bicubic and antialiased; prefix rows stay as they are: (T, E + h·w, D)."""
-    known = all(isinstance(side, int) for side in new)  # in an export of any size they are symbols
+    known = not any(isinstance(side, torch.SymInt) for side in new)  # of any size in an export
     if known and old == new:
         return table
     prefix, patches = table.tensor_split([table.shape[1] - old[0] * old[1]], dim=1)

@@ -51,9 +51,10 @@ def likeliest(logits: NDArray[np.float32], labels: Sequence[str] | None, top: in
         raise VitrailError(NOT_FINITE)
     order = np.argsort(-logits, axis=-1, kind="stable")[:, :top]
     rows = zip(order.tolist(), np.take_along_axis(probabilities, order, -1).tolist(), strict=True)
+    names: Sequence[str | None] = labels or [None] * logits.shape[-1]
     return [
-        Prediction(tuple(Answer(n, None if labels is None else labels[n], p) for n, p in zip(*row, strict=True)))
-        for row in rows
+        Prediction(tuple(Answer(n, names[n], share) for n, share in zip(indices, shares, strict=True)))
+        for indices, shares in rows
     ]
 
 

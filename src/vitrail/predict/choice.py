@@ -82,17 +82,17 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
         notes.append("engine compiled was not tried, for compiling takes half a minute: --engine compiled")
     if not is_exported(model) and wish.device == "auto":
         wish = replace(wish, device=likely_device())
-    predictors = {name: open_with(model, wish, name) for name in names}
+    predictors: dict[EngineName, Predictor] = {name: open_with(model, wish, name) for name in names}
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
     if wish.fast:
         exact = predictors.pop("eager", None) if "onnx" in predictors else None
-        name = "onnx" if exact is not None else names[0]
+        name: EngineName = "onnx" if exact is not None else names[0]
         predictors = {name: in_8_bits(predictors[name], wish, sample, notes)}
     fixed = wish.streams is not None or wish.threads is not None or count < WORTH_MEASURING or cores() == 1
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
-        if count < WORTH_MEASURING and not notes:
+        if wish.engine == "auto" and count < WORTH_MEASURING and not notes:
             notes.append(f"engine {found.engine.name}: nothing measured for {count} picture{'s' * (count > 1)}")
         return Chosen(found, batch, tuple(notes))
     return fastest(model, predictors, wish, batch, notes)
@@ -227,10 +227,10 @@ def measured(predictor: Predictor, batch: int) -> float:
     took = time.perf_counter() - start
     many = np.repeat(one, max(1, min(batch, int(SECONDS / took))), 0)
     with ThreadPoolExecutor(engine.streams) as pool:
-        list(pool.map(lambda _: engine.run(one), range(engine.streams)))
+        list(pool.map(engine.run, [one] * engine.streams))
         start, done = time.perf_counter(), 0
         while done == 0 or time.perf_counter() - start < SECONDS:
-            list(pool.map(lambda _: engine.run(many), range(engine.streams)))
+            list(pool.map(engine.run, [many] * engine.streams))
             done += engine.streams * len(many)
         return done / (time.perf_counter() - start)
 
