@@ -50,8 +50,8 @@ def likeliest(logits: NDArray[np.float32], labels: Sequence[str] | None, top: in
     if np.isnan(probabilities).any():
         raise VitrailError(NOT_FINITE)
     order = np.argsort(-logits, axis=-1, kind="stable")[:, :top]
+    names: list[str | None] = [None] * logits.shape[-1] if labels is None else [*labels]
     rows = zip(order.tolist(), np.take_along_axis(probabilities, order, -1).tolist(), strict=True)
-    names: Sequence[str | None] = labels or [None] * logits.shape[-1]
     return [
         Prediction(tuple(Answer(n, names[n], share) for n, share in zip(indices, shares, strict=True)))
         for indices, shares in rows
