@@ -132,10 +132,14 @@ def prepared(places: list[str], preprocessing: Any) -> Any:
     from vitrail.data.shown import pictures_at
     from vitrail.errors import DataError
 
-    found = list[Any]()
+    found, faults = list[Any](), list[DataError]()
     for each in pictures_at(places):
         try:
             found.append(framed(each.source, preprocessing))
         except DataError as error:
-            print(f"vitrail: {error}", file=sys.stderr)
-    return np.stack(found) if found else None
+            faults.append(error)
+    if not found:
+        raise DataError(f"--check has no picture that can be read: {faults[0] if faults else 'it has none at all'}")
+    for error in faults:
+        print(f"vitrail: {error}", file=sys.stderr)
+    return np.stack(found)

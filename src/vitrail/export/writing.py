@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,8 +147,10 @@ def write_program(
 ) -> Checked:
     """For torch.export.load, which needs torch and nothing of vitrail."""
     program = exported_program(Shipped(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
+    file = BytesIO()  # by way of memory: on a full disk torch's own writing ends the process
     with quiet():
-        torch.export.save(program, place / PROGRAM, extra_files={METADATA: about.to_json()})
+        torch.export.save(program, file, extra_files={METADATA: about.to_json()})
+        (place / PROGRAM).write_bytes(file.getbuffer())
         module = torch.export.load(place / PROGRAM).module()
     with torch.inference_mode():
         found = torch.cat([module(torch.from_numpy(each[None])) for each in shown]).numpy()

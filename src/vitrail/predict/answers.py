@@ -39,7 +39,7 @@ class Prediction:
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """e^z / Σ e^z along the last axis, the largest subtracted first, so that nothing overflows."""
-    with np.errstate(invalid="ignore"):  # of infinite numbers, which the caller looks for
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinite numbers, which the caller looks for
         powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
