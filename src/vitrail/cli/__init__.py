@@ -74,7 +74,10 @@ def main() -> NoReturn:
     except ModuleNotFoundError as error:
         if error.name not in TORCH:
             raise
-        print(f"vitrail: {error.name} is not installed; expected it, or a folder that `vitrail export` wrote", file=sys.stderr)
+        print(
+            f"vitrail: {error.name} is not installed; expected it, or a folder that `vitrail export` wrote",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

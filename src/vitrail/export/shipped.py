@@ -31,7 +31,8 @@ class Shipped(nn.Module):
     ) -> None:
         super().__init__()
         check_output(model, output)
-        self.output, self.preprocessing = output, preprocessing
+        self.output: Output = output
+        self.preprocessing = preprocessing
         self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
         embed = getattr(self.model, "patch_embed", None)
         self.folded = type(embed) is PatchEmbed  # a stem that pads its pictures would pad them with another colour
