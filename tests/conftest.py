@@ -10,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from exporting import Exports, exports
 from hypothesis import settings
 
 torch.set_num_threads(1)
@@ -53,3 +54,9 @@ def shared() -> Callable[[str], Path]:
         return SHARED / name
 
     return find
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Exports:
+    """The toy exports by name, each written when it is first asked for; to be read, not changed."""
+    return exports(tmp_path_factory, worker_id)

@@ -22,6 +22,7 @@ COMMANDS = (
     *("explain", "look", "report", "lessons"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )
+TORCH = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
 
@@ -70,6 +71,11 @@ def main() -> NoReturn:
     except (VitrailError, CycloptsError) as error:
         print(f"vitrail: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
+    except ModuleNotFoundError as error:
+        if error.name not in TORCH:
+            raise
+        print(f"vitrail: {error.name} is not installed; expected it, or a folder that `vitrail export` wrote", file=sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

@@ -80,7 +80,7 @@ def export(
     from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.cli.convert import lines_of
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.export.writing import write_exported
+    from vitrail.export.writing import export_model
     from vitrail.predict.viewer import Viewer
     from vitrail.train.runs import finished_run
 
@@ -99,7 +99,7 @@ def export(
         seen_as = (seen_as or Preprocessing(image_size=config.image_size)).changed(how)
         seen_as = replace(seen_as, image_size=config.image_size)
     viewer = Viewer(found.model, preprocessing=seen_as, labels=lines_of(labels) if labels else about.labels)
-    exported, checked = write_exported(
+    exported, checked = export_model(
         viewer.model,
         out,
         preprocessing=viewer.preprocessing,
@@ -132,10 +132,14 @@ def prepared(places: list[str], preprocessing: Any) -> Any:
     from vitrail.data.shown import pictures_at
     from vitrail.errors import DataError
 
-    found = list[Any]()
+    found, faults = list[Any](), list[DataError]()
     for each in pictures_at(places):
         try:
             found.append(framed(each.source, preprocessing))
         except DataError as error:
-            print(f"vitrail: {error}", file=sys.stderr)
-    return np.stack(found) if found else None
+            faults.append(error)
+    if not found:
+        raise DataError(f"--check has no picture that can be read: {faults[0] if faults else 'it has none at all'}")
+    for error in faults:
+        print(f"vitrail: {error}", file=sys.stderr)
+    return np.stack(found)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
 
 MODEL, CONFIG, PROGRAM = "model.onnx", "config.json", "model.pt2"
+PARTS = (f"{MODEL}.data", MODEL, PROGRAM, CONFIG)  # all that an export may consist of, the description last
 METADATA = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT = 1  # grows only when an older vitrail can no longer use the file
+PRECISIONS = ("fp32", "int8")
 OUTPUTS = ("logits", "class", "mean", "tokens")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a model that is no export
 KINDS: dict[str, type | tuple[type, ...]] = {
     "precision": str,
     "output": str,
@@ -36,7 +39,7 @@ class Exported:
     labels: tuple[str, ...] | None = None  # one a class, in order
     multiple: int = 0  # of which rows and columns may be any multiple; 0: they are those of the preprocessing
     merge: int = 0  # tokens that each layer merges
-    agreement: Mapping[str, int] | None = None  # of int8 with fp32: pictures shown, and of how many the first class is
+    agreement: Mapping[str, int] | None = None  # of int8 with fp32: pictures shown, and of how many the answer is
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
     digest: str = ""  # of the weights that were exported
 
@@ -62,13 +65,19 @@ class Exported:
 
 
 def checked(data: dict[str, Any]) -> dict[str, Any]:
-    known = {each.name for each in fields(Exported)}
-    data = {name: value for name, value in data.items() if name in known}
+    ours = {each.name for each in fields(Exported)}
+    data = {name: value for name, value in data.items() if name in ours}
     for name, kind in KINDS.items():
         if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
             raise ConfigError(f"{name} is {repr(data[name])[:40]}")
-    if data.get("output") not in OUTPUTS:
-        raise unknown("output", data.get("output"), OUTPUTS)
+        if kind is int and data.get(name, 0) < 0:
+            raise ConfigError(f"{name} is {data[name]}")
+    for name, known in (("precision", PRECISIONS), ("output", OUTPUTS)):
+        if data.get(name) not in known:
+            raise unknown(name, data.get(name), known)
+    seen = data.get("agreement")
+    if seen and (set(seen) != {"pictures", "same"} or not all(type(each) is int for each in seen.values())):
+        raise ConfigError(f"agreement is {repr(seen)[:40]}")
     how, labels = data.get("preprocessing"), data.get("labels")
     if not isinstance(how, dict):
         raise ConfigError(f"preprocessing is {repr(how)[:40]}")
@@ -83,9 +92,12 @@ def checked(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_exported(place: str | Path) -> bool:
-    """A folder with an ONNX file or what should stand beside one, or such a file itself."""
+    """A folder that says so or has such a file and no weights beside it, or the ONNX file itself."""
     path = Path(place)
-    return path.suffix == ".onnx" or (path / MODEL).exists() or (path / PROGRAM).exists() or says_exported(path)
+    if path.suffix == ".onnx" or says_exported(path):
+        return True
+    there = [name for name in (MODEL, PROGRAM, *WEIGHTS) if (path / name).exists()]
+    return there in ([MODEL], [PROGRAM], [MODEL, PROGRAM])
 
 
 def says_exported(folder: Path) -> bool:
@@ -113,7 +125,11 @@ def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
     file = model_file(place)
     beside = file.parent / CONFIG
     if Path(place).is_dir() and beside.exists():
-        return Exported.from_json(beside.read_text("utf-8", "replace"), str(beside))
+        try:
+            text = beside.read_text("utf-8", "replace")
+        except OSError as error:
+            raise CheckpointError(f"{beside} cannot be read: {one_line(error)}") from None
+        return Exported.from_json(text, str(beside))
     if METADATA not in inside:
         raise CheckpointError(
             f"{file} does not say how it sees pictures; expected what `vitrail export` wrote, or {CONFIG} beside it"

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def write_onnx(
 def exported_program(shipped: Shipped, *, dynamic: bool) -> torch.export.ExportedProgram:
     """By torch.export: any batch, and with `dynamic` any number of patches."""
     config = shipped.model.config
-    size = pair(config.image_size)
+    size = pair(shipped.preprocessing.image_size)
     sides: dict[int, Any] = {0: torch.export.Dim("batch")}
     if dynamic:
         if not getattr(config, "dynamic", False):
@@ -70,9 +71,9 @@ def exported_program(shipped: Shipped, *, dynamic: bool) -> torch.export.Exporte
 
 
 def multiple_of(model: Any) -> int:
-    """Of which the rows and columns of a picture must be a multiple."""
-    config = model.config
-    return max(pair(getattr(config, "patch", None) or getattr(config, "patch_size", 1)))
+    """Of which the rows and columns of a picture must be a multiple: the pixels of a token, or 1 without tokens."""
+    sides = zip(pair(model.config.image_size), getattr(model, "grid", pair(model.config.image_size)), strict=True)
+    return lcm(*(pixels // tokens for pixels, tokens in sides))
 
 
 @contextmanager

@@ -8,15 +8,15 @@ all numbers of a tensor, the rest would drown in it (ViT-Ti/16's block 7 has suc
 import logging
 from dataclasses import replace
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
+from vitrail.export.agreement import agreeing
 from vitrail.export.exported import CONFIG, METADATA, MODEL, Exported
+from vitrail.export.folder import written_whole
 
 OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
 
@@ -73,7 +73,7 @@ def needed() -> Any:
     try:
         import onnx
     except ImportError:
-        raise ConfigError("8 bits need onnx; expected it installed: pip install 'vitrail[export]'") from None
+        raise ConfigError("exporting needs onnx; expected it installed: pip install 'vitrail[export]'") from None
     return onnx
 
 
@@ -82,22 +82,17 @@ def in_8_bits(file: Path, folder: Path, about: Exported, pixels: NDArray[np.uint
     onnx = needed()
     from onnxruntime import InferenceSession, SessionOptions
 
-    def first(path: Path) -> NDArray[np.intp]:
+    def answers(path: Path) -> NDArray[np.float32]:
         options = SessionOptions()
         options.log_severity_level = 4
         session: Any = InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return np.array([session.run(None, {"pixels": each[None]})[0].reshape(-1).argmax() for each in pixels])
+        return np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in pixels])
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with written_whole(folder) as place:
         quantise(file, place / MODEL, pixels[:8])
-        same = int((first(file) == first(place / MODEL)).sum())
+        same = agreeing(answers(place / MODEL), answers(file), about.output)
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
         model = onnx.load(str(place / MODEL))
         onnx.helper.set_model_props(model, {METADATA: about.to_json()})
         onnx.save(model, str(place / MODEL))
         (place / CONFIG).write_text(about.to_json(), "utf-8")
-        place.rename(folder)
-    finally:
-        rmtree(place, ignore_errors=True)

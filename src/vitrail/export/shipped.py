@@ -31,7 +31,7 @@ class Shipped(nn.Module):
     ) -> None:
         super().__init__()
         check_output(model, output)
-        self.output = output
+        self.output, self.preprocessing = output, preprocessing
         self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
         embed = getattr(self.model, "patch_embed", None)
         self.folded = type(embed) is PatchEmbed  # a stem that pads its pictures would pad them with another colour
@@ -60,7 +60,7 @@ def answer(model: Any, images: Tensor, output: Output) -> Tensor:
     if output == "class":
         return (model.encode(images, queries=1) if hasattr(model, "encode") else model.tokens(images))[:, 0]
     tokens = model.tokens(images)
-    return tokens if output == "tokens" else tokens[:, model.prefix :].mean(1)
+    return tokens if output == "tokens" else tokens[:, getattr(model, "prefix", 0) :].mean(1)
 
 
 def check_output(model: Any, output: Output) -> None:

@@ -1,12 +1,11 @@
 """An exported folder, written whole or not at all, and checked against torch before it appears."""
 
 from collections.abc import Mapping
-from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +16,9 @@ from torch import nn
 from vitrail.data.photos import views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, one_line
+from vitrail.export.agreement import agreeing
 from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported
+from vitrail.export.folder import check_place, written_whole
 from vitrail.export.onnx_file import exported_program, multiple_of, quiet, write_onnx
 from vitrail.export.quantise import needed, quantise
 from vitrail.export.shipped import Output, Shipped, answer, check_output
@@ -36,10 +37,10 @@ class Checked:
 
     pictures: int
     difference: float  # the largest, of probabilities or, of features, in shares of the largest number
-    same: int  # pictures with the same first class; of features all
+    same: int  # pictures with the same first class, or with features alike
 
 
-def write_exported(
+def export_model(
     model: nn.Module,
     folder: Path,
     *,
@@ -55,12 +56,12 @@ def write_exported(
     overwrite: bool = False,
 ) -> tuple[Exported, Checked]:
     """`pictures` (B, rows, columns, C), framed for the model, are checked besides the built-in photos and noise."""
-    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is there already; expected a new folder, or --overwrite")
-    if to == "onnx-int8":
+    check_place(folder, overwrite=overwrite)
+    if to != "torch-export":
         needed()
     check_output(model, output)
-    model = model.cpu().eval()
+    weights = digest(model)
+    model = in_float32(model)
     about = Exported(
         precision="int8" if to == "onnx-int8" else "fp32",
         output=output,
@@ -70,13 +71,11 @@ def write_exported(
         multiple=multiple_of(model) if dynamic else 0,
         merge=merge,
         provenance=provenance or {},
-        digest=digest(model),
+        digest=weights,
     )
     shown = samples(preprocessing, pictures)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        lighter = merged(model, merge)
+    lighter = merged(model, merge)
+    with written_whole(folder) as place:
         if to == "torch-export":
             checked = write_program(lighter, place, about, shown, dynamic=dynamic)
         else:
@@ -90,24 +89,15 @@ def write_exported(
                 about = replace(about, agreement={"pictures": checked.pictures, "same": checked.same})
             describe(place / MODEL, about)
         (place / CONFIG).write_text(about.to_json(), "utf-8")
-        place.chmod(0o755)
-        put(place, folder)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {folder}: {one_line(error)}") from error
-    finally:
-        rmtree(place, ignore_errors=True)
     return about, checked
 
 
-def put(place: Path, folder: Path) -> None:
-    """In one step where nothing was; over an older export file by file, the description last."""
-    if folder.is_dir() and any(folder.iterdir()):
-        for file in sorted(place.iterdir(), key=lambda file: file.name == CONFIG):
-            file.replace(folder / file.name)
-        return
-    with suppress(FileNotFoundError):
-        folder.rmdir()
-    place.rename(folder)
+def in_float32(model: nn.Module) -> nn.Module:
+    """On the CPU; what is there already is not copied."""
+    tensors = (*model.parameters(), *model.buffers())
+    if all(each.device.type == "cpu" and each.dtype in (torch.float32, torch.int64) for each in tensors):
+        return model.eval()
+    return deepcopy(model).cpu().float().eval()
 
 
 def samples(preprocessing: Preprocessing, pictures: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
@@ -142,14 +132,14 @@ def by_torch(model: nn.Module, about: Exported, shown: NDArray[np.uint8]) -> NDA
 def compared(found: NDArray[np.float32], expected: NDArray[np.float32], output: Output, *, exact: bool) -> Checked:
     if output == "logits":
         a, b = (torch.from_numpy(each).softmax(-1) for each in (found, expected))
-        difference, same = float((a - b).abs().max()), int((a.argmax(-1) == b.argmax(-1)).sum())
+        difference = float((a - b).abs().max())
     else:
-        difference, same = float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12)), len(found)
+        difference = float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12))
     if not np.isfinite(difference):
         raise CheckpointError("the model answers NaN; expected finite weights: load them again, or in float32")
     if exact and difference > CLOSE:
         raise CheckpointError(f"what was exported differs from torch by {difference:.2g}; expected at most {CLOSE:g}")
-    return Checked(len(found), difference, same)
+    return Checked(len(found), difference, agreeing(found, expected, output))
 
 
 def write_program(
@@ -157,8 +147,10 @@ def write_program(
 ) -> Checked:
     """For torch.export.load, which needs torch and nothing of vitrail."""
     program = exported_program(Shipped(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
+    file = BytesIO()  # by way of memory: on a full disk torch's own writing ends the process
     with quiet():
-        torch.export.save(program, place / PROGRAM, extra_files={METADATA: about.to_json()})
+        torch.export.save(program, file, extra_files={METADATA: about.to_json()})
+        (place / PROGRAM).write_bytes(file.getbuffer())
         module = torch.export.load(place / PROGRAM).module()
     with torch.inference_mode():
         found = torch.cat([module(torch.from_numpy(each[None])) for each in shown]).numpy()

@@ -39,7 +39,7 @@ class Prediction:
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """e^z / Σ e^z along the last axis, the largest subtracted first, so that nothing overflows."""
-    with np.errstate(invalid="ignore"):  # of infinite numbers, which the caller looks for
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinite numbers, which the caller looks for
         powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
@@ -50,10 +50,11 @@ def likeliest(logits: NDArray[np.float32], labels: Sequence[str] | None, top: in
     if np.isnan(probabilities).any():
         raise VitrailError(NOT_FINITE)
     order = np.argsort(-logits, axis=-1, kind="stable")[:, :top]
+    names: list[str | None] = [None] * logits.shape[-1] if labels is None else [*labels]
     rows = zip(order.tolist(), np.take_along_axis(probabilities, order, -1).tolist(), strict=True)
     return [
-        Prediction(tuple(Answer(n, None if labels is None else labels[n], p) for n, p in zip(*row, strict=True)))
-        for row in rows
+        Prediction(tuple(Answer(n, names[n], share) for n, share in zip(indices, shares, strict=True)))
+        for indices, shares in rows
     ]
 
 

@@ -2,8 +2,9 @@
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from vitrail.data.framed import DEFAULT, Limits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.export.agreement import agreeing
 from vitrail.export.exported import is_exported, model_file
 from vitrail.models.checks import pair
 from vitrail.predict.kept import fingerprint, kept_int8, recall, remember
@@ -24,6 +26,7 @@ EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]
 WORTH_EXPORTING = 500  # pictures: for fewer, exporting a model takes longer than it saves
 WORTH_MEASURING = 16  # pictures
 AGREES = 0.9  # share of pictures on which int8 must say what fp32 says to be taken by --fast
+FEWEST = 8  # pictures of the job that tell whether it does; else the built-in ones do
 SECONDS = 0.25  # that one candidate is measured for
 
 
@@ -82,17 +85,15 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
         notes.append("engine compiled was not tried, for compiling takes half a minute: --engine compiled")
     if not is_exported(model) and wish.device == "auto":
         wish = replace(wish, device=likely_device())
-    predictors = {name: open_with(model, wish, name) for name in names}
+    predictors = opened(model, wish, names, notes)
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
-    if wish.fast:
-        exact = predictors.pop("eager", None) if "onnx" in predictors else None
-        name = "onnx" if exact is not None else names[0]
-        predictors = {name: in_8_bits(predictors[name], wish, sample, notes)}
+    if wish.fast and len(predictors) == len(names):
+        predictors = {names[-1]: in_8_bits(predictors[names[-1]], wish, sample, notes)}
     fixed = wish.streams is not None or wish.threads is not None or count < WORTH_MEASURING or cores() == 1
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
-        if count < WORTH_MEASURING and not notes:
+        if wish.engine == "auto" and count < WORTH_MEASURING and not notes:
             notes.append(f"engine {found.engine.name}: nothing measured for {count} picture{'s' * (count > 1)}")
         return Chosen(found, batch, tuple(notes))
     return fastest(model, predictors, wish, batch, notes)
@@ -104,6 +105,17 @@ def likely_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def opened(model: str | Path, wish: Wish, names: Sequence[EngineName], notes: list[str]) -> dict[EngineName, Predictor]:
+    """The first, and of the others those that this machine can have."""
+    found = {names[0]: open_with(model, wish, names[0])}
+    for name in names[1:]:
+        try:
+            found[name] = open_with(model, wish, name)
+        except VitrailError as error:  # a full disk, a package that is missing, a model that has no export
+            notes.append(f"engine {name} was left out: {error}")
+    return found
+
+
 def open_with(model: str | Path, wish: Wish, name: EngineName) -> Predictor:
     return Predictor(
         model,
@@ -112,12 +124,17 @@ def open_with(model: str | Path, wish: Wish, name: EngineName) -> Predictor:
         device=wish.device,
         engine=wish.engine if is_exported(model) else name,
         streams=wish.streams or 1,
-        threads=wish.threads or (max(1, cores() // wish.streams) if wish.streams else None),
+        threads=threads_of(wish),
         output=wish.output,
         merge=wish.merge,
         limits=wish.limits,
         scaled=not wish.exact,
     )
+
+
+def threads_of(wish: Wish) -> int | None:
+    """Of each stream, where they are said or follow from how many streams there are."""
+    return wish.threads or (max(1, cores() // wish.streams) if wish.streams else None)
 
 
 def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list[str]) -> Predictor:
@@ -133,27 +150,24 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
         return exact
     if engine.name != "onnx":
         raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
-    quick = Predictor(
-        kept_int8(engine.place, engine.about),
-        labels=exact.labels,
-        streams=wish.streams or 1,
-        threads=wish.threads,
-        output=wish.output,
-        limits=wish.limits,
-        scaled=True,
-    )
-    shown, kind = list[Any](), "of these"
+    try:
+        quick = open_with(kept_int8(engine.place, engine.about), replace(wish, engine="auto", merge=0), "auto")
+    except VitrailError as error:
+        notes.append(f"engine int8 was left out: {error}")
+        return exact
+    quick.labels, quick.preprocessing = exact.labels, exact.preprocessing
+    seen = quick.engine.about.agreement or {}  # pyright: ignore[reportAttributeAccessIssue]
+    same, total, kind = seen.get("same", 0), seen.get("pictures", 0), "built-in"
+    shown = list[Any]()
     for each in sample:
         try:
             shown.append(exact.prepared(each.source))
         except DataError:  # told when its turn comes
             continue
-    if len(shown) < 8 or wish.output != "logits":
-        about = quick.engine.about.agreement if hasattr(quick.engine, "about") else None  # pyright: ignore
-        same, total, kind = (about or {}).get("same", 0), (about or {}).get("pictures", 0), "built-in"
-    else:
-        a, b = exact.engine.run(np.stack(shown)), quick.engine.run(np.stack(shown))
-        same, total = int((a.argmax(-1) == b.argmax(-1)).sum()), len(shown)
+    if len(shown) >= FEWEST:
+        pixels = np.stack(shown)
+        same = agreeing(quick.engine.run(pixels), exact.engine.run(pixels), wish.output)
+        total, kind = len(shown), "of these"
     if not total or same < AGREES * total:
         notes.append(f"int8 agrees with fp32 on {same} of {total} {kind} pictures: too few, so fp32 is used")
         return exact
@@ -168,17 +182,22 @@ def fastest(
     ways = {in_words(predictors[way[0]].engine.name, way): way for way in candidates(predictors, wish)}
     key = ", ".join([machine(), identity(model), f"batch {batch}", wish.output, f"merge {wish.merge}", *ways])
     known = recall(key)
-    speeds: dict[str, float] = {} if known is None else known.get("images_per_second", {})
-    if known is None or set(speeds) != set(ways):
+    speeds: Any = None if known is None else known.get("images_per_second")
+    if known is None or not is_table(speeds, ways):
         known = None
-        speeds = {name: measured(with_way(predictors[way[0]], way, model, wish), batch) for name, way in ways.items()}
+        speeds = {name: measured(with_way(predictors[way[0]], way), batch) for name, way in ways.items()}
         remember(key, {"images_per_second": speeds, "when": time.strftime("%Y-%m-%d %H:%M")})
     best = max(ways, key=lambda name: speeds[name])
-    found = with_way(predictors[ways[best][0]], ways[best], model, wish)
+    found = with_way(predictors[ways[best][0]], ways[best])
     told = ", ".join(f"{name} {speeds[name]:.0f}" for name in ways)
     when = "measured now" if known is None else f"measured {known.get('when', 'before')}"
     notes.append(f"engine {best}; images/s {when}: {told}")
     return Chosen(found, batch, tuple(notes))
+
+
+def is_table(speeds: Any, ways: Iterable[str]) -> bool:
+    """Of what was kept: a number for each way, or it is no use."""
+    return isinstance(speeds, dict) and all(isinstance(speeds.get(name), int | float) for name in ways)
 
 
 Way = tuple[EngineName, int, int]  # the engine, its streams, the threads of each
@@ -198,17 +217,19 @@ def candidates(predictors: dict[EngineName, Predictor], wish: Wish) -> list[Way]
     ]
 
 
-def with_way(predictor: Predictor, way: Way, model: str | Path, wish: Wish) -> Predictor:
-    engine = predictor.engine
+def with_way(predictor: Predictor, way: Way) -> Predictor:
+    """The same predictor, its engine with these streams and threads."""
+    engine: Any = predictor.engine
     if (engine.streams, engine.threads) == way[1:]:
         return predictor
     if engine.name in ("onnx", "int8"):
         from vitrail.predict.onnx_engine import OnnxEngine
 
-        place: Path = engine.place  # pyright: ignore[reportAttributeAccessIssue]
-        predictor.engine = OnnxEngine(place, streams=way[1], threads=way[2])
-        return predictor
-    return open_with(model, replace(wish, streams=way[1], threads=way[2]), way[0])
+        predictor.engine = OnnxEngine(engine.place, streams=way[1], threads=way[2])
+    else:  # the model is as it was
+        predictor.engine = copy(engine)
+        predictor.engine.streams, predictor.engine.threads = way[1:]
+    return predictor
 
 
 def in_words(name: str, way: Way) -> str:
@@ -227,10 +248,10 @@ def measured(predictor: Predictor, batch: int) -> float:
     took = time.perf_counter() - start
     many = np.repeat(one, max(1, min(batch, int(SECONDS / took))), 0)
     with ThreadPoolExecutor(engine.streams) as pool:
-        list(pool.map(lambda _: engine.run(one), range(engine.streams)))
+        list(pool.map(engine.run, [one] * engine.streams))
         start, done = time.perf_counter(), 0
         while done == 0 or time.perf_counter() - start < SECONDS:
-            list(pool.map(lambda _: engine.run(many), range(engine.streams)))
+            list(pool.map(engine.run, [many] * engine.streams))
             done += engine.streams * len(many)
         return done / (time.perf_counter() - start)
 

@@ -5,18 +5,22 @@ from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Literal
 
 from vitrail import __version__
 from vitrail.checkpoint.atomic import write_whole
-from vitrail.errors import CheckpointError, VitrailError
-from vitrail.export.exported import MODEL, Exported
+from vitrail.errors import CheckpointError, VitrailError, one_line
+from vitrail.export.exported import CONFIG, MODEL, Exported
 
 MEASURED = "engines.json"
 
 
 def cache_folder() -> Path:
-    return Path.home() / ".cache" / "vitrail"
+    try:
+        return Path.home() / ".cache" / "vitrail"
+    except RuntimeError as error:
+        raise CheckpointError(f"{one_line(error)} expected one, to keep exports in: set HOME") from None
 
 
 def export_folder(viewer: Any, output: str, *, merge: int, precision: str) -> Path:
@@ -28,13 +32,17 @@ def export_folder(viewer: Any, output: str, *, merge: int, precision: str) -> Pa
     return cache_folder() / "exports" / sha256(text.encode()).hexdigest()[:32]
 
 
-def kept_export(viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"]) -> Path:
+def kept_export(
+    viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], anew: bool = False
+) -> Path:
     """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
-    from vitrail.export.writing import write_exported
+    from vitrail.export.writing import export_model
 
     place = export_folder(viewer, output, merge=merge, precision=precision)
-    if not (place / MODEL).is_file():
-        write_exported(
+    if anew:
+        rmtree(place, ignore_errors=True)
+    if not is_whole(place):
+        export_model(
             viewer.model,
             place,
             preprocessing=viewer.preprocessing,
@@ -54,9 +62,13 @@ def kept_int8(place: Path, about: Exported) -> Path:
 
     file = model_file(place)
     kept = cache_folder() / "exports" / sha256(f"{__version__}int8{fingerprint(file)}".encode()).hexdigest()[:32]
-    if not (kept / MODEL).is_file():
+    if not is_whole(kept):
         in_8_bits(file, kept, about, views(32, about.preprocessing))
     return kept
+
+
+def is_whole(place: Path) -> bool:
+    return (place / MODEL).is_file() and (place / CONFIG).is_file()
 
 
 def fingerprint(file: Path) -> str:

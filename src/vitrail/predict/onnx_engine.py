@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, ConfigError, one_line
 from vitrail.export.exported import Exported, description, model_file
+from vitrail.models.checks import pair
 
 
 class OnnxEngine:
@@ -34,14 +35,23 @@ class OnnxEngine:
 
     def check_signature(self, file: Path) -> None:
         """Someone else's graph under our description would answer anything."""
-        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        channels = len(self.about.preprocessing.mean)
-        fits = len(inputs) == len(outputs) == 1 and inputs[0].type == "tensor(uint8)" and len(inputs[0].shape) == 4
-        if not fits or inputs[0].shape[3] != channels or outputs[0].name != self.about.output:
+        about, inputs, outputs = self.about, self.session.get_inputs(), self.session.get_outputs()
+        rows, columns = ("rows", "columns") if about.multiple else pair(about.preprocessing.image_size)
+        channels = len(about.preprocessing.mean)
+        fits = [(each.name, each.type) for each in (*inputs, *outputs)] == [
+            ("pixels", "tensor(uint8)"),
+            (about.output, "tensor(float)"),
+        ]
+        if fits:
+            sides, answers = inputs[0].shape[1:], outputs[0].shape[1:]
+            fits = sides[2:] == [channels] and (bool(about.multiple) or sides[:2] == [rows, columns])
+            fits = fits and (about.output != "logits" or answers == [about.classes])
+        if not fits:
             given = [(each.name, each.type, each.shape) for each in (*inputs, *outputs)]
             raise CheckpointError(
-                f"{file} has {given}; expected pixels of uint8 (batch, rows, columns, {channels}) and "
-                f"{self.about.output}: what `vitrail export` wrote"
+                f"{file} has {str(given)[:400]}; expected pixels of uint8 (batch, {rows}, {columns}, {channels}) and "
+                f"{about.output}{f' of {about.classes} classes' * (about.output == 'logits')}: what `vitrail export` "
+                "wrote, with its own config.json"
             )
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 from vitrail.data.framed import DEFAULT, Limits, framed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
-from vitrail.errors import ConfigError
-from vitrail.export.exported import is_exported
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.export.exported import Exported, is_exported
+from vitrail.models.checks import pair
 from vitrail.predict.answers import Prediction, checked_labels, likeliest
 from vitrail.predict.stream import Engine, Row, rows
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Output = Literal["logits", "class", "mean", "tokens"]
 BATCH = 8  # pictures at once, unless said
+PRECISIONS: dict[str, Literal["fp32", "int8"]] = {"onnx": "fp32", "int8": "int8"}  # of the engines that are exports
 
 
 class Predictor:
@@ -60,9 +63,13 @@ class Predictor:
         if engine in ("onnx", "int8"):
             from vitrail.predict.kept import kept_export
 
-            place = kept_export(viewer, output, merge=merge, precision="int8" if engine == "int8" else "fp32")
-            self.open_exported(place, preprocessing, self.labels, engine, streams, threads, merge)
-            return
+            for anew in (False, True):
+                place = kept_export(viewer, output, merge=merge, precision=PRECISIONS[engine], anew=anew)
+                try:
+                    return self.open_exported(place, preprocessing, self.labels, engine, streams, threads, merge)
+                except CheckpointError:  # damaged since it was written
+                    if anew:
+                        raise
         from vitrail.models.merging import merged
         from vitrail.predict.torch_engine import TorchEngine
 
@@ -96,7 +103,7 @@ class Predictor:
             about.preprocessing.std,
         ):
             raise ConfigError(f"another mean or std than {place} was exported with; expected the same: export it again")
-        self.engine, self.preprocessing, self.classes = found, preprocessing or about.preprocessing, about.classes
+        self.engine, self.preprocessing, self.classes = found, fitting(preprocessing, about), about.classes
         self.labels = about.labels if labels is None else checked_labels(labels, self.classes)
 
     def predict(self, image: Any, top: int = 5) -> Prediction:
@@ -137,6 +144,18 @@ class Predictor:
     def check_classes(self) -> None:
         if self.output != "logits":
             raise ConfigError(f"the predictor gives features, {self.output}; expected output='logits' for classes")
+
+
+def fitting(given: Preprocessing | None, about: Exported) -> Preprocessing:
+    """What is asked for, at a size that the file takes."""
+    if given is None:
+        return about.preprocessing
+    if about.multiple == 0:
+        return replace(given, image_size=about.preprocessing.image_size)
+    rows, columns = pair(given.image_size)
+    if rows % about.multiple or columns % about.multiple:
+        raise ConfigError(f"pictures of {rows}×{columns} pixels; expected multiples of {about.multiple}")
+    return given
 
 
 def cores() -> int:

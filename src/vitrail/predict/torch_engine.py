@@ -41,8 +41,16 @@ class TorchEngine:
     @torch.inference_mode()
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """(B, rows, columns, C) → (B, classes), or features."""
-        if self.threads is not None and torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)  # of this thread; each that calls has its own
+        before = torch.get_num_threads()  # of this thread; each that calls has its own
+        if self.threads not in (None, before):
+            torch.set_num_threads(self.threads)
+        try:
+            return self.computed(pixels)
+        finally:
+            if torch.get_num_threads() != before:  # which others may use for other things
+                torch.set_num_threads(before)
+
+    def computed(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float()
         images = ((images / 255 - self.mean) / self.std).to(self.dtype)
         try:

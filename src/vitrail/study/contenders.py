@@ -128,10 +128,10 @@ class Stock:
         from vitrail.data.photos import views
         from vitrail.export.exported import description, model_file
         from vitrail.export.quantise import in_8_bits
-        from vitrail.export.writing import write_exported
+        from vitrail.export.writing import export_model
 
         if not int8:
-            write_exported(self.module, folder, preprocessing=self.preprocessing, labels=self.labels)
+            export_model(self.module, folder, preprocessing=self.preprocessing, labels=self.labels)
             return
         exact = self.folder("onnx")
         in_8_bits(model_file(exact), folder, description(exact, {}), views(SHOWN, self.preprocessing))

@@ -1,0 +1,137 @@
+"""The ONNX file: of the standard, for any batch, and for any size where the model takes any."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from exporting import HOW, MODELS, Exports, by_hand, noise, shares, toy
+
+from vitrail.errors import ConfigError
+from vitrail.export.exported import MODEL
+from vitrail.export.onnx_file import exported_program, multiple_of, write_onnx
+from vitrail.export.shipped import Shipped
+from vitrail.layers.positions import bicubic_matrix
+
+
+def run(path: Path, pixels: Any) -> Any:
+    session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, {"pixels": pixels})[0]
+
+
+def domains(path: Path) -> set[str]:
+    return {node.domain for node in onnx.load(path).graph.node}
+
+
+@pytest.mark.parametrize("name", ["onnx", "int8", "any size", "portable", "tokens"])
+def test_the_checker_of_onnx_has_no_complaint(exported: Exports, name: str) -> None:
+    file = exported(name) / MODEL
+    theirs = domains(file) - {"", "ai.onnx"}
+    assert theirs <= {"com.microsoft"}
+    onnx.checker.check_model(str(file), full_check=not theirs)
+
+
+def test_only_the_standards_operators_if_asked(exported: Exports) -> None:
+    model = onnx.load(exported("portable") / MODEL)
+    assert domains(exported("portable") / MODEL) <= {"", "ai.onnx"}
+    assert [each.domain for each in model.opset_import if each.domain not in ("", "ai.onnx")] == []
+    assert not model.functions
+    assert "com.microsoft" in domains(exported("onnx") / MODEL), "which is what the flag is for"
+
+
+def test_ten_lines_of_someone_elses_code(exported: Exports, tmp_path: Path) -> None:
+    import json
+
+    import numpy as np
+    import onnxruntime
+    from PIL import Image
+
+    folder, photo = exported("portable"), tmp_path / "photo.png"
+    Image.fromarray(noise(1, (48, 32))[0]).save(photo)
+    labels = json.loads((folder / "config.json").read_text())["labels"]
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    pixels = np.asarray(Image.open(photo).convert("RGB").resize((32, 48)), dtype=np.uint8)
+    logits = session.run(None, {"pixels": pixels[None]})[0]
+    best = labels[int(logits[0].argmax())]
+
+    expected = by_hand(toy("map"), pixels[None])
+    assert labels.index(best) == expected.argmax()
+    assert np.abs(shares(logits) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_any_batch(exported: Exports, batch: int) -> None:
+    pixels = noise(batch)
+    assert np.abs(shares(run(exported("onnx") / MODEL, pixels)) - by_hand(toy("vit"), pixels)).max() < 1e-5
+
+
+SIZES = [(48, 32), (16, 16), (16, 112), (80, 48), (224, 160)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_any_size(exported: Exports, size: tuple[int, int]) -> None:
+    """As torch's own model that takes any: the table resampled, larger, smaller and oblong."""
+    pixels = noise(2, size)
+    found = run(exported("any size") / MODEL, pixels)
+    assert np.abs(shares(found) - by_hand(toy("vit any size"), pixels)).max() < 1e-5
+
+
+def test_a_size_that_does_not_fit_is_refused(exported: Exports) -> None:
+    for name, size in (("any size", (50, 32)), ("onnx", (32, 48))):
+        with pytest.raises(Exception, match=r"(?i)shape|dimension"):
+            run(exported(name) / MODEL, noise(1, size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [*(name for name in MODELS if name not in ("vit any size", "resnet", "regnety")), "resnet", "regnety"],
+)
+def test_any_size_of_every_kind(name: str, tmp_path: Path) -> None:
+    fields = {} if name in ("resnet", "regnety") else {"dynamic": True}
+    model = toy(name, **fields)
+    write_onnx(model, tmp_path / MODEL, HOW, dynamic=True)
+    for size in SIZES:
+        by = multiple_of(model)
+        size = (max(by, size[0] // by * by), max(by, size[1] // by * by))
+        found = run(tmp_path / MODEL, noise(2, size))
+        assert np.abs(shares(found) - by_hand(model, noise(2, size))).max() < 1e-4, size
+
+
+def test_a_model_of_one_size_is_not_exported_for_any() -> None:
+    with pytest.raises(ConfigError, match=r"ViT takes one size; expected a model with dynamic=True"):
+        exported_program(Shipped(toy("vit"), HOW, fused=False), dynamic=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "multiple"),
+    [
+        ("vit", {}, 16),
+        ("vit", {"patch_size": (16, 8)}, 16),
+        ("vit", {"patch_size": (8, 16)}, 16),
+        ("vit", {"patch_size": (6, 4)}, 12),
+        ("distilled", {"patch_size": 8}, 8),
+        ("hybrid", {}, 16),
+        ("cct", {}, 4),
+        ("resnet", {}, 1),
+        ("regnety", {}, 1),
+    ],
+)
+def test_what_sizes_are_multiples_of(name: str, fields: dict[str, Any], multiple: int) -> None:
+    model = toy(name, **fields)
+    assert multiple_of(model) == multiple
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, 48, 32 if 32 % multiple == 0 else 2 * multiple)) if not fields else None
+
+
+@pytest.mark.parametrize("old", [1, 2, 3, 7, 14, 24])
+def test_resampling_by_matrices_is_torchs(old: int) -> None:
+    table = torch.randn(1, 3, old, old + 2)
+    for new in (1, 2, 3, 5, 8, 14, 17, 37):
+        expected = F.interpolate(table, size=(new, 2 * new), mode="bicubic", antialias=True)
+        found = bicubic_matrix(old, new) @ table @ bicubic_matrix(old + 2, 2 * new).T
+        assert torch.allclose(found, expected, atol=2e-5), new

@@ -1,0 +1,156 @@
+"""8 bits: what is quantised, what is not, and that a picture's answer is its own."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from exporting import HOW, Exports, by_hand, noise, shares, toy
+from numpy.typing import NDArray
+
+from vitrail.data.photos import views
+from vitrail.errors import CheckpointError
+from vitrail.export.agreement import agreeing
+from vitrail.export.exported import CONFIG, METADATA, MODEL, Exported
+from vitrail.export.quantise import in_8_bits, quantise
+from vitrail.predict.onnx_engine import OnnxEngine
+
+
+def run(path: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in pixels])
+
+
+def kinds(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def test_products_with_weights_are_in_8_bits(exported: Exports) -> None:
+    found = kinds(exported("int8") / MODEL)
+    assert found.count("MatMulInteger") >= 8, "at least q and k and v, proj, fc1, fc2 of a block, the patches, the head"
+    assert "MatMul" not in found
+    weights = {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(exported("int8") / MODEL).graph.initializer
+    }
+    integers = [each for each in weights.values() if each.dtype == np.int8 and each.size > 1]
+    assert integers
+    assert max(np.abs(each.astype(int)).max() for each in integers) <= 64, "of 7 bits, for CPUs without VNNI"
+
+
+def test_it_answers_nearly_as_in_32(exported: Exports) -> None:
+    pixels = views(32, HOW)
+    found, expected = OnnxEngine(exported("int8")).run(pixels), by_hand(toy("vit"), pixels)
+    assert 1e-6 < np.abs(shares(found) - expected).max() < 0.15
+    assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.9
+
+
+def test_how_far_they_agree_is_in_the_folder(exported: Exports) -> None:
+    """And it is so: counted again, by the file against torch."""
+    about = Exported.from_json((exported("int8") / CONFIG).read_text(), "here")
+    assert about.precision == "int8"
+    assert about.agreement is not None
+    assert about.agreement["pictures"] == 36
+    pixels = np.concatenate([views(32, HOW), np.random.default_rng(0).integers(0, 256, (4, 48, 32, 3), dtype=np.uint8)])
+    same = OnnxEngine(exported("int8")).run(pixels).argmax(1) == by_hand(toy("vit"), pixels).argmax(1)
+    assert about.agreement["same"] == same.sum()
+
+
+def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(exported: Exports) -> None:
+    engine = OnnxEngine(exported("int8"))
+    one = noise(1, seed=5)
+    black, white = np.zeros_like(one), np.full_like(one, 255)
+    alone = engine.run(one)[0]
+    for others in ([black], [white], [black, white, noise(1, seed=6)]):
+        assert np.array_equal(engine.run(np.concatenate([*others, one]))[-1], alone)
+    together: Any = engine.session.run(None, {"pixels": np.concatenate([black, white, one])})[0]
+    assert not np.array_equal(together[-1], alone), "for which the engine shows them one by one"
+
+
+def graph_of_products(path: Path, factor: float) -> None:
+    """pixels / 255, of which one in 12,288 is multiplied by `factor`, times weights; tanh of that, times others."""
+    random = np.random.default_rng(0)
+    scale = np.full(12_288, 1 / 255, np.float32)
+    scale[5] *= factor
+    first, second = (random.normal(size=size).astype(np.float32) for size in ((12_288, 8), (8, 5)))
+    first[5] = 0
+    node, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
+    graph = onnx.helper.make_graph(
+        [
+            node("Cast", ["pixels"], ["numbers"], to=onnx.TensorProto.FLOAT),
+            node("Reshape", ["numbers", "shape"], ["rows"]),
+            node("Mul", ["rows", "scale"], ["scaled"]),
+            node("MatMul", ["scaled", "first"], ["between"], name="first product"),
+            node("Div", ["between", "much"], ["less"]),
+            node("Tanh", ["less"], ["tame"]),
+            node("MatMul", ["tame", "second"], ["logits"], name="second product"),
+        ],
+        "toy",
+        [onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.UINT8, ["batch", 64, 64, 3])],
+        [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 5])],
+        [
+            tensor(first, "first"),
+            tensor(second, "second"),
+            tensor(scale, "scale"),
+            tensor(np.array([-1, 12_288]), "shape"),
+            tensor(np.array(100, np.float32), "much"),
+        ],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10), path)
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.0, []), (1e5, ["first product"])])
+def test_a_product_with_one_huge_input_stays_in_32(
+    factor: float, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = noise(8, (64, 64))
+    graph_of_products(tmp_path / "exact.onnx", factor)
+    assert quantise(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == kept
+    assert kinds(tmp_path / "a.onnx").count("MatMul") == len(kept)
+    monkeypatch.setattr("vitrail.export.quantise.OUTLYING", np.inf)
+    assert quantise(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
+    apart = [
+        np.abs(run(tmp_path / name, pixels) - run(tmp_path / "exact.onnx", pixels)).max()
+        for name in ("a.onnx", "b.onnx")
+    ]
+    assert apart[0] < 0.1
+    assert (apart[1] > 1) == bool(kept), "in 8 bits the others would drown"
+
+
+def test_an_export_in_8_bits_of_its_own_file(exported: Exports, tmp_path: Path) -> None:
+    """Without torch, and as good as one made with it."""
+    source = exported("onnx")
+    about = Exported.from_json((source / CONFIG).read_text(), "here")
+    in_8_bits(source / MODEL, tmp_path / "new" / "small", about, views(32, HOW))
+    engine = OnnxEngine(tmp_path / "new" / "small")
+    assert (engine.name, engine.exact, engine.about.labels) == ("int8", False, about.labels)
+    assert engine.about.agreement is not None
+    assert engine.about.agreement["pictures"] == 32
+    inside = engine.session.get_modelmeta().custom_metadata_map[METADATA]
+    assert json.loads(inside) == json.loads((tmp_path / "new" / "small" / CONFIG).read_text())
+    assert np.allclose(engine.run(noise()), OnnxEngine(exported("int8")).run(noise()), atol=1e-5)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["small"]
+
+
+def test_when_two_features_are_the_same() -> None:
+    a = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [np.nan, 1.0]], np.float32)
+    b = np.array([[2.0, 0.1], [0.0, 1.0], [0.0, 0.0], [np.nan, 1.0]], np.float32)
+    assert agreeing(a[:1], b[:1], "class") == 1, "of the same direction"
+    assert agreeing(a[1:2], b[1:2], "class") == 0
+    assert agreeing(a[3:], b[3:], "class") == 0
+    assert agreeing(a[:2, :, None], b[:2, :, None], "tokens") == 1
+    assert agreeing(a[:2], b[:2], "logits") == 1
+
+
+def test_an_unwritable_place_leaves_nothing(exported: Exports, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    about = Exported.from_json((exported("onnx") / CONFIG).read_text(), "here")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        in_8_bits(exported("onnx") / MODEL, tmp_path / "file" / "small", about, views(8, HOW))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    shutil.copytree(exported("int8"), tmp_path / "older")
+    in_8_bits(exported("onnx") / MODEL, tmp_path / "older", about, views(8, HOW))
+    assert OnnxEngine(tmp_path / "older").about.agreement == {"pictures": 8, "same": 8}

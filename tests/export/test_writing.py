@@ -1,0 +1,262 @@
+"""An exported folder appears whole, checked against torch, or not at all; and replaces nothing but an export."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exporting import HOW, LABELS, Exports, by_hand, noise, saved_toy, shares, toy
+from forking import forked
+
+import vitrail
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.export.exported import CONFIG, MODEL, PROGRAM, Exported
+from vitrail.export.folder import check_place, put, written_whole
+from vitrail.export.writing import compared, digest, samples, export_model
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_folder_has_its_parts_and_says_what_it_is(exported: Exports) -> None:
+    for name, parts in (("onnx", {MODEL, CONFIG}), ("int8", {MODEL, CONFIG}), ("program", {PROGRAM, CONFIG})):
+        assert set(content(exported(name))) == parts
+    about = Exported.from_json((exported("onnx") / CONFIG).read_text(), "here")
+    assert (about.precision, about.output, about.multiple, about.merge) == ("fp32", "logits", 0, 0)
+    assert about.agreement is None
+    assert about.digest == digest(toy("vit"))
+    assert about.digest != digest(toy("vit any size"))
+    assert Exported.from_json((exported("any size") / CONFIG).read_text(), "here").multiple == 16
+    assert (exported("onnx").stat().st_mode & 0o777) == 0o755
+
+
+def test_a_program_needs_nothing_of_ours(exported: Exports, tmp_path: Path) -> None:
+    """In a fresh process that knows torch and numpy alone."""
+    np.save(tmp_path / "pixels.npy", noise(4))
+    program = (
+        "import sys, torch, numpy as np\n"
+        "extra = {'vitrail': ''}\n"
+        f"module = torch.export.load({str(exported('program') / PROGRAM)!r}, extra_files=extra).module()\n"
+        f"answers = [module(torch.from_numpy(each)).numpy() for each in (np.load({str(tmp_path / 'pixels.npy')!r}),)]\n"
+        f"np.save({str(tmp_path / 'answers.npy')!r}, answers[0])\n"
+        "assert 'labels' in extra['vitrail'] or b'labels' in extra['vitrail']\n"
+        "assert not any(name.split('.')[0] == 'vitrail' for name in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "answers.npy")
+    assert np.abs(shares(found) - by_hand(toy("distilled"), noise(4))).max() < 1e-5
+
+
+def fails(model: Any, folder: Path, **options: Any) -> str:
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        export_model(model, folder, **{"preprocessing": HOW, **options})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be in the end is refused before the work."""
+
+    def ask(*_: object, **__: object) -> None:
+        pytest.fail("the model was exported")
+
+    monkeypatch.setattr("vitrail.export.writing.write_onnx", ask)
+    monkeypatch.setattr("vitrail.export.writing.exported_program", ask)
+
+
+@pytest.mark.usefixtures("no_export")
+def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
+    checkpoint = saved_toy(tmp_path / "model")
+    before, model = content(checkpoint), toy("vit")
+    assert "is there already; expected a new folder, or --overwrite" in fails(model, checkpoint)
+    assert "is no export, so it is not replaced" in fails(model, checkpoint, overwrite=True)
+    assert content(checkpoint) == before, "its config.json would have been lost"
+    vitrail.load(checkpoint)
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert "is there already" in fails(model, file)
+    assert "is no export" in fails(model, file, overwrite=True)
+    assert "cannot write" in fails(model, file / "inside")
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("no_export")
+def test_what_a_model_cannot_answer_is_refused_first(tmp_path: Path) -> None:
+    assert "no head" in fails(toy("vit", classes=0), tmp_path / "a")
+    assert "without a class token; expected mean or tokens" in fails(toy("cct"), tmp_path / "a", output="class")
+    assert "merge" in fails(toy("vit"), tmp_path / "a", merge=5)
+    assert "merge" in fails(toy("rotary"), tmp_path / "a", merge=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_nan_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = np.full((36, 5), np.nan, np.float32)
+    with pytest.raises(CheckpointError, match="answers NaN"):
+        compared(answers, answers, "logits", exact=True)
+    with pytest.raises(CheckpointError, match="answers NaN"):
+        compared(answers, answers, "mean", exact=False)
+
+
+def test_what_differs_from_torch_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exported: Exports
+) -> None:
+    """An exporter that writes another model than it was given."""
+
+    def other(_: Any, path: Path, *__: Any, **___: Any) -> None:
+        shutil.copy(exported("onnx") / MODEL, path)
+
+    monkeypatch.setattr("vitrail.export.writing.write_onnx", other)
+    with torch.no_grad():
+        model = toy("vit")
+        model.head.bias[0] += 0.01
+    assert "differs from torch by" in fails(model, tmp_path / "new")
+    monkeypatch.setattr(
+        "vitrail.export.writing.write_onnx", lambda _, path, *__, **___: path.write_bytes(b"\x08\x07no")
+    )
+    assert "cannot be run" in fails(toy("vit"), tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_probabilities_and_features_are_compared() -> None:
+    a = np.array([[1.0, 2.0], [3.0, 1.0]], np.float32)
+    b = np.array([[1.0, 2.0], [1.0, 3.0]], np.float32)
+    found = compared(a, b, "logits", exact=False)
+    assert (found.pictures, found.same) == (2, 1)
+    assert found.difference == pytest.approx(0.7616, abs=1e-4)
+    with pytest.raises(CheckpointError, match=r"differs from torch by 0\.76; expected at most 0\.0001"):
+        compared(a, b, "logits", exact=True)
+    assert compared(a, a + 10, "logits", exact=True).difference < 1e-6, "the same probabilities"
+    with pytest.raises(CheckpointError, match="differs from torch"):
+        compared(a, a + 10, "mean", exact=True)
+
+
+def test_the_pictures_that_it_is_checked_on() -> None:
+    given = noise(3, seed=1)
+    shown = samples(HOW, given)
+    assert shown.shape == (3 + 32 + 4, 48, 32, 3)
+    assert np.array_equal(shown[:3], given)
+    assert len({each.tobytes() for each in shown}) == len(shown)
+    assert samples(replace(HOW, mean=(0.5,), std=(0.5,)), None).shape == (36, 48, 32, 1)
+    assert samples(HOW, given[:0]).shape[0] == 36
+
+
+def test_half_precision_and_a_size_of_the_preprocessing(tmp_path: Path) -> None:
+    """A model that takes any size, for one of them: that of the pictures, not its own."""
+    model = toy("vit any size").bfloat16()
+    how = replace(HOW, image_size=(64, 80))
+    _, checked = export_model(model, tmp_path / "new", preprocessing=how)
+    assert checked.difference < 1e-4
+    assert next(model.parameters()).dtype == torch.bfloat16, "the model given stays as it is"
+    predictor = vitrail.Predictor(tmp_path / "new")
+    assert predictor.preprocessing.image_size == (64, 80)
+    expected = by_hand(model.float(), noise(2, (64, 80)), how)
+    assert np.abs(shares(predictor.engine.run(noise(2, (64, 80)))) - expected).max() < 1e-4
+
+
+def test_digests() -> None:
+    model = toy("vit")
+    before = digest(model)
+    assert digest(toy("vit")) == before
+    with torch.no_grad():
+        model.head.bias[0] += 1e-6
+    assert digest(model) != before
+    assert len({before, digest(toy("vit").bfloat16()), digest(toy("regnety")), digest(toy("vit", classes=7))}) == 4
+
+
+def test_places(tmp_path: Path) -> None:
+    with written_whole(tmp_path / "a" / "new") as place:
+        (place / CONFIG).write_text("1")
+        (place / MODEL).write_text("2")
+        assert not (tmp_path / "a" / "new").exists()
+        assert place.parent == tmp_path / "a", "on the same disk"
+    assert content(tmp_path / "a" / "new") == {CONFIG: b"1", MODEL: b"2"}
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["new"]
+
+    with pytest.raises(ZeroDivisionError), written_whole(tmp_path / "a" / "other") as place:
+        (place / MODEL).write_text("half")
+        raise ZeroDivisionError
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["new"]
+
+    (tmp_path / "empty").mkdir()
+    check_place(tmp_path / "empty", overwrite=False)
+    with written_whole(tmp_path / "empty") as place:
+        (place / MODEL).write_text("2")
+    assert content(tmp_path / "empty") == {MODEL: b"2"}
+
+
+def test_over_an_older_export_nothing_of_it_stays(tmp_path: Path) -> None:
+    for name, parts in (("old", (MODEL, f"{MODEL}.data", CONFIG, "notes.txt")), ("new", (PROGRAM, CONFIG))):
+        (tmp_path / name).mkdir()
+        for part in parts:
+            (tmp_path / name / part).write_text(name)
+    check_place(tmp_path / "old", overwrite=True)
+    put(tmp_path / "new", tmp_path / "old")
+    assert content(tmp_path / "old") == {PROGRAM: b"new", CONFIG: b"new", "notes.txt": b"old"}
+
+
+def test_another_process_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the rename its folder appeared."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / MODEL).write_text("mine")
+    before = Path.rmdir
+
+    def rmdir(folder: Path) -> None:
+        before(folder)
+        folder.mkdir()
+        (folder / MODEL).write_text("theirs")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    put(tmp_path / "new", tmp_path / "there")
+    assert content(tmp_path / "there") == {MODEL: b"mine"}
+
+
+FORKED = pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")  # they are in sys.argv
+
+
+@FORKED
+def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
+    """Of the ONNX file, and of torch's program, which is written by C++."""
+    model = saved_toy(tmp_path / "model", width=64)
+    for to in ("onnx", "torch-export"):
+        process = forked(
+            ["export", model, tmp_path / "out" / "new", "--to", to], stderr=tmp_path / "said", longest_file=20_000
+        )
+        process.join()
+        said = (tmp_path / "said").read_text().splitlines()
+        assert process.exitcode == 2, said
+        assert len(said) == 1
+        assert said[0].startswith(f"vitrail: cannot write {tmp_path / 'out' / 'new'}: ")
+        assert list((tmp_path / "out").iterdir()) == []
+        (tmp_path / "said").unlink()
+
+
+@FORKED
+def test_killed_while_it_writes(tmp_path: Path) -> None:
+    """At any moment there is no folder of that name, or a whole one."""
+    model, out = saved_toy(tmp_path / "model"), tmp_path / "out" / "new"
+    process = forked(["export", model, out])
+    limit = time.monotonic() + 120
+    while not list(tmp_path.glob("out/.new.*")) and process.is_alive() and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
+
+
+def test_provenance(exported: Exports) -> None:
+    assert json.loads((exported("onnx") / CONFIG).read_text())["labels"] == list(LABELS)

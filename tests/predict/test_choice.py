@@ -1,0 +1,310 @@
+"""Which engine: measured once, recalled afterwards, and always with a word on why."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exporting import HOW, Exports, noise, saved_toy, toy
+
+import vitrail
+from vitrail.data.shown import Shown
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.export.exported import CONFIG
+from vitrail.predict import choice
+from vitrail.predict.choice import Chosen, Wish, choose
+from vitrail.predict.kept import cache_folder
+from vitrail.predict.onnx_engine import OnnxEngine
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("vitrail.predict.choice", "vitrail.predict.predictor"):
+        monkeypatch.setattr(f"{module}.cores", lambda: 2)
+
+
+class Speeds(dict[str, float]):
+    """Images a second by "engine streams×threads", as if measured; and which were."""
+
+    asked: list[str]
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> Speeds:
+    found = Speeds()
+    found.asked = []
+
+    def measured(predictor: Any, _: int) -> float:
+        engine = predictor.engine
+        found.asked.append(f"{engine.name} {engine.streams}×{engine.threads}")
+        return found.get(found.asked[-1], 1.0)
+
+    monkeypatch.setattr("vitrail.predict.choice.measured", measured)
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return saved_toy(tmp_path / "model")
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch, exported: Exports) -> list[Path]:
+    """Exports are copies of the toy's, which takes no time."""
+    found = list[Path]()
+
+    def write(_: Any, folder: Path, *, to: str, **__: Any) -> None:
+        found.append(folder)
+        shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder)
+
+    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    return found
+
+
+def way(chosen: Chosen) -> str:
+    engine = chosen.predictor.engine
+    return f"{engine.name} {engine.streams}×{engine.threads}"
+
+
+def pictures(count: int) -> list[Shown]:
+    return [Shown(each, str(n)) for n, each in enumerate(noise(count))]
+
+
+def test_measured_once_and_recalled(exported: Exports, speeds: Speeds) -> None:
+    speeds |= {"onnx 1×2": 100, "onnx 2×1": 150}
+    first = choose(exported("onnx"), Wish(), 1000)
+    assert way(first) == "onnx 2×1"
+    assert first.notes == ("engine onnx 2×1; images/s measured now: onnx 1×2 100, onnx 2×1 150",)
+    assert speeds.asked == ["onnx 1×2", "onnx 2×1"]
+    second = choose(exported("onnx"), Wish(), 1000)
+    assert way(second) == "onnx 2×1"
+    assert len(speeds.asked) == 2
+    assert second.notes[0].startswith("engine onnx 2×1; images/s measured 2")
+    for other in (Wish(batch=4), Wish(output="logits", batch=1)):  # another question
+        choose(exported("onnx"), other, 1000)
+    assert len(speeds.asked) == 6
+
+
+def test_what_is_kept_says_what_decided(exported: Exports, speeds: Speeds) -> None:
+    choose(exported("onnx"), Wish(), 1000)
+    kept = json.loads((cache_folder() / "engines.json").read_text())
+    (key,) = kept
+    assert "2 cores" in key
+    assert "batch 8" in key
+    assert kept[key]["images_per_second"] == {"onnx 1×2": 1.0, "onnx 2×1": 1.0}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {},
+        {"images_per_second": 5},
+        {"images_per_second": {"onnx 1×2": "fast", "onnx 2×1": 1}},
+        {"images_per_second": {"onnx 1×2": 1}},
+        {"images_per_second": None, "when": []},
+    ],
+)
+def test_what_is_kept_and_wrong_is_measured_again(kept: Any, exported: Exports, speeds: Speeds) -> None:
+    choose(exported("onnx"), Wish(), 1000)
+    place = cache_folder() / "engines.json"
+    place.write_text(json.dumps(dict.fromkeys(json.loads(place.read_text()), kept)))
+    found = choose(exported("onnx"), Wish(), 1000)
+    assert len(speeds.asked) == 4
+    assert "measured now" in found.notes[0]
+    choose(exported("onnx"), Wish(), 1000)
+    assert len(speeds.asked) == 4
+
+
+def test_without_a_cache_it_is_measured_each_time(exported: Exports, speeds: Speeds, home: Path) -> None:
+    home.write_text("a file in the way")
+    for _ in range(2):
+        assert "measured now" in choose(exported("onnx"), Wish(), 1000).notes[0]
+    assert len(speeds.asked) == 4
+
+
+def test_for_few_pictures_it_says_why_not(exported: Exports, model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    found = choose(exported("onnx"), Wish(), 1)
+    assert (found.notes, found.batch) == (("engine onnx: nothing measured for 1 picture",), 1)
+    found = choose(model, Wish(), 12)
+    assert found.notes == (
+        "engine eager: for 12 pictures exporting the model would take longer than it saves; "
+        "for many calls: vitrail export",
+    )
+    found = choose(model, Wish(), 100)
+    assert any("compiled was not tried" in each for each in found.notes)
+    assert any("for 100 pictures exporting" in each for each in found.notes)
+    assert writing == []
+    assert set(speeds.asked) == {"eager 1×2", "eager 2×1"}
+
+
+def test_for_many_the_model_is_exported_too(model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    speeds |= {"onnx 2×1": 9}
+    found = choose(model, Wish(), 1000)
+    assert way(found) == "onnx 2×1"
+    assert set(speeds.asked) == {"eager 1×2", "eager 2×1", "onnx 1×2", "onnx 2×1"}
+    assert found.predictor.labels == ("ants", "bees", "cats", "dogs", "eels")
+    assert len(writing) == 1
+    speeds.clear()
+    speeds |= {"eager 1×2": 9}
+    assert way(choose(saved_toy(model.with_name("other")), Wish(), 1000)) == "eager 1×2"
+
+
+def test_an_export_that_cannot_be_had_is_a_note(
+    model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """A full disk, a package that is missing, a model that torch cannot export: torch computes it as it is."""
+
+    def write(*_: Any, **__: Any) -> None:
+        raise CheckpointError("cannot write there: No space left on device")
+
+    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    for wish in (Wish(), Wish(fast=True)):
+        found = choose(model, wish, 1000)
+        assert found.predictor.engine.name == "eager"
+        assert "engine onnx was left out: cannot write there: No space left on device" in found.notes
+    with pytest.raises(CheckpointError, match="No space left"):
+        choose(model, Wish(engine="onnx"), 1000)
+
+
+@pytest.mark.parametrize(
+    ("wish", "ways"),
+    [
+        (Wish(streams=3), ["onnx 3×1"]),
+        (Wish(threads=3), ["onnx 1×3"]),
+        (Wish(streams=2, threads=5), ["onnx 2×5"]),
+    ],
+)
+def test_what_is_fixed_is_kept(wish: Wish, ways: list[str], exported: Exports, speeds: Speeds) -> None:
+    assert way(choose(exported("onnx"), wish, 1000)) in ways
+    assert speeds.asked == []
+    assert choose(exported("onnx"), Wish(batch=3), 1000).batch == 3
+    assert choose(exported("onnx"), Wish(batch=300), 7).batch == 7
+
+
+def test_what_is_fixed_is_kept_while_engines_are_compared(model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    choose(model, Wish(streams=2, threads=2), 1000)
+    assert speeds.asked == ["eager 2×2", "onnx 2×2"]
+    speeds.asked.clear()
+    choose(model, Wish(threads=1), 1000)
+    assert speeds.asked == ["eager 1×1", "eager 2×1", "onnx 1×1", "onnx 2×1"]
+
+
+def test_an_engine_that_was_named_is_taken(model: Path, exported: Exports, writing: list[Path]) -> None:
+    assert choose(model, Wish(engine="eager"), 1).predictor.engine.name == "eager"
+    assert choose(model, Wish(engine="onnx"), 1).predictor.engine.name == "onnx"
+    assert choose(model, Wish(engine="int8"), 1).predictor.engine.name == "int8"
+    assert choose(exported("int8"), Wish(engine="int8"), 1).predictor.engine.name == "int8"
+    with pytest.raises(ConfigError, match="engine 'eager' for .* which is exported; expected onnx or auto"):
+        choose(exported("onnx"), Wish(engine="eager"), 1)
+
+
+def test_compiled_is_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    assert way(choose(model, Wish(engine="compiled"), 1000)) == "compiled 1×2"
+
+
+def test_fast_is_8_bits_with_a_figure(exported: Exports, model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    found = choose(exported("onnx"), Wish(fast=True), 4, pictures(4))
+    assert found.predictor.engine.name == "int8"
+    assert found.notes[0].startswith("int8 agrees with fp32 on ")
+    assert found.notes[0].endswith(" of 32 built-in pictures")
+    found = choose(exported("onnx"), Wish(fast=True, streams=2), 20, pictures(20))
+    assert found.notes[0].endswith(" of 20 of these pictures")
+    assert way(found) == "int8 2×1", "two streams share two cores"
+    found = choose(model, Wish(fast=True), 4, pictures(4))
+    assert found.predictor.engine.name == "int8"
+    assert found.predictor.labels is not None
+    found = choose(exported("int8"), Wish(fast=True), 4)
+    assert found.notes[0].startswith("int8 agreed with fp32 on ")
+    assert found.notes[0].endswith(" of 36 pictures when it was exported")
+
+
+def test_unreadable_pictures_are_left_out_of_the_figure(exported: Exports) -> None:
+    mixed = [*pictures(9), Shown("none.png", "none.png"), Shown(b"no picture", "bytes")]
+    assert choose(exported("onnx"), Wish(fast=True), 11, mixed).notes[0].endswith(" of 9 of these pictures")
+
+
+@pytest.mark.parametrize("count", [4, 20])
+def test_where_8_bits_do_not_agree_32_are_used(
+    count: int, exported: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both on the built-in pictures, by what the folder says, and on those of the job, by what it answers."""
+    poor = tmp_path / "poor"
+    shutil.copytree(exported("int8"), poor)
+    about = {**json.loads((poor / CONFIG).read_text()), "agreement": {"pictures": 36, "same": 20}}
+    (poor / CONFIG).write_text(json.dumps(about))
+    monkeypatch.setattr(choice, "kept_int8", lambda *_: poor)
+    run = OnnxEngine.run
+
+    def turned(engine: Any, pixels: Any) -> Any:
+        found = run(engine, pixels)
+        return found if engine.exact else np.roll(found, 1, axis=-1)
+
+    monkeypatch.setattr(OnnxEngine, "run", turned)
+    found = choose(exported("onnx"), Wish(fast=True), count, pictures(count))
+    assert found.predictor.engine.name == "onnx"
+    assert found.notes[0].startswith(f"int8 agrees with fp32 on {20 if count == 4 else 0} of ")
+    assert found.notes[0].endswith("too few, so fp32 is used")
+
+
+def test_8_bits_that_cannot_be_made_are_a_note(exported: Exports, home: Path) -> None:
+    home.write_text("a file in the way")
+    found = choose(exported("onnx"), Wish(fast=True), 4)
+    assert found.predictor.engine.name == "onnx"
+    assert found.notes[0].startswith("engine int8 was left out: cannot write ")
+
+
+def refused(place: Any, **wish: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        choose(place, Wish(**wish), 1)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_contradicts_itself(exported: Exports, model: Path) -> None:
+    assert "which is in 8 bits; expected a model exported with --to onnx" in refused(exported("int8"), exact=True)
+    assert "exact and fast at once" in refused(model, exact=True, fast=True)
+    assert "exact and engine int8 at once" in refused(model, exact=True, engine="int8")
+    assert "--fast with --engine eager; expected auto, onnx or int8" in refused(model, fast=True, engine="eager")
+    assert "batch 0; expected 1 or more" in refused(model, batch=0)
+    assert "streams -1" in refused(model, streams=-1)
+    assert "threads 0" in refused(model, threads=0)
+    assert "merge -1" in refused(model, merge=-1)
+    assert "answers with logits; expected mean" in refused(exported("onnx"), output="mean")
+    assert "merge 2 for " in refused(exported("onnx"), merge=2)
+
+
+def test_a_measurement_is_one(exported: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an engine that takes 10 ms a call and has two streams: 400 images a second in batches of two."""
+    predictor = choose(exported("onnx"), Wish(streams=2, threads=1), 1).predictor
+
+    class Slow:
+        name, exact, streams, threads = "toy", True, 2, 1
+
+        def run(self, pixels: Sequence[Any]) -> Any:
+            time.sleep(0.01)
+            return np.zeros((len(pixels), 5), np.float32)
+
+    predictor.engine = Slow()  # pyright: ignore[reportAttributeAccessIssue]
+    assert 40 < choice.measured(predictor, 2) < 410
+
+
+def test_of_two_exports_each_is_known(exported: Exports, tmp_path: Path, model: Path) -> None:
+    shutil.copytree(exported("onnx"), tmp_path / "copy")
+    names = {choice.identity(each) for each in (exported("onnx"), exported("int8"), tmp_path / "copy", model)}
+    assert len(names) == 4
+    assert choice.identity("no/such/model") == "no/such/model"
+    before = choice.identity(model)
+    vitrail.save(toy("vit"), model, preprocessing=HOW)
+    assert choice.identity(model) != before

@@ -1,0 +1,176 @@
+"""An exported model where there is no torch: nothing of it is imported, and nothing of it is installed."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exporting import HOW, LABELS, Exports, noise, saved_toy, toy
+from packaging.requirements import Requirement
+from PIL import Image
+
+from vitrail.data.framed import framed
+from vitrail.data.photos import built_in_photos
+from vitrail.predict.predictor import Predictor
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("numpy", "pillow", "onnxruntime", "cyclopts", "rich")
+HEAVY = ("torch", "safetensors", "yaml", "onnx", "onnxscript", "scipy", "matplotlib", "huggingface_hub")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """One of each kind that is decoded in a way of its own."""
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(noise(1, (60, 70))[0]).save(tmp_path / "photos" / "a.png")
+    (tmp_path / "photos" / "b.jpg").write_bytes(built_in_photos()[0].read_bytes())
+    Image.fromarray(noise(1, (60, 70))[0]).convert("L").save(tmp_path / "photos" / "c.webp")
+    return tmp_path / "photos"
+
+
+def same_as_eager(answers: list[dict[str, Any]], photos: Path) -> None:
+    paths = sorted(photos.iterdir())
+    assert [row["file"] for row in answers] == [str(path) for path in paths]
+    eager = Predictor(toy("vit"), preprocessing=HOW, labels=LABELS, scaled=True)
+    for row, expected in zip(answers, eager.predict_all(paths), strict=True):
+        assert [each["label"] for each in row["top"]] == [each.label for each in expected.top]
+        shares = [each.probability for each in expected.top]
+        assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=1e-4)
+
+
+def test_nothing_heavy_is_imported(exported: Exports, photos: Path, tmp_path: Path) -> None:
+    """By predict and embed, in a process that has all of it at hand."""
+    for words in (
+        ["predict", exported("onnx"), photos, "--format", "json"],
+        ["predict", exported("int8"), photos / "a.png"],
+        ["predict", exported("onnx"), photos, "-o", tmp_path / "out.csv", "--exact"],
+        ["embed", exported("tokens"), photos, "-o", tmp_path / "out.npy", "--features", "tokens"],
+    ):
+        program = (
+            "import sys, atexit\n"
+            f"sys.argv = ['vitrail', *{[str(word) for word in words]!r}]\n"
+            "from vitrail.cli import main\n"
+            "try:\n    main()\n"
+            f"finally:\n    print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1] == "[]", words[0]
+
+
+def needs(names: tuple[str, ...]) -> set[str]:
+    """These distributions and all that they require."""
+    found, open_ = set[str](), list(names)
+    while open_:
+        name = open_.pop()
+        if name.lower() in found:
+            continue
+        found.add(name.lower())
+        wants = map(Requirement, distribution(name).requires or ())
+        open_ += [each.name for each in wants if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages: vitrail, what predicting needs, and what that needs."""
+    folder = tmp_path_factory.mktemp("bare")
+    for name in needs(NEEDED):
+        found = distribution(name)
+        tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            place = Path(str(found.locate_file(top)))
+            if place.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(place)
+    (folder / "vitrail").symlink_to(ROOT / "src" / "vitrail")
+    return folder
+
+
+def run(bare: Path, *words: object) -> Any:
+    """Without site-packages: only what is in that folder, and Python's own."""
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(bare), "LANG": "C.UTF-8"}
+    line = [sys.executable, "-S", "-s", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, env=env, cwd=bare)
+
+
+@pytest.mark.parametrize("name", ["torch", "safetensors", "yaml", "onnx", "simplejpeg", "pytest"])
+def test_it_is_bare(bare: Path, name: str) -> None:
+    done = run(bare, "-c", f"import {name}")
+    assert done.returncode == 1
+    assert f"No module named '{name}'" in done.stderr
+
+
+def test_where_torch_is_not_installed(bare: Path, exported: Exports, photos: Path) -> None:
+    done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos, "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 pictures\n")
+    same_as_eager(json.loads(done.stdout), photos)
+    alone = run(bare, "-m", "vitrail", "predict", exported("onnx") / "model.onnx", photos / "a.png", "--format", "json")
+    assert json.loads(alone.stdout)[0]["top"] == json.loads(done.stdout)[0]["top"]
+
+
+def test_pixels_there_are_the_same(bare: Path, photos: Path, tmp_path: Path) -> None:
+    """By the same function, without simplejpeg: bit for bit, of files decoded in full."""
+    paths = [*sorted(photos.iterdir()), *built_in_photos()]
+    program = (
+        "import sys\nimport numpy as np\n"
+        "from vitrail.data.framed import framed\nfrom vitrail.data.preprocessing import Preprocessing\n"
+        f"how = Preprocessing(image_size={HOW.image_size}, crop={HOW.crop}, mean={HOW.mean}, std={HOW.std})\n"
+        f"np.save({str(tmp_path / 'seen.npy')!r}, np.stack([framed(each, how) for each in {list(map(str, paths))!r}]))\n"
+    )
+    done = run(bare, "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(np.load(tmp_path / "seen.npy"), np.stack([framed(each, HOW) for each in paths]))
+
+
+def test_features_there(bare: Path, exported: Exports, photos: Path, tmp_path: Path) -> None:
+    words = ("embed", exported("tokens"), photos, "-o", tmp_path / "out.npy", "--features", "tokens")
+    done = run(bare, "-m", "vitrail", *words)
+    assert done.returncode == 0, done.stderr
+    eager = Predictor(toy("rotary"), preprocessing=HOW, output="tokens", scaled=True)
+    expected = eager.engine.run(np.stack([eager.prepared(path) for path in sorted(photos.iterdir())]))
+    assert np.abs(np.load(tmp_path / "out.npy") - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_what_needs_more_says_so(bare: Path, exported: Exports, photos: Path, tmp_path: Path) -> None:
+    """8 bits of an export need onnx, so it stays as it is; a checkpoint needs torch."""
+    done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos / "a.png", "--fast", "--format", "json")
+    assert done.returncode == 0
+    assert "engine int8 was left out: exporting needs onnx; expected it installed" in done.stderr
+    checkpoint = saved_toy(tmp_path / "model")
+    done = run(bare, "-m", "vitrail", "predict", checkpoint, photos / "a.png")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "torch is not installed; expected it, or a folder that `vitrail export` wrote" in done.stderr
+
+
+def test_help_there(bare: Path) -> None:
+    for words in (["--help"], ["predict", "--help"], ["--version"]):
+        done = run(bare, "-m", "vitrail", *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "vitrail" in done.stdout
+
+
+@pytest.mark.slow
+def test_in_an_environment_of_its_own(exported: Exports, photos: Path, tmp_path: Path) -> None:
+    """pip install --no-deps vitrail, and the few packages that it takes."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    pins = [f"{name}=={distribution(name).version}" for name in sorted(needs(NEEDED))]
+    line = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", ROOT, *pins]
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
+    if done.returncode and "connection" in done.stderr.lower():
+        pytest.skip("needs a network to install from")
+    assert done.returncode == 0, done.stderr
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    done = subprocess.run([str(python), "-c", "import torch"], capture_output=True, text=True, check=False, env=env)
+    assert "No module named 'torch'" in done.stderr
+    command = [str(tmp_path / "env" / "bin" / "vitrail"), "predict", str(exported("onnx")), str(photos)]
+    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    same_as_eager(json.loads(done.stdout), photos)
