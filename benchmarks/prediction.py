@@ -90,7 +90,7 @@ def engines(work: Bench) -> str:
         (
             f"Times as fast as timm's eager model with the same weights ({weights_of('ViT-Ti/16', 'ViT-B/16')}), a "
             f"batch in memory, {work.rounds_of('engines')} rounds. timm gets it normalised; ours normalises it.",
-            markdown(("model", "batch", "exact", "target", "int8", "target"), best, "lrrrrr"),
+            markdown(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
             "All of them; × 2 is two streams of one thread, among which a batch is shared out:",
             markdown(
                 ("model", "batch", "by", "images/s", "ms: p50", "p90", "p99", "to timm (quartiles)"), rows, "lrlrrrrr"
