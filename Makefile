@@ -32,8 +32,8 @@ browser:  ## Debian's Chromium, where there is none: without it the tests of pag
 fuzz: setup  ## 10,000 damaged checkpoints of every layout; `make test` makes 2,000
 	$(BIN)/pytest tests/checkpoint/test_fuzz.py --mutations 10000
 
-torture: setup  ## kills a training 200 times; `make test` does it 20 times
-	$(BIN)/pytest tests/train/test_interruptions.py --kills 200
+torture: setup  ## kills a training and jobs of predicting 200 times; `make test` does it 20 times
+	$(BIN)/pytest tests/train/test_interruptions.py tests/cli/test_interrupted_jobs.py --kills 200
 
 check: setup  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

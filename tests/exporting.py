@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.export.writing import write_exported
+from vitrail.export.writing import export_model
 
 SIZE = (48, 32)  # 3×2 patches: rows and columns are not to be mixed up
 HOW = Preprocessing(image_size=SIZE, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
@@ -89,7 +89,7 @@ def exports(factory: pytest.TempPathFactory, worker: str) -> Exports:
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
-                write_exported(toy(what.model), folder, preprocessing=HOW, labels=LABELS, **what.options)
+                export_model(toy(what.model), folder, preprocessing=HOW, labels=LABELS, **what.options)
         return folder
 
     return find

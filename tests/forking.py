@@ -41,3 +41,9 @@ def sitting(
         resource.setrlimit(resource.RLIMIT_FSIZE, (longest_file, longest_file))
     sys.argv = ["vitrail", *words]
     main()
+
+
+def told(err: str | Path) -> str:
+    """What was said, but for which engine was chosen and why."""
+    text = err if isinstance(err, str) else err.read_text("utf-8")
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("vitrail: note: engine "))

@@ -30,7 +30,7 @@ def lines(path: Path) -> int:
 def test_the_heart_is_read_in_one_sitting() -> None:
     vit = lines(PACKAGE / "models" / "vit.py")
     assert vit <= 250
-    assert vit + sum(lines(path) for path in (PACKAGE / "layers").glob("*.py")) <= 650
+    assert vit + sum(lines(path) for path in (PACKAGE / "layers").glob("*.py")) <= 660
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

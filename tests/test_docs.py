@@ -37,8 +37,12 @@ def commands() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("block", list(blocks("python")))
-def test_python_snippets_run(block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_snippets_run(
+    block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
+    if "shipped/" in block:
+        shutil.copytree(request.getfixturevalue("workplace"), tmp_path, symlinks=True, dirs_exist_ok=True)
     exec(compile(block, "snippet", "exec"), {})
 
 
@@ -65,6 +69,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"train --epochs 1 --set depth=1 --set width=12 --out {folder / 'runs' / 'demo'}",
         f"{photos} --init {folder / 'convnet'} --out {folder / 'runs' / 'teacher'}",
         f"{photos} --init {folder / 'student'} --out {folder / 'runs' / 'student'}",
+        f"export {folder / 'my_model'} {folder / 'shipped'}",
     ):
         app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     return folder

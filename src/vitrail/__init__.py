@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vitrail.data.datasets import open_data
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+    from vitrail.export.writing import export_model
     from vitrail.inspection.explain import Explainer
     from vitrail.inspection.look import look
     from vitrail.inspection.summary import summarize
@@ -38,6 +39,7 @@ _HOMES = {
     "create": "vitrail.models.catalog",
     "describe": "vitrail.checkpoint.reading",
     "evaluate": "vitrail.train.evaluate",
+    "export_model": "vitrail.export.writing",
     "fit": "vitrail.train.fit",
     "list_models": "vitrail.models.catalog",
     "load": "vitrail.checkpoint.reading",
@@ -60,6 +62,7 @@ __all__ = [
     "create",
     "describe",
     "evaluate",
+    "export_model",
     "fit",
     "list_models",
     "load",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from bad_pictures import damage
-from forking import forked
+from forking import forked, told
 from toy_data import picture
 from toy_models import saved_model
 
@@ -53,7 +53,7 @@ def test_the_features_are_the_models(vitrail_: Run, model: Path, photos: Path, f
     every = tokens(model)
     expected = {"class": every[:, 0], "mean": every[:, 1:].mean(1), "tokens": every}[features]
     said = vitrail_("embed", model, photos, "-o", "new/f.npy", "--features", features)
-    assert (said.code, said.err) == (0, "")
+    assert (said.code, told(said.err)) == (0, "")
     assert said.out.startswith("new/f.npy: 3 pictures, ")
     found = np.load("new/f.npy")
     assert (found.shape, found.dtype) == (expected.shape, np.float32)
@@ -77,7 +77,7 @@ def test_bad_pictures_have_no_row(vitrail_: Run, model: Path, photos: Path) -> N
     bad = damage(photos)
     said = vitrail_("embed", model, photos, "-o", "f.npy")
     assert said.code == 1
-    assert said.err.splitlines()[-1] == (
+    assert told(said.err).splitlines()[-1] == (
         f"vitrail: {len(bad)} of {len(bad) + 3} pictures could not be read; the others are in f.npy"
     )
     rows = rows_of("f.files.csv")
@@ -94,7 +94,7 @@ def test_killed_at_random_moments_it_is_complete(
     kills = max(2, kills // 2)
     for number in range(40 * kills):
         picture(tmp_path / "many" / f"{number:05}.png", number)
-    words = ["embed", model, "many", "--engine", "eager", "--batch", 2]
+    words = ["embed", model, "many", "--engine", "eager", "--batch", 2, "--streams", 1, "--threads", 1]
     chance, killed, watched = random.Random(0), 0, tmp_path / "f.npy.partial" / "features.npy"
     for _ in range(kills):
         before = watched.stat().st_size if watched.exists() else 0
@@ -129,5 +129,5 @@ def test_words_that_do_not_fit(vitrail_: Run, model: Path, photos: Path, words: 
     for name in ("there.npy", "named.files.csv"):
         Path(name).touch()
     said = vitrail_("embed", model, *words.split())
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
-    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    assert (said.code, said.out, told(said.err).count("\n")) == (2, "", 1), told(said.err)
+    assert told(said.err).startswith(f"vitrail: {BAD[words]}")

@@ -97,7 +97,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         told["multiple"] = 16 if options["dynamic"] else 0
         return Exported(precision="fp32", classes=5, **told), Checked(36, 1e-6, 30)
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from bad_pictures import damage
-from forking import forked
+from forking import forked, told
 from toy_data import picture
 from toy_models import saved_model
 
 Run = Callable[..., Any]
-PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
+# nothing to be measured first, and a picture's numbers to the bit the same however the job is cut
+PLAIN = ("--engine", "eager", "--batch", "1", "--streams", "1", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +80,12 @@ def test_killed_at_random_moments_it_is_complete(
     if kind == "parquet":
         pytest.importorskip("pyarrow")
         kills = kills // 4
-    names, out = many(tmp_path / "many", 60 * kills), tmp_path / f"out.{kind}"
-    words = [
-        "predict",
-        str(model),
-        str(tmp_path / "many"),
-        "-o",
-        str(out),
-        "--resume",
-        "--top",
-        "1",
-        "--engine",
-        "eager",
-    ]
+    names, out = many(tmp_path / "many", 40 * kills), tmp_path / f"out.{kind}"
+    words = ["predict", str(model), str(tmp_path / "many"), "-o", str(out), "--resume", "--top", "1", *PLAIN]
     rows = tmp_path / f"{out.name}.partial" / ("rows.csv" if kind == "csv" else "rows.jsonl")
     assert torture(words, rows, out, kills) > kills / 2, "the job was over too soon to be killed"
     assert not list(tmp_path.glob("*.partial"))
-    whole = vitrail_("predict", model, tmp_path / "many", "-o", f"whole.{kind}", "--top", 1, "--engine", "eager")
+    whole = vitrail_("predict", model, tmp_path / "many", "-o", f"whole.{kind}", "--top", 1, *PLAIN)
     assert whole.code == 0
     if kind == "csv":
         rows = rows_of(out.read_text())
@@ -109,7 +99,7 @@ def test_killed_at_random_moments_it_is_complete(
 
 
 def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
-    names, words = many(tmp_path / "many", 500), ["--top", "1", "--batch", "2", "--engine", "eager"]
+    names, words = many(tmp_path / "many", 500), ["--top", "1", *PLAIN]
     process = forked(["predict", model, "many", "-o", "out.csv", *words], stdout=Path("said"), stderr=Path("told"))
     while process.is_alive() and size(tmp_path / "out.csv.partial" / "rows.csv") < 1000:
         time.sleep(0.001)
@@ -117,11 +107,11 @@ def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Pa
     process.join()
     assert (process.exitcode, Path("said").read_text()) == (130, "")
     line = "vitrail: stopped; what is done is in out.csv.partial: the same again with --resume goes on\n"
-    assert Path("told").read_text() == line
+    assert told(Path("told")) == line
     done = len((tmp_path / "out.csv.partial" / "rows.csv").read_text().splitlines()) - 1
     said = vitrail_("predict", model, "many", "-o", "out.csv", "--resume", *words)
     assert said.code == 0
-    assert said.err == f"vitrail: note: {done} pictures were done before, 0 of which failed; going on\n"
+    assert told(said.err) == f"vitrail: note: {done} pictures were done before, 0 of which failed; going on\n"
     assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == [
         f"many/{Path(name).name}" for name in names
     ]
@@ -129,20 +119,20 @@ def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Pa
 
 def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     damage(photos)
-    assert vitrail_("predict", model, photos, "-o", "whole.csv").code == 1
-    words = ("predict", model, photos, "-o", "out.csv", "--resume")
+    assert vitrail_("predict", model, photos, "-o", "whole.csv", *PLAIN).code == 1
+    words = ("predict", model, photos, "-o", "out.csv", *PLAIN, "--resume")
     whole = Path("whole.csv").read_bytes()
     half_done(vitrail_, words, whole[: len(whole) // 2])
     said = vitrail_(*words, "--top", 1)
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("vitrail: out.csv.partial was begun with top 3, not 1; expected the same to go on")
+    assert told(said.err).startswith("vitrail: out.csv.partial was begun with top 3, not 1; expected the same to go on")
     other = saved_model(tmp_path / "other")
     for changed, what in (((other, photos), "model"), ((model, Path.cwd() / "photos"), "started in")):
         said = vitrail_("predict", *changed, "-o", "out.csv", "--resume")
-        assert (said.code, f"was begun with {what} " in said.err) == (2, True), said.err
+        assert (said.code, f"was begun with {what} " in told(said.err)) == (2, True), told(said.err)
     said = vitrail_(*words)
     assert said.code == 1
-    assert said.err.endswith("6 of 10 pictures could not be read; the others are in out.csv\n")
+    assert told(said.err).endswith("6 of 10 pictures could not be read; the others are in out.csv\n")
     assert Path("out.csv").read_bytes() == whole
     assert vitrail_(*words) == (
         0,
@@ -175,11 +165,11 @@ def test_pictures_that_came_meanwhile_are_done_too(vitrail_: Run, model: Path, p
 
 def test_a_full_disk(model: Path, photos: Path, tmp_path: Path, vitrail_: Run) -> None:
     names = many(tmp_path / "many", 200)
-    words = ["predict", model, tmp_path / "many", "-o", "out.csv", "--engine", "eager"]
+    words = ["predict", model, tmp_path / "many", "-o", "out.csv", *PLAIN]
     process = forked(words, stdout=Path("said"), stderr=Path("told"), longest_file=3000)
     process.join()
     assert (process.exitcode, Path("said").read_text()) == (1, "")
-    assert Path("told").read_text() == (
+    assert told(Path("told")) == (
         "vitrail: out.csv cannot be written: File too large; "
         "what is done is kept: make room for it, then the same again with --resume\n"
     )
@@ -193,20 +183,20 @@ def test_a_full_disk_behind_stdout(model: Path, photos: Path) -> None:
     process = forked(["predict", model, photos, "--format", "csv"], stdout=Path("/dev/full"), stderr=Path("told"))
     process.join()
     assert process.exitcode == 2
-    assert Path("told").read_text() == "vitrail: the output cannot be written: No space left on device\n"
+    assert told(Path("told")) == "vitrail: the output cannot be written: No space left on device\n"
 
 
 def test_nobody_reads_on(model: Path, photos: Path, tmp_path: Path) -> None:
     """As with `| head -1`: it ends soon, and without a word."""
     many(tmp_path / "many", 3000)
     read, write = os.pipe()
-    words = ["predict", model, "many", "--format", "jsonl", "--top", 1]
+    words = ["predict", model, "many", "--format", "jsonl", "--top", 1, *PLAIN]
     process = forked(words, stdout=write, stderr=Path("told"), closed=[read])
     os.close(write)
     with os.fdopen(read) as stream:
         first = stream.readline()
         ended = time.monotonic()
     process.join()
-    assert (process.exitcode, Path("told").read_text()) == (0, "")
+    assert (process.exitcode, told(Path("told"))) == (0, "")
     assert json.loads(first)["file"] == "many/00000.png"
     assert time.monotonic() - ended < 2

@@ -4,20 +4,21 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bad_pictures import damage
-from forking import forked
+from forking import forked, told
 from toy_data import picture
 from toy_models import LABELS, saved_model
 
 import vitrail
 
 Run = Callable[..., Any]
-PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) -> None:
     expected = list(vitrail.Predictor(model).predict_all(NAMES, top=2))
     said = vitrail_("predict", model, photos, "--top", 2, "--format", "jsonl")
-    assert (said.code, said.err) == (0, "")
+    assert (said.code, told(said.err)) == (0, "")
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["file"] for row in rows] == NAMES
     for row, prediction in zip(rows, expected, strict=True):
@@ -56,7 +57,7 @@ def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) ->
 
 def test_a_table_for_one(vitrail_: Run, model: Path, photos: Path) -> None:
     said = vitrail_("predict", model, NAMES[0], "--top", 99)
-    assert (said.code, said.err) == (0, "")
+    assert (said.code, told(said.err)) == (0, "")
     name, *lines = said.out.splitlines()
     assert name == NAMES[0]
     assert sorted(line.split()[2] for line in lines) == sorted(LABELS)
@@ -67,7 +68,7 @@ def test_every_format_to_a_file(vitrail_: Run, model: Path, photos: Path) -> Non
     kinds = ["csv", "jsonl", "json", *(["parquet"] if can_parquet() else [])]
     for kind in kinds:
         said = vitrail_("predict", model, photos, "-o", f"new/out.{kind}", "--top", 1)
-        assert (said.code, said.err) == (0, "")
+        assert (said.code, told(said.err)) == (0, "")
         assert said.out.startswith(f"new/out.{kind}: 4 pictures, ")
     assert {path.name for path in Path("new").iterdir()} == {f"out.{kind}" for kind in kinds}
     found = json.loads(Path("new/out.json").read_text())
@@ -97,7 +98,7 @@ def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path,
     Path("empty").mkdir()
     said = vitrail_("predict", model, "empty", photos, "photos/none.png", "no*.jpg", "-o", "out.csv", "--batch", 3)
     assert said.code == 1
-    *lines, last = said.err.splitlines()
+    *lines, last = told(said.err).splitlines()
     assert lines[0].startswith("vitrail: 'empty' holds no pictures; expected")
     assert lines[1].startswith("vitrail: 'no*.jpg' matches nothing; expected")
     assert last == ("vitrail: 7 of 11 pictures and 2 of the places given could not be read; the others are in out.csv")
@@ -120,21 +121,21 @@ def test_nothing_but_bad_pictures(vitrail_: Run, model: Path, photos: Path, name
     Path("empty").mkdir()
     said = vitrail_("predict", model, name)
     assert (said.code, said.out) == (1, "")
-    assert said.err.startswith(f"vitrail: '{name}' ")
-    assert said.err.count("\n") == (1 if name.endswith("png") else 2)
+    assert told(said.err).startswith(f"vitrail: '{name}' ")
+    assert told(said.err).count("\n") == (1 if name.endswith("png") else 2)
 
 
 def test_limits_are_flags(vitrail_: Run, model: Path, photos: Path) -> None:
     for words in (("--max-pixels", 29), ("--max-bytes", 50)):
         said = vitrail_("predict", model, NAMES[0], *words)
         assert said.code == 1
-        assert said.err.startswith(f"vitrail: '{NAMES[0]}' ")
+        assert told(said.err).startswith(f"vitrail: '{NAMES[0]}' ")
         assert vitrail_("predict", model, NAMES[0], words[0], 5000).code == 0
 
 
 def test_given_twice_is_done_once(vitrail_: Run, model: Path, photos: Path) -> None:
     said = vitrail_("predict", model, NAMES[1], photos, "./photos/a/1.png", "--format", "csv")
-    assert (said.code, said.err) == (0, "vitrail: note: 2 of the pictures were given twice; each is done once\n")
+    assert (said.code, told(said.err)) == (0, "vitrail: note: 2 of the pictures were given twice; each is done once\n")
     assert [row["file"] for row in rows_of(said.out)] == [NAMES[1], NAMES[0], *NAMES[2:]]
 
 
@@ -147,7 +148,7 @@ def test_names_that_are_no_text(vitrail_: Run, model: Path, photos: Path) -> Non
     assert os.fsencode(strange) in text
     assert json.loads(Path("out.json").read_text())[-1]["file"] == strange
     said = vitrail_("predict", model, photos)
-    assert (said.code, said.err) == (0, "")
+    assert (said.code, told(said.err)) == (0, "")
     assert "photos/\\udcff\\n.png" in said.out
 
 
@@ -189,14 +190,14 @@ def test_words_that_do_not_fit(
 
     monkeypatch.setattr("vitrail.predict.predictor.Predictor.rows", ask, raising=False)
     said = vitrail_("predict", model, *words.split())
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
-    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    assert (said.code, said.out, told(said.err).count("\n")) == (2, "", 1), told(said.err)
+    assert told(said.err).startswith(f"vitrail: {BAD[words]}")
 
 
 def test_a_model_that_is_none(vitrail_: Run, photos: Path) -> None:
     said = vitrail_("predict", "nowhere", photos, "-o", "out.csv")
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith("vitrail: nowhere does not exist; expected")
+    assert (said.code, said.out, told(said.err).count("\n")) == (2, "", 1)
+    assert told(said.err).startswith("vitrail: nowhere does not exist; expected")
     assert not Path("out.csv.partial").exists()
 
 
@@ -214,9 +215,36 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
     words = ("predict", model, "-", "--format", "csv")
     process = forked(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
     process.join()
-    assert (process.exitcode, Path("told").read_text()) == (0, "")
+    assert (process.exitcode, told(Path("told"))) == (0, "")
     assert Path("said").read_text() == expected.replace(NAMES[0], "-")
     process = forked(words, stderr=Path("told"))
     process.join()
     assert process.exitcode == 1
-    assert Path("told").read_text().startswith("vitrail: the bytes given is empty; expected a picture")
+    assert told(Path("told")).startswith("vitrail: the bytes given is empty; expected a picture")
+
+
+@pytest.mark.slow
+def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    assert vitrail_("export", model, "shipped").code == 0
+    damage(photos)
+    for name, given in (("torch.csv", model), ("onnx.csv", "shipped")):
+        assert vitrail_("predict", given, photos, "-o", name).code == 1
+    rows, expected = rows_of(Path("onnx.csv").read_text()), rows_of(Path("torch.csv").read_text())
+    for row, other in zip(rows, expected, strict=True):
+        assert [row[name] for name in ("file", "error", "label_1")] == [
+            other[name] for name in ("file", "error", "label_1")
+        ]
+        if not row["error"]:
+            assert float(row["probability_1"]) == pytest.approx(float(other["probability_1"]), abs=1e-4)
+    said = vitrail_("embed", "shipped", photos, "-o", "f.npy")
+    assert (said.code, said.out) == (2, "")
+    assert told(said.err).startswith("vitrail: shipped answers with logits; expected class")
+
+
+def test_jobs_need_no_torch() -> None:
+    """Whatever an exported model's job imports, but for what computes it."""
+    names = ("cli.predict", "cli.embed", *(f"predict.{name}" for name in ("sources", "sinks", "row_files", "features")))
+    program = f"import sys, {', '.join(f'vitrail.{name}' for name in names)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "safetensors", "yaml", "pyarrow", "onnxruntime", "rich.progress"} & set(done.stdout.split())

@@ -21,7 +21,7 @@ import vitrail
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.exported import CONFIG, MODEL, PROGRAM, Exported
 from vitrail.export.folder import check_place, put, written_whole
-from vitrail.export.writing import compared, digest, samples, write_exported
+from vitrail.export.writing import compared, digest, export_model, samples
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def test_a_program_needs_nothing_of_ours(exported: Exports, tmp_path: Path) -> N
 
 def fails(model: Any, folder: Path, **options: Any) -> str:
     with pytest.raises((CheckpointError, ConfigError)) as caught:
-        write_exported(model, folder, preprocessing=HOW, **options)
+        export_model(model, folder, preprocessing=HOW, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -158,7 +158,7 @@ def test_half_precision_and_a_size_of_the_preprocessing(tmp_path: Path) -> None:
     """A model that takes any size, for one of them: that of the pictures, not its own."""
     model = toy("vit any size").bfloat16()
     how = replace(HOW, image_size=(64, 80))
-    _, checked = write_exported(model, tmp_path / "new", preprocessing=how)
+    _, checked = export_model(model, tmp_path / "new", preprocessing=how)
     assert checked.difference < 1e-4
     assert next(model.parameters()).dtype == torch.bfloat16, "the model given stays as it is"
     predictor = vitrail.Predictor(tmp_path / "new")

@@ -14,6 +14,9 @@ from drawing import shake
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.checkpoint import read
+from vitrail.data.images import open_image
+from vitrail.data.preprocessing import prepare
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.cct import CCT, CCTConfig
 from vitrail.models.deit import DeiT, DeiTConfig
@@ -299,3 +302,22 @@ def test_onnx_runtime_gives_the_same_answers(pool: Any, opset: int, tmp_path: Pa
     for batch in (images(model, 1), images(model, 5)):
         answer = session.run(None, {session.get_inputs()[0].name: batch.numpy()})[0]
         torch.testing.assert_close(torch.from_numpy(answer), fewer(batch).detach(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "weights", ["vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_patch16_224.pth"]
+)
+def test_public_weights_answer_alike_with_a_quarter_less_work(weights: str, shared: Callable[[str], Path]) -> None:
+    photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::10]
+    found = read(shared(f"weights/{weights}"))
+    assert found.description.preprocessing is not None
+    how = replace(found.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
+    batch = torch.stack([torch.from_numpy(prepare(open_image(photo), how)) for photo in photos])
+    with torch.inference_mode():
+        whole, fewer = (
+            torch.cat([model(part) for part in batch.split(10)]).argmax(-1)
+            for model in (found.model.eval(), merged(found.model, 8).eval())
+        )
+    assert len(photos) == 100
+    assert (whole == fewer).double().mean() >= 0.88

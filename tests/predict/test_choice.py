@@ -68,7 +68,7 @@ def writing(monkeypatch: pytest.MonkeyPatch, exported: Exports) -> list[Path]:
         found.append(folder)
         shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder)
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
 
 
@@ -168,7 +168,7 @@ def test_an_export_that_cannot_be_had_is_a_note(
     def write(*_: Any, **__: Any) -> None:
         raise CheckpointError("cannot write there: No space left on device")
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     for wish in (Wish(), Wish(fast=True)):
         found = choose(model, wish, 1000)
         assert found.predictor.engine.name == "eager"

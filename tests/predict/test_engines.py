@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing, frame
 from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.export.exported import CONFIG, MODEL
-from vitrail.export.writing import write_exported
+from vitrail.export.writing import export_model
 from vitrail.predict.onnx_engine import OnnxEngine
 from vitrail.predict.predictor import Predictor
 from vitrail.predict.torch_engine import TorchEngine
@@ -222,7 +222,7 @@ def test_without_onnx_runtime(exported: Exports, monkeypatch: pytest.MonkeyPatch
 def test_eager_compiled_and_exported_agree(name: str, tmp_path: Path) -> None:
     """Of every family, pool and kind of positions."""
     model, pixels = toy(name), np.stack([framed(path, HOW) for path in PHOTOS])
-    write_exported(model, tmp_path / "new", preprocessing=HOW)
+    export_model(model, tmp_path / "new", preprocessing=HOW)
     expected = by_hand(model, pixels)
     assert np.ptp(expected, axis=1).min() > 0.02
     for engine in (
@@ -241,9 +241,9 @@ def test_features_agree(name: str, output: Any, tmp_path: Path) -> None:
     model = toy(name)
     if output == "class" and name == "resnet":
         with pytest.raises(ConfigError, match="without a class token"):
-            write_exported(model, tmp_path / "new", preprocessing=HOW, output=output)
+            export_model(model, tmp_path / "new", preprocessing=HOW, output=output)
         return
-    write_exported(model, tmp_path / "new", preprocessing=HOW, output=output)
+    export_model(model, tmp_path / "new", preprocessing=HOW, output=output)
     eager, found = TorchEngine(model, HOW, output).run(noise()), OnnxEngine(tmp_path / "new").run(noise())
     assert np.abs(eager - found).max() < 1e-4 * np.abs(eager).max()
 
@@ -253,7 +253,7 @@ def test_features_agree(name: str, output: Any, tmp_path: Path) -> None:
 def test_merging_is_baked_in(name: str, tmp_path: Path) -> None:
     model = toy(name, image_size=(96, 64))
     how = HOW.changed({"image_size": (96, 64)})
-    write_exported(model, tmp_path / "new", preprocessing=how, merge=3)
+    export_model(model, tmp_path / "new", preprocessing=how, merge=3)
     found, eager = Predictor(tmp_path / "new"), Predictor(model, preprocessing=how, merge=3)
     pixels = noise(3, (96, 64))
     assert np.abs(shares(found.engine.run(pixels)) - shares(eager.engine.run(pixels))).max() < 1e-4

@@ -108,7 +108,7 @@ def written(monkeypatch: pytest.MonkeyPatch, exported: Exports) -> list[Path]:
         found.append(folder)
         shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
 
 
@@ -164,7 +164,7 @@ def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         (folder / MODEL).write_bytes(b"nothing")
         (folder / CONFIG).write_text("{}")
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     with pytest.raises(CheckpointError, match="cannot be run"):
         Predictor(toy("vit"), preprocessing=HOW, engine="onnx")
 

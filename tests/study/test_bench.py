@@ -216,7 +216,7 @@ def test_by_resolution_and_by_name(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_who_fails_is_named_and_left_out(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
-    plain, model = benches.step_of, stock.model
+    plain, model = contenders.step_of, stock.model
 
     def failing(way: contenders.Way, pixels: contenders.Pixels) -> contenders.Step:
         if way.name == "onnx":

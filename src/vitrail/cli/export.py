@@ -35,10 +35,9 @@ def export(
 
     Examples::
 
-        vitrail export my_model shipped
-        vitrail export my_model small --to onnx-int8 --check photos --overwrite
-        vitrail export my_model sizes --dynamic --overwrite
-        vitrail export my_model features --features mean
+        vitrail export my_model for_the_box
+        vitrail export my_model small --to onnx-int8 --check photos/val/bees
+        vitrail export my_model of_any_size --dynamic --features mean
 
     Parameters
     ----------
@@ -81,7 +80,7 @@ def export(
     from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.cli.convert import lines_of
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.export.writing import write_exported
+    from vitrail.export.writing import export_model
     from vitrail.predict.viewer import Viewer
     from vitrail.train.runs import finished_run
 
@@ -100,7 +99,7 @@ def export(
         seen_as = (seen_as or Preprocessing(image_size=config.image_size)).changed(how)
         seen_as = replace(seen_as, image_size=config.image_size)
     viewer = Viewer(found.model, preprocessing=seen_as, labels=lines_of(labels) if labels else about.labels)
-    exported, checked = write_exported(
+    exported, checked = export_model(
         viewer.model,
         out,
         preprocessing=viewer.preprocessing,

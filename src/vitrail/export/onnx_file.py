@@ -60,7 +60,8 @@ def exported_program(shipped: Shipped, *, dynamic: bool) -> torch.export.Exporte
         if not getattr(config, "dynamic", False):
             raise ConfigError(f"{type(shipped.model).__name__} takes one size; expected a model with dynamic=True")
         by = multiple_of(shipped.model)
-        sides |= {n: by * torch.export.Dim(name) for n, name in ((1, "rows"), (2, "columns"))}
+        rows, columns = (torch.export.Dim(name, min=smallest(config)) for name in ("rows", "columns"))
+        sides |= {1: by * rows, 2: by * columns} if by > 1 else {1: rows, 2: columns}
         size = (2 * by + size[0], 3 * by + size[1])  # another than its own, and oblong
     pixels = torch.zeros(2, *size, config.channels, dtype=torch.uint8)
     try:
@@ -68,6 +69,11 @@ def exported_program(shipped: Shipped, *, dynamic: bool) -> torch.export.Exporte
             return torch.export.export(shipped, (pixels,), dynamic_shapes=(sides,))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"torch cannot export {type(shipped.model).__name__}: {one_line(error)}") from error
+
+
+def smallest(config: Any) -> int:
+    """Of a side: a patch, or of a convnet so many pixels that its last map is more than one place, as torch needs."""
+    return 2 ** (len(config.stages) + 1) + 1 if hasattr(config, "stages") and not hasattr(config, "heads") else 1
 
 
 def multiple_of(model: Any) -> int:

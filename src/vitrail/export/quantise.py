@@ -17,6 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.export.agreement import agreeing
 from vitrail.export.exported import CONFIG, METADATA, MODEL, Exported
 from vitrail.export.folder import written_whole
+from vitrail.export.session import answers, session
 
 OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
 
@@ -49,18 +50,17 @@ def quantise(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]
 
 def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     """The products with weights whose input, for these pictures, has a number far above the rest."""
-    import onnx
-
+    onnx = needed()
     weights = {each.name for each in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     inputs = sorted({node.input[0] for node in products})
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in inputs)
-    session = session_of(probe.SerializeToString())
+    opened = session(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
     for picture in pixels:  # one by one: all inputs of all layers at once are large
-        for name, values in zip(inputs, session.run(inputs, {"pixels": picture[None]}), strict=True):
+        for name, values in zip(inputs, opened.run(inputs, {"pixels": picture[None]}), strict=True):
             largest[name] = max(largest[name], float(np.abs(values).max()))
             squares[name] += float(np.square(values, dtype=np.float64).mean()) / len(pixels)
     return [node.name for node in products if largest[node.input[0]] > OUTLYING * squares[node.input[0]] ** 0.5]
@@ -74,29 +74,19 @@ def needed() -> Any:
     return onnx
 
 
-def session_of(model: Path | bytes) -> Any:
-    """ONNX Runtime with a model, on the CPU and without its remarks: what fails is raised."""
-    import onnxruntime
-
-    found: Any = onnxruntime
-    options = found.SessionOptions()
-    options.log_severity_level = 4
-    return found.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
 def in_8_bits(file: Path, folder: Path, about: Exported, pixels: NDArray[np.uint8]) -> None:
     """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures."""
-    onnx = needed()
-
-    def answers(path: Path) -> NDArray[np.float32]:
-        session = session_of(path)
-        return np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in pixels])
-
     with written_whole(folder) as place:
         quantise(file, place / MODEL, pixels[:8])
-        same = agreeing(answers(place / MODEL), answers(file), about.output)
+        same = agreeing(answers(place / MODEL, pixels), answers(file, pixels), about.output)
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
-        model = onnx.load(str(place / MODEL))
-        onnx.helper.set_model_props(model, {METADATA: about.to_json()})
-        onnx.save(model, str(place / MODEL))
-        (place / CONFIG).write_text(about.to_json(), "utf-8")
+        describe(place, about)
+
+
+def describe(place: Path, about: Exported) -> None:
+    """Beside the file, and inside it too, so that it can travel alone."""
+    onnx = needed()
+    model = onnx.load(str(place / MODEL), load_external_data=False)
+    onnx.helper.set_model_props(model, {METADATA: about.to_json()})
+    onnx.save(model, str(place / MODEL))
+    (place / CONFIG).write_text(about.to_json(), "utf-8")

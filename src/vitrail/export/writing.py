@@ -20,7 +20,8 @@ from vitrail.export.agreement import agreeing
 from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported
 from vitrail.export.folder import check_place, written_whole
 from vitrail.export.onnx_file import exported_program, multiple_of, quiet, write_onnx
-from vitrail.export.quantise import needed, quantise, session_of
+from vitrail.export.quantise import describe, needed, quantise
+from vitrail.export.session import answers
 from vitrail.export.shipped import Output, Shipped, answer, check_output
 from vitrail.models.checks import pair
 from vitrail.models.merging import merged
@@ -40,7 +41,7 @@ class Checked:
     same: int  # pictures with the same first class, or with features alike
 
 
-def write_exported(
+def export_model(
     model: nn.Module,
     folder: Path,
     *,
@@ -87,8 +88,7 @@ def write_exported(
                 (place / "exact.onnx").unlink()
                 checked = verified(place / MODEL, lighter, about, shown, exact=False)
                 about = replace(about, agreement={"pictures": checked.pictures, "same": checked.same})
-            describe(place / MODEL, about)
-        (place / CONFIG).write_text(about.to_json(), "utf-8")
+            describe(place, about)
     return about, checked
 
 
@@ -110,8 +110,7 @@ def samples(preprocessing: Preprocessing, pictures: NDArray[np.uint8] | None) ->
 
 def verified(path: Path, model: nn.Module, about: Exported, shown: NDArray[np.uint8], *, exact: bool) -> Checked:
     try:
-        session = session_of(path)
-        found = np.concatenate([session.run(None, {"pixels": each[None]})[0] for each in shown])
+        found = answers(path, shown)
     except Exception as error:
         raise CheckpointError(f"what was exported cannot be run: {one_line(error)}") from error
     return compared(found, by_torch(model, about, shown), about.output, exact=exact)
@@ -147,19 +146,11 @@ def write_program(
     with quiet():
         torch.export.save(program, file, extra_files={METADATA: about.to_json()})
         (place / PROGRAM).write_bytes(file.getbuffer())
+        (place / CONFIG).write_text(about.to_json(), "utf-8")
         module = torch.export.load(place / PROGRAM).module()
     with torch.inference_mode():
         found = torch.cat([module(torch.from_numpy(each[None])) for each in shown]).numpy()
     return compared(found, by_torch(model, about, shown), about.output, exact=True)
-
-
-def describe(path: Path, about: Exported) -> None:
-    """The description inside the file too, so that it can travel alone."""
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    onnx.helper.set_model_props(model, {METADATA: about.to_json()})
-    onnx.save(model, str(path))
 
 
 def digest(model: nn.Module) -> str:

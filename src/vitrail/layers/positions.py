@@ -38,24 +38,23 @@ def join_axes(rows: Tensor, columns: Tensor) -> Tensor:
 
 def resample(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """The table for another grid, bicubic and antialiased; prefix rows stay as they are: (T, E + h·w, D)."""
-    known = all(isinstance(side, int) for side in new)  # in an export of any size they are symbols
-    if known and old == new:
+    in_symbols = any(isinstance(side, torch.SymInt) for side in new)  # in an export of any size
+    if not in_symbols and old == new:
         return table
     prefix, patches = table.tensor_split([table.shape[1] - old[0] * old[1]], dim=1)
     patches = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
-    if known:
-        patches = F.interpolate(patches, size=new, mode="bicubic", antialias=True)
-    else:  # the same as two products of matrices, which every runtime computes alike
+    if in_symbols:  # the same as two products of matrices, which every runtime computes alike
         patches = bicubic_matrix(old[0], new[0]) @ patches @ bicubic_matrix(old[1], new[1]).T
+    else:
+        patches = F.interpolate(patches, size=new, mode="bicubic", antialias=True)
     return torch.cat((prefix, patches.to(table.dtype).flatten(2).transpose(1, 2)), dim=1)
 
 
 def bicubic_matrix(old: int, new: int) -> Tensor:
     """What each of `new` places takes of `old` ones, bicubic (Keys 1981, a = −½) and antialiased: (new, old)."""
     step = old / new  # old places to a new one
-    width = max(step, 1.0) if isinstance(step, float) else torch.sym_max(step, 1.0)
-    centres = (torch.arange(new) + 0.5) * step
-    t = ((torch.arange(old) + 0.5 - centres[:, None]) / width).abs()
+    distances = torch.arange(old) + 0.5 - (torch.arange(new)[:, None] + 0.5) * step
+    t = (distances / torch.sym_max(step, 1.0)).abs()
     weights = torch.where(t < 1, (1.5 * t - 2.5) * t**2 + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2) * (t < 2)
     return weights / weights.sum(1, keepdim=True)
 
@@ -95,9 +94,8 @@ class RotaryPositions(nn.Module):
         self.head_width, self.base = head_width, base
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, None]:
-        rates = self.base ** (
-            torch.arange(0, self.head_width, 4, device=q.device).float() / -self.head_width
-        )  # base^(−4i/K)
+        steps = torch.arange(0, self.head_width, 4, device=q.device).float()
+        rates = self.base ** (steps / -self.head_width)  # base^(−4i/K)
         rows, columns = (torch.arange(n, device=q.device)[:, None] * rates for n in grid)
         angles = join_axes(rows, columns)  # (n, K/2)
         angles = F.pad(angles, (0, 0, k.shape[2] - angles.shape[0], 0))  # angle 0: prefix tokens are not turned

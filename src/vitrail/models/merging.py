@@ -43,7 +43,8 @@ def merged(model: nn.Module, per_layer: int) -> nn.Module:
 
 def count_patches(model: Any) -> int:
     """Of a model whose patches may be merged; another is refused."""
-    kind, blocks = type(model).__name__, list[Any](getattr(model, "blocks", ()))
+    kind, held = type(model).__name__, getattr(model, "blocks", None)
+    blocks: list[Any] = list(held) if isinstance(held, nn.ModuleList) else []
     if not blocks or not all(hasattr(model, name) for name in ("config", "prefix", "grid")):
         raise ConfigError(f"{kind} has no blocks of tokens to merge; {INSTEAD}")
     if isinstance(blocks[0], MergingBlocks):
@@ -126,7 +127,7 @@ def merge(
     (even, odd), (even_sizes, odd_sizes) = halves(x, prefix), halves(sizes, prefix)
     given = rows(even_sizes, moved)
     targets = torch.arange(odd.shape[1], device=x.device)[:, None]
-    takes = (into.gather(1, moved)[:, None] == targets).to(x.dtype)  # (B, b, R): few, so a product beats a scatter
+    takes = (into.gather(1, moved)[:, None] == targets).to(x.dtype)  # (B, b, R): a scatter would add in any order
     total = odd_sizes + takes @ given
     mean = (odd * odd_sizes + takes @ (rows(even, moved) * given)) / total
     x = torch.cat([x[:, :prefix], rows(even, left), mean], dim=1)

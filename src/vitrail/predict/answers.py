@@ -50,12 +50,12 @@ def likeliest(logits: NDArray[np.float32], labels: Sequence[str] | None, top: in
     if np.isnan(probabilities).any():
         raise VitrailError(NOT_FINITE)
     order = np.argsort(-logits, axis=-1, kind="stable")[:, :top]
+    names: list[str | None] = [None] * logits.shape[-1] if labels is None else [*labels]
     rows = zip(order.tolist(), np.take_along_axis(probabilities, order, -1).tolist(), strict=True)
-
-    def named(index: int, probability: float) -> Answer:
-        return Answer(index, None if labels is None else labels[index], probability)
-
-    return [Prediction(tuple(map(named, *row))) for row in rows]
+    return [
+        Prediction(tuple(Answer(n, names[n], share) for n, share in zip(indices, shares, strict=True)))
+        for indices, shares in rows
+    ]
 
 
 def checked_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
     fixed = wish.streams is not None or wish.threads is not None or count < WORTH_MEASURING or cores() == 1
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
-        if count < WORTH_MEASURING and not notes:
+        if wish.engine == "auto" and count < WORTH_MEASURING and not notes:
             notes.append(f"engine {found.engine.name}: nothing measured for {count} picture{'s' * (count > 1)}")
         return Chosen(found, batch, tuple(notes))
     return fastest(model, predictors, wish, batch, notes)
@@ -228,8 +228,9 @@ def with_way(predictor: Predictor, way: Way) -> Predictor:
 
         predictor.engine = OnnxEngine(engine.place, streams=way[1], threads=way[2])
     else:  # the model is as it was
-        predictor.engine = copy(engine)
-        predictor.engine.streams, predictor.engine.threads = way[1:]
+        other = copy(engine)
+        other.streams, other.threads = way[1:]
+        predictor.engine = other
     return predictor
 
 

@@ -36,13 +36,13 @@ def kept_export(
     viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], anew: bool = False
 ) -> Path:
     """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
-    from vitrail.export.writing import write_exported
+    from vitrail.export.writing import export_model
 
     place = export_folder(viewer, output, merge=merge, precision=precision)
     if anew:
         rmtree(place, ignore_errors=True)
     if not is_whole(place):
-        write_exported(
+        export_model(
             viewer.model,
             place,
             preprocessing=viewer.preprocessing,

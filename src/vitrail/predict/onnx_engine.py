@@ -1,13 +1,13 @@
 """Exported models, run by ONNX Runtime. Needs numpy and onnxruntime; torch is not imported."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, ConfigError, one_line
+from vitrail.errors import CheckpointError, one_line
 from vitrail.export.exported import Exported, description, model_file
+from vitrail.export.session import onnxruntime, session
 from vitrail.models.checks import pair
 
 
@@ -15,13 +15,10 @@ class OnnxEngine:
     """One session; a call computes on `threads` threads, and as many calls as there are streams may run at once."""
 
     def __init__(self, place: str | Path, *, streams: int = 1, threads: int = 1) -> None:
-        ort = onnxruntime()
         file = model_file(place)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.log_severity_level = 4  # what fails is raised
+        onnxruntime()
         try:
-            self.session: Any = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            self.session = session(file, threads)
         except Exception as error:  # a class of its own for each reason
             reason = one_line(error)
             raise CheckpointError(
@@ -61,13 +58,3 @@ class OnnxEngine:
             return self.session.run(None, {"pixels": pixels})[0]
         # in 8 bits one step is measured for all that is computed at once: alone, a picture's answer is its own
         return np.concatenate([self.session.run(None, {"pixels": each[None]})[0] for each in pixels])
-
-
-def onnxruntime() -> Any:
-    try:
-        import onnxruntime as found
-    except ImportError:
-        raise ConfigError(
-            "an exported model needs ONNX Runtime; expected it installed: pip install onnxruntime"
-        ) from None
-    return found

@@ -23,7 +23,11 @@ class Engine(Protocol):
     name: str
     exact: bool  # within 1e-4 of the model in float32
     streams: int  # calls that may run at once
-    threads: int | None  # that one call uses; None: what the library takes
+
+    @property
+    def threads(self) -> int | None:
+        """That one call uses; None: what the library takes."""
+        ...
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """(B, rows, columns, C) → one row of numbers a picture, or a table of them."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import perf_counter
 from typing import Any
 
@@ -33,18 +34,23 @@ def start(way: Way, batch: int, imports: Sequence[str] = ()) -> Start:
     """Runs a way in a process of its own, which first imports the modules named."""
     told = {**asdict(way), "folder": str(way.folder), "batch": batch, "imports": list(imports)}
     begun = perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-m", "vitrail.study.cold", json.dumps(told)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        TemporaryFile("w+", encoding="utf-8", errors="replace") as said,  # a pipe that nobody reads could fill
+        subprocess.Popen(
+            [sys.executable, "-m", "vitrail.study.cold", json.dumps(told)],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        ) as process,
+    ):
         assert process.stdout is not None
-        first = process.stdout.readline()
+        process.stdout.readline()
         seconds = perf_counter() - begun
-        rest, said = process.communicate()
-    if process.returncode or not first:
-        reason = said.strip().splitlines() or [f"exit code {process.returncode}"]
+        rest = process.stdout.read()
+        code = process.wait()
+        said.seek(0)
+        reason = said.read().strip().splitlines() or [f"exit code {code}"]
+    if code or not rest:
         raise StartError(f"{way.label} did not start in a process of its own: {reason[-1][:200]}")
     return Start(seconds, float(rest))
 
