@@ -68,7 +68,7 @@ Exports = Callable[[str], Path]
 
 def toy(name: str, **fields: Any) -> Any:
     """Always the same weights, and of a size at which wrong answers show."""
-    given = {"image_size": SIZE, "classes": len(LABELS), **MODELS[name], **fields}
+    given: dict[str, Any] = {"image_size": SIZE, "classes": len(LABELS), **MODELS[name], **fields}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(name))
         return shake_statistics(shake(vitrail.create(given.pop("preset"), **given), std=0.2))

@@ -97,7 +97,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         told["multiple"] = 16 if options["dynamic"] else 0
         return Exported(precision="fp32", classes=5, **told), Checked(36, 1e-6, 30)
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
 
 
@@ -142,9 +142,16 @@ def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: 
     model.config = SimpleNamespace(image_size=(48, 32), channels=3, classes=5)
     description = SimpleNamespace(config={}, preprocessing=HOW, labels=None, provenance={})
     found = SimpleNamespace(model=model, description=description, report=SimpleNamespace(warnings=()))
+
+    def describe(*_: object) -> Any:
+        return description
+
+    def read(*_: object, **__: object) -> Any:
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "describe", lambda *_: description)
-        patch.setattr(reading, "read", lambda *_, **__: found)
+        patch.setattr(reading, "describe", describe)
+        patch.setattr(reading, "read", read)
         said = vitrail_("export", "model", "out", "--dynamic")
     assert said.code == 0
     assert said.err == "vitrail: note: ViT takes one size only: (48, 32) is baked in\n"
@@ -263,7 +270,10 @@ def test_a_damaged_export_is_one_line(how: str, vitrail_: Run, exported: Exports
 
 def test_engines_that_do_not_go_together(vitrail_: Run, exported: Exports, photos: Path) -> None:
     for words, says in (
-        (["predict", exported("int8"), photos, "--exact"], "which is in 8 bits; expected a model exported with --to onnx"),
+        (
+            ["predict", exported("int8"), photos, "--exact"],
+            "which is in 8 bits; expected a model exported with --to onnx",
+        ),
         (["predict", exported("onnx"), photos, "--engine", "compiled"], "which is exported; expected onnx or auto"),
         (["embed", exported("onnx"), photos, "-o", "a.npy"], "answers with logits; expected class"),
         (["predict", exported("tokens"), photos], "answers with tokens; expected logits"),

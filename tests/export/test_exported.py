@@ -145,5 +145,5 @@ def test_the_description_beside_the_file_goes_before_the_one_inside(exported: Ex
     with pytest.raises(CheckpointError, match="does not say how it sees pictures"):
         description(tmp_path / "own", {})
     (tmp_path / "own" / CONFIG).mkdir()
-    with pytest.raises(CheckpointError, match="config.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         description(tmp_path / "own", inside)

@@ -53,7 +53,7 @@ def test_ten_lines_of_someone_elses_code(exported: Exports, tmp_path: Path) -> N
     folder, photo = exported("portable"), tmp_path / "photo.png"
     Image.fromarray(noise(1, (48, 32))[0]).save(photo)
     labels = json.loads((folder / "config.json").read_text())["labels"]
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    session: Any = onnxruntime.InferenceSession(folder / "model.onnx")
     pixels = np.asarray(Image.open(photo).convert("RGB").resize((32, 48)), dtype=np.uint8)
     logits = session.run(None, {"pixels": pixels[None]})[0]
     best = labels[int(logits[0].argmax())]

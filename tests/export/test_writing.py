@@ -21,7 +21,7 @@ import vitrail
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.exported import CONFIG, MODEL, PROGRAM, Exported
 from vitrail.export.folder import check_place, put, written_whole
-from vitrail.export.writing import compared, digest, samples, export_model
+from vitrail.export.writing import compared, digest, export_model, samples
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def test_a_program_needs_nothing_of_ours(exported: Exports, tmp_path: Path) -> N
 
 def fails(model: Any, folder: Path, **options: Any) -> str:
     with pytest.raises((CheckpointError, ConfigError)) as caught:
-        export_model(model, folder, **{"preprocessing": HOW, **options})
+        export_model(model, folder, preprocessing=HOW, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -122,9 +122,11 @@ def test_what_differs_from_torch_does_not_appear(
         model = toy("vit")
         model.head.bias[0] += 0.01
     assert "differs from torch by" in fails(model, tmp_path / "new")
-    monkeypatch.setattr(
-        "vitrail.export.writing.write_onnx", lambda _, path, *__, **___: path.write_bytes(b"\x08\x07no")
-    )
+
+    def nonsense(_: Any, path: Path, *__: Any, **___: Any) -> None:
+        path.write_bytes(b"\x08\x07no")
+
+    monkeypatch.setattr("vitrail.export.writing.write_onnx", nonsense)
     assert "cannot be run" in fails(toy("vit"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
@@ -184,9 +186,13 @@ def test_places(tmp_path: Path) -> None:
     assert content(tmp_path / "a" / "new") == {CONFIG: b"1", MODEL: b"2"}
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["new"]
 
-    with pytest.raises(ZeroDivisionError), written_whole(tmp_path / "a" / "other") as place:
-        (place / MODEL).write_text("half")
-        raise ZeroDivisionError
+    def half() -> None:
+        with written_whole(tmp_path / "a" / "other") as place:
+            (place / MODEL).write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["new"]
 
     (tmp_path / "empty").mkdir()

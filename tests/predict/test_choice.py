@@ -68,7 +68,7 @@ def writing(monkeypatch: pytest.MonkeyPatch, exported: Exports) -> list[Path]:
         found.append(folder)
         shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder)
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
 
 
@@ -168,7 +168,7 @@ def test_an_export_that_cannot_be_had_is_a_note(
     def write(*_: Any, **__: Any) -> None:
         raise CheckpointError("cannot write there: No space left on device")
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     for wish in (Wish(), Wish(fast=True)):
         found = choose(model, wish, 1000)
         assert found.predictor.engine.name == "eager"
@@ -205,12 +205,15 @@ def test_an_engine_that_was_named_is_taken(model: Path, exported: Exports, writi
     assert choose(model, Wish(engine="onnx"), 1).predictor.engine.name == "onnx"
     assert choose(model, Wish(engine="int8"), 1).predictor.engine.name == "int8"
     assert choose(exported("int8"), Wish(engine="int8"), 1).predictor.engine.name == "int8"
-    with pytest.raises(ConfigError, match="engine 'eager' for .* which is exported; expected onnx or auto"):
+    with pytest.raises(ConfigError, match=r"engine 'eager' for .* which is exported; expected onnx or auto"):
         choose(exported("onnx"), Wish(engine="eager"), 1)
 
 
 def test_compiled_is_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    def as_it_is(function: Any, **_: Any) -> Any:
+        return function
+
+    monkeypatch.setattr(torch, "compile", as_it_is)
     assert way(choose(model, Wish(engine="compiled"), 1000)) == "compiled 1×2"
 
 
@@ -244,7 +247,11 @@ def test_where_8_bits_do_not_agree_32_are_used(
     shutil.copytree(exported("int8"), poor)
     about = {**json.loads((poor / CONFIG).read_text()), "agreement": {"pictures": 36, "same": 20}}
     (poor / CONFIG).write_text(json.dumps(about))
-    monkeypatch.setattr(choice, "kept_int8", lambda *_: poor)
+
+    def kept(*_: Any) -> Path:
+        return poor
+
+    monkeypatch.setattr(choice, "kept_int8", kept)
     run = OnnxEngine.run
 
     def turned(engine: Any, pixels: Any) -> Any:

@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing, frame
 from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.export.exported import CONFIG, MODEL
-from vitrail.export.writing import write_exported
+from vitrail.export.writing import export_model
 from vitrail.predict.onnx_engine import OnnxEngine
 from vitrail.predict.predictor import Predictor
 from vitrail.predict.torch_engine import TorchEngine
@@ -75,7 +75,12 @@ def test_torch_has_its_threads_back() -> None:
     engine = TorchEngine(toy("vit"), HOW, threads=before + 1)
     seen = list[int]()
     inner = engine.answer
-    engine.answer = lambda images: seen.append(torch.get_num_threads()) or inner(images)
+
+    def looking(images: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return inner(images)
+
+    engine.answer = looking
     engine.run(noise())
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
@@ -85,8 +90,12 @@ def test_another_size_where_the_file_takes_it(exported: Exports) -> None:
     large = Preprocessing(image_size=(64, 96), crop=0.8, mean=HOW.mean, std=HOW.std)
     found = Predictor(exported("any size"), preprocessing=large).predict(PHOTOS[0])
     expected = Predictor(toy("vit any size"), preprocessing=large, labels=LABELS).predict(PHOTOS[0])
-    assert [each.probability for each in found.top] == pytest.approx([each.probability for each in expected.top], abs=1e-4)
-    assert Predictor(exported("onnx"), preprocessing=large).preprocessing.image_size == (48, 32), "as of a model of one size"
+    assert [each.probability for each in found.top] == pytest.approx(
+        [each.probability for each in expected.top], abs=1e-4
+    )
+    assert Predictor(exported("onnx"), preprocessing=large).preprocessing.image_size == (48, 32), (
+        "as of a model of one size"
+    )
     with pytest.raises(ConfigError, match="pictures of 50×96 pixels; expected multiples of 16"):
         Predictor(exported("any size"), preprocessing=large.changed({"image_size": (50, 96)}))
     with pytest.raises(ConfigError, match="another mean or std"):
@@ -132,11 +141,10 @@ def test_bytes_turned_over(own: Path) -> None:
         (own / MODEL).write_bytes(damaged)
         try:
             OnnxEngine(own)
-            outcomes.add("taken")
         except CheckpointError as error:
-            outcomes.add("refused")
-            assert "\n" not in str(error)
-    assert "refused" in outcomes
+            outcomes.add(str(error))
+    assert outcomes
+    assert not any("\n" in each for each in outcomes)
 
 
 def someone_elses(path: Path, inputs: dict[str, tuple[int, list[Any]]], output: str = "logits") -> None:
@@ -214,7 +222,7 @@ def test_without_onnx_runtime(exported: Exports, monkeypatch: pytest.MonkeyPatch
 def test_eager_compiled_and_exported_agree(name: str, tmp_path: Path) -> None:
     """Of every family, pool and kind of positions."""
     model, pixels = toy(name), np.stack([framed(path, HOW) for path in PHOTOS])
-    write_exported(model, tmp_path / "new", preprocessing=HOW)
+    export_model(model, tmp_path / "new", preprocessing=HOW)
     expected = by_hand(model, pixels)
     assert np.ptp(expected, axis=1).min() > 0.02
     for engine in (
@@ -233,9 +241,9 @@ def test_features_agree(name: str, output: Any, tmp_path: Path) -> None:
     model = toy(name)
     if output == "class" and name == "resnet":
         with pytest.raises(ConfigError, match="without a class token"):
-            write_exported(model, tmp_path / "new", preprocessing=HOW, output=output)
+            export_model(model, tmp_path / "new", preprocessing=HOW, output=output)
         return
-    write_exported(model, tmp_path / "new", preprocessing=HOW, output=output)
+    export_model(model, tmp_path / "new", preprocessing=HOW, output=output)
     eager, found = TorchEngine(model, HOW, output).run(noise()), OnnxEngine(tmp_path / "new").run(noise())
     assert np.abs(eager - found).max() < 1e-4 * np.abs(eager).max()
 
@@ -245,7 +253,7 @@ def test_features_agree(name: str, output: Any, tmp_path: Path) -> None:
 def test_merging_is_baked_in(name: str, tmp_path: Path) -> None:
     model = toy(name, image_size=(96, 64))
     how = HOW.changed({"image_size": (96, 64)})
-    write_exported(model, tmp_path / "new", preprocessing=how, merge=3)
+    export_model(model, tmp_path / "new", preprocessing=how, merge=3)
     found, eager = Predictor(tmp_path / "new"), Predictor(model, preprocessing=how, merge=3)
     pixels = noise(3, (96, 64))
     assert np.abs(shares(found.engine.run(pixels)) - shares(eager.engine.run(pixels))).max() < 1e-4

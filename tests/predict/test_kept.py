@@ -1,6 +1,7 @@
 """What is kept between two calls, and that nothing depends on it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", nobody)
     remember("a", {"x": 1})
     assert recall("a") is None
-    with pytest.raises(CheckpointError, match="Could not determine home directory.*set HOME"):
+    with pytest.raises(CheckpointError, match=r"Could not determine home directory.*set HOME"):
         cache_folder()
 
 
@@ -101,15 +102,13 @@ def test_an_export_is_known_by_all_that_it_depends_on(monkeypatch: pytest.Monkey
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, exported: Exports) -> list[Path]:
     """The folders that were written, in the time of a copy."""
-    import shutil
-
     found = list[Path]()
 
     def write(_: Any, folder: Path, *, to: str, **__: Any) -> None:
         found.append(folder)
         shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
 
 
@@ -125,18 +124,32 @@ def test_it_is_written_once(written: list[Path]) -> None:
     assert len(written) == 2
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:3000]),
-        lambda folder: (folder / MODEL).write_bytes(b""),
-        lambda folder: (folder / MODEL).unlink(),
-        lambda folder: (folder / CONFIG).unlink(),
-        lambda folder: (folder / CONFIG).write_text("{"),
-        lambda folder: (folder / CONFIG).write_text((folder / CONFIG).read_text().replace('"format": 1', '"format": 0')),
-    ],
-)
-def test_one_that_was_damaged_is_written_again(damage: Callable[[Path], object], written: list[Path]) -> None:
+def cut_off(folder: Path) -> None:
+    (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:3000])
+
+
+def emptied(folder: Path) -> None:
+    (folder / MODEL).write_bytes(b"")
+
+
+def without_model(folder: Path) -> None:
+    (folder / MODEL).unlink()
+
+
+def without_config(folder: Path) -> None:
+    (folder / CONFIG).unlink()
+
+
+def without_words(folder: Path) -> None:
+    (folder / CONFIG).write_text("{")
+
+
+def of_another_format(folder: Path) -> None:
+    (folder / CONFIG).write_text((folder / CONFIG).read_text().replace('"format": 1', '"format": 0'))
+
+
+@pytest.mark.parametrize("damage", [cut_off, emptied, without_model, without_config, without_words, of_another_format])
+def test_one_that_was_damaged_is_written_again(damage: Callable[[Path], None], written: list[Path]) -> None:
     place = kept_export(viewer(), "logits", merge=0, precision="fp32")
     damage(place)
     predictor = Predictor(toy("vit"), preprocessing=HOW, engine="onnx")
@@ -151,7 +164,7 @@ def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         (folder / MODEL).write_bytes(b"nothing")
         (folder / CONFIG).write_text("{}")
 
-    monkeypatch.setattr("vitrail.export.writing.write_exported", write)
+    monkeypatch.setattr("vitrail.export.writing.export_model", write)
     with pytest.raises(CheckpointError, match="cannot be run"):
         Predictor(toy("vit"), preprocessing=HOW, engine="onnx")
 

@@ -19,7 +19,8 @@ from vitrail.predict.stream import rows
 class Doubling:
     """Gives twice the number that a picture is made of; what it was asked, and by how many at once."""
 
-    name, exact, threads = "toy", True, 1
+    name, exact = "toy", True
+    threads: int | None = 1
 
     def __init__(self, streams: int = 1, wait: float = 0.0) -> None:
         self.streams, self.wait, self.batches = streams, wait, list[int]()
@@ -119,14 +120,10 @@ def test_what_an_engine_raises_is_raised() -> None:
                 raise ToyError
             return super().run(pixels)
 
-    before, found = threading.active_count(), list[str]()
+    before, found = threading.active_count(), rows(Failing(), shown(*range(100)), prepare, 2)
+    assert [next(found).name for _ in range(6)] == [f"{n}.png" for n in range(6)], "what came before it came"
     with pytest.raises(ToyError):
-        found.extend(row.name for row in rows(Failing(), shown(*range(100)), prepare, 2))
-    before_it = list[str]()
-    with pytest.raises(ToyError):
-        for row in rows(Failing(), shown(*range(100)), prepare, 2):
-            before_it.append(row.name)  # noqa: PERF401  # what came before it came
-    assert before_it == [f"{n}.png" for n in range(6)]
+        next(found)
     assert threading.active_count() == before
 
 

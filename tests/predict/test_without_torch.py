@@ -122,7 +122,8 @@ def test_pixels_there_are_the_same(bare: Path, photos: Path, tmp_path: Path) -> 
         "import sys\nimport numpy as np\n"
         "from vitrail.data.framed import framed\nfrom vitrail.data.preprocessing import Preprocessing\n"
         f"how = Preprocessing(image_size={HOW.image_size}, crop={HOW.crop}, mean={HOW.mean}, std={HOW.std})\n"
-        f"np.save({str(tmp_path / 'seen.npy')!r}, np.stack([framed(each, how) for each in {list(map(str, paths))!r}]))\n"
+        f"seen = np.stack([framed(each, how) for each in {list(map(str, paths))!r}])\n"
+        f"np.save({str(tmp_path / 'seen.npy')!r}, seen)\n"
     )
     done = run(bare, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -89,7 +89,8 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
     if wish.fast and len(predictors) == len(names):
-        predictors = {names[-1]: in_8_bits(predictors[names[-1]], wish, sample, notes)}
+        quick: dict[EngineName, Predictor] = {names[-1]: in_8_bits(predictors[names[-1]], wish, sample, notes)}
+        predictors = quick
     fixed = wish.streams is not None or wish.threads is not None or count < WORTH_MEASURING or cores() == 1
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
@@ -107,7 +108,7 @@ def likely_device() -> str:
 
 def opened(model: str | Path, wish: Wish, names: Sequence[EngineName], notes: list[str]) -> dict[EngineName, Predictor]:
     """The first, and of the others those that this machine can have."""
-    found = {names[0]: open_with(model, wish, names[0])}
+    found: dict[EngineName, Predictor] = {names[0]: open_with(model, wish, names[0])}
     for name in names[1:]:
         try:
             found[name] = open_with(model, wish, name)
@@ -227,8 +228,9 @@ def with_way(predictor: Predictor, way: Way) -> Predictor:
 
         predictor.engine = OnnxEngine(engine.place, streams=way[1], threads=way[2])
     else:  # the model is as it was
-        predictor.engine = copy(engine)
-        predictor.engine.streams, predictor.engine.threads = way[1:]
+        changed: Any = copy(engine)
+        changed.streams, changed.threads = way[1:]
+        predictor.engine = changed
     return predictor
 
 

@@ -24,7 +24,8 @@ class OnnxEngine:
             raise CheckpointError(
                 f"{file} cannot be run: {reason}; expected an ONNX file, whole: export it again"
             ) from None
-        self.place, self.streams, self.threads = Path(place), streams, threads
+        self.place, self.streams = Path(place), streams
+        self.threads: int | None = threads
         self.about: Exported = description(place, self.session.get_modelmeta().custom_metadata_map)
         self.name = "int8" if self.about.precision == "int8" else "onnx"
         self.exact = self.about.precision == "fp32"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,13 +64,13 @@ class Predictor:
         if engine in ("onnx", "int8"):
             from vitrail.predict.kept import kept_export
 
-            for anew in (False, True):
-                place = kept_export(viewer, output, merge=merge, precision=PRECISIONS[engine], anew=anew)
-                try:
-                    return self.open_exported(place, preprocessing, self.labels, engine, streams, threads, merge)
-                except CheckpointError:  # damaged since it was written
-                    if anew:
-                        raise
+            keep = partial(kept_export, viewer, output, merge=merge, precision=PRECISIONS[engine])
+            settled = (preprocessing, self.labels, engine, streams, threads, merge)
+            try:
+                self.open_exported(keep(), *settled)
+            except CheckpointError:  # damaged since it was written
+                self.open_exported(keep(anew=True), *settled)
+            return
         from vitrail.models.merging import merged
         from vitrail.predict.torch_engine import TorchEngine
 
