@@ -26,6 +26,7 @@ from vitrail.predict.onnx_engine import OnnxEngine
 from vitrail.predict.predictor import Predictor
 from vitrail.predict.torch_engine import TorchEngine
 
+COMPILING = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, of itself
 PHOTOS = [str(path) for path in built_in_photos()]
 
 
@@ -218,6 +219,7 @@ def test_without_onnx_runtime(exported: Exports, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+@COMPILING
 @pytest.mark.parametrize("name", MODELS)
 def test_eager_compiled_and_exported_agree(name: str, tmp_path: Path) -> None:
     """Of every family, pool and kind of positions."""
@@ -270,6 +272,7 @@ REAL = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@COMPILING
 @pytest.mark.parametrize("key", REAL)
 def test_public_weights_over_a_thousand_photos(key: str, shared: Callable[[str], Path]) -> None:
     """Exact engines within 1e-4 of each other; 8 bits agree on 96 of 100 and are as right to half a point."""
