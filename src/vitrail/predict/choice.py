@@ -228,15 +228,9 @@ def with_way(predictor: Predictor, way: Way) -> Predictor:
 
         predictor.engine = OnnxEngine(engine.place, streams=way[1], threads=way[2])
     else:  # the model is as it was
-<<<<<<< HEAD
         other = copy(engine)
         other.streams, other.threads = way[1:]
         predictor.engine = other
-=======
-        changed: Any = copy(engine)
-        changed.streams, changed.threads = way[1:]
-        predictor.engine = changed
->>>>>>> 88a54d05bd30dfd89499704f979f783f24ea7296
     return predictor
 
 
