@@ -175,7 +175,7 @@ class Job:
             limits=Limits(pixels=flags.max_pixels, bytes=flags.max_bytes),
             device=flags.device,
         )
-        chosen = choose(self.place(), wish, survey.pictures, list(sample))
+        chosen = choose(self.place(), wish, survey.pictures, list(sample), note)
         for each in chosen.notes:
             note(each)
         return chosen

@@ -76,17 +76,18 @@ def export_model(
     )
     shown = samples(preprocessing, pictures)
     lighter = merged(model, merge)
+    expected = by_torch(lighter, about, shown)
     with written_whole(folder) as place:
         if to == "torch-export":
-            checked = write_program(lighter, place, about, shown, dynamic=dynamic)
+            checked = write_program(lighter, place, about, shown, expected, dynamic=dynamic)
         else:
             write_onnx(lighter, place / MODEL, preprocessing, output, dynamic=dynamic, portable=portable)
-            checked = verified(place / MODEL, lighter, about, shown, exact=True)
+            checked = verified(place / MODEL, shown, expected, output, exact=True)
             if to == "onnx-int8":
                 (place / MODEL).rename(place / "exact.onnx")
                 quantise(place / "exact.onnx", place / MODEL, shown[:8])
                 (place / "exact.onnx").unlink()
-                checked = verified(place / MODEL, lighter, about, shown, exact=False)
+                checked = verified(place / MODEL, shown, expected, output, exact=False)
                 about = replace(about, agreement={"pictures": checked.pictures, "same": checked.same})
             describe(place, about)
     return about, checked
@@ -108,12 +109,14 @@ def samples(preprocessing: Preprocessing, pictures: NDArray[np.uint8] | None) ->
     return np.concatenate([*given, views(PHOTOS, preprocessing), noise])
 
 
-def verified(path: Path, model: nn.Module, about: Exported, shown: NDArray[np.uint8], *, exact: bool) -> Checked:
+def verified(
+    path: Path, shown: NDArray[np.uint8], expected: NDArray[np.float32], output: Output, *, exact: bool
+) -> Checked:
     try:
         found = answers(path, shown)
     except Exception as error:
         raise CheckpointError(f"what was exported cannot be run: {one_line(error)}") from error
-    return compared(found, by_torch(model, about, shown), about.output, exact=exact)
+    return compared(found, expected, output, exact=exact)
 
 
 def by_torch(model: nn.Module, about: Exported, shown: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -138,7 +141,13 @@ def compared(found: NDArray[np.float32], expected: NDArray[np.float32], output: 
 
 
 def write_program(
-    model: nn.Module, place: Path, about: Exported, shown: NDArray[np.uint8], *, dynamic: bool
+    model: nn.Module,
+    place: Path,
+    about: Exported,
+    shown: NDArray[np.uint8],
+    expected: NDArray[np.float32],
+    *,
+    dynamic: bool,
 ) -> Checked:
     """For torch.export.load, which needs torch and nothing of vitrail."""
     program = exported_program(Shipped(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
@@ -150,7 +159,7 @@ def write_program(
         module = torch.export.load(place / PROGRAM).module()
     with torch.inference_mode():
         found = torch.cat([module(torch.from_numpy(each[None])) for each in shown]).numpy()
-    return compared(found, by_torch(model, about, shown), about.output, exact=True)
+    return compared(found, expected, about.output, exact=True)
 
 
 def digest(model: nn.Module) -> str:

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
@@ -65,8 +65,17 @@ class Chosen:
     notes: tuple[str, ...]  # for the user: what was chosen, and what decided it
 
 
-def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown] = ()) -> Chosen:
-    """`count` is how many pictures there will be; `sample` are some of them, for int8 to be checked on."""
+def choose(
+    model: str | Path,
+    wish: Wish,
+    count: int = 1,
+    sample: Sequence[Shown] = (),
+    tell: Callable[[str], object] = lambda _: None,
+) -> Chosen:
+    """`count` is how many pictures there will be; `sample` are some of them, for int8 to be checked on.
+
+    What takes a while is told before it begins.
+    """
     batch, notes = min(wish.batch or BATCH, max(count, 1)), list[str]()
     if is_exported(model):
         names: list[EngineName] = ["auto"]
@@ -85,6 +94,8 @@ def choose(model: str | Path, wish: Wish, count: int = 1, sample: Sequence[Shown
         notes.append("engine compiled was not tried, for compiling takes half a minute: --engine compiled")
     if not is_exported(model) and wish.device == "auto":
         wish = replace(wish, device=likely_device())
+    if "onnx" in names or "int8" in names:
+        tell(f"engine {names[-1]}: the model is exported first, unless an export of it was kept; half a minute or less")
     predictors = opened(model, wish, names, notes)
     if wish.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
@@ -228,9 +239,9 @@ def with_way(predictor: Predictor, way: Way) -> Predictor:
 
         predictor.engine = OnnxEngine(engine.place, streams=way[1], threads=way[2])
     else:  # the model is as it was
-        changed: Any = copy(engine)
-        changed.streams, changed.threads = way[1:]
-        predictor.engine = changed
+        other = copy(engine)
+        other.streams, other.threads = way[1:]
+        predictor.engine = other
     return predictor
 
 
