@@ -47,8 +47,7 @@ def same_as_eager(answers: list[dict[str, Any]], photos: Path) -> None:
 def test_nothing_heavy_is_imported(exported: Exports, photos: Path, tmp_path: Path) -> None:
     """By predict and embed, in a process that has all of it at hand."""
     for words in (
-        ["predict", exported("onnx"), photos, "--format", "json"],
-        ["predict", exported("int8"), photos / "a.png"],
+        ["predict", exported("int8"), photos / "a.png", "--format", "json"],
         ["predict", exported("onnx"), photos, "-o", tmp_path / "out.csv", "--exact"],
         ["embed", exported("tokens"), photos, "-o", tmp_path / "out.npy", "--features", "tokens"],
     ):
