@@ -99,7 +99,7 @@ def test_killed_at_random_moments_it_is_complete(
 
 
 def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
-    names, words = many(tmp_path / "many", 500), ["--top", "1", *PLAIN]
+    names, words = many(tmp_path / "many", 2500), ["--top", "1", *PLAIN]
     process = forked(["predict", model, "many", "-o", "out.csv", *words], stdout=Path("said"), stderr=Path("told"))
     while process.is_alive() and size(tmp_path / "out.csv.partial" / "rows.csv") < 1000:
         time.sleep(0.001)

@@ -180,6 +180,7 @@ def test_the_picture(results: Results) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
     told = list[int]()

@@ -65,8 +65,9 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     warnings.showwarning = show_warning
     try:
-        wanted = [word for word in sys.argv[1:2] if word in COMMANDS]  # the others need not be imported for it
-        app(wanted or COMMANDS)(print_error=False, exit_on_error=False, result_action="return_value")
+        words = sys.argv[1:]
+        wanted = [word for word in words[:1] if word in COMMANDS]  # the others need not be imported for it
+        app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
         print(f"vitrail: {' '.join(str(error).split())}", file=sys.stderr)

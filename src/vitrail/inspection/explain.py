@@ -28,7 +28,7 @@ from vitrail.inspection.rollout import (
     token_rollout,
 )
 from vitrail.inspection.tokens import token_norms
-from vitrail.predict.answers import NOT_FINITE, Answer, Prediction
+from vitrail.predict.answers import NOT_FINITE, Answer, Prediction, softmax
 from vitrail.predict.viewer import Viewer
 
 LONGEST = 180  # bytes of a name
@@ -148,7 +148,7 @@ class Explainer:
         if self.viewer.classes:
             (prediction,) = self.viewer.likeliest(logits, 5)
             index = prediction.top[0].index if question.of_class is None else int(question.of_class)
-            asked = self.viewer.answer(index, logits.float().softmax(-1)[0, index].item())
+            asked = self.viewer.answer(index, softmax(logits.float().numpy(force=True))[0, index].item())
         return Explanation(
             name=name,
             question=question,
