@@ -3,9 +3,12 @@
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from toy_data import picture
+from toy_models import saved_model
 
 from vitrail.cli import main
 
@@ -42,3 +45,17 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the model was asked")
 
     monkeypatch.setattr("vitrail.inspection.explain.Explainer.maps", ask)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the folder where we are; two of one name."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
+        picture(tmp_path / "photos" / name, number)
+    return Path("photos")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_models import saved_model
 
 from vitrail.study import bench as benches
 from vitrail.study import turns
@@ -20,11 +19,6 @@ QUICK = ("--batches", "1", "--threads", "1", "--rounds", "2", "--starts", "0")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN", 0.0)
     monkeypatch.setattr(turns, "PAUSE", 0.0)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture(scope="module")

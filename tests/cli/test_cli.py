@@ -1,11 +1,13 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it: in a process of its own, or in ours where that cannot matter."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,8 @@ import torch
 import vitrail
 from vitrail.checkpoint import write
 
+Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
-
-
 PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
@@ -43,59 +44,59 @@ def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
     assert lesson in " ".join(done.stdout.replace("│", " ").split())
 
 
-def test_models() -> None:
-    lines = run("models", "deit_tiny*").stdout.splitlines()
+def test_models(vitrail_: Run) -> None:
+    lines = vitrail_("models", "deit_tiny*").out.splitlines()
     assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "also"]
     assert lines[2].split() == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224", "DeiT-Ti-distilled"]
     assert len(lines) == 2 + 4
-    assert run("models", "ViT-B/16").stdout.splitlines()[2].startswith("vit_base_patch16_224")
-    assert len(run("models").stdout.splitlines()) == 2 + len(vitrail.list_models())
-    assert len(run("models", "dinov2").stdout.splitlines()) == 2 + 8
+    assert vitrail_("models", "ViT-B/16").out.splitlines()[2].startswith("vit_base_patch16_224")
+    assert len(vitrail_("models").out.splitlines()) == 2 + len(vitrail.list_models())
+    assert len(vitrail_("models", "dinov2").out.splitlines()) == 2 + 8
 
 
-def test_models_as_json() -> None:
-    found = json.loads(run("models", "DeiT-Ti", "--json").stdout)
+def test_models_as_json(vitrail_: Run) -> None:
+    found = json.loads(vitrail_("models", "DeiT-Ti", "--json").out)
     assert found["deit_tiny_patch16_224"]["parameters"] == 5_717_416
 
 
-def test_summary() -> None:
-    out = run(
+def test_summary(vitrail_: Run) -> None:
+    out = vitrail_(
         "summary", "DeiT-Ti", "--image-size", "64x32", "--classes", "10", "--set", "depth=2", "--depth", "1"
-    ).stdout
+    ).out
     assert out.startswith("DeiT, input 1×3×64×32\n")
     assert "head         Linear      1×10" in out
     words = ("--image-size", "64", "--batch", "2", "--set", "layer_scale=1e-5", "--set", "mlp_width=none", "--json")
-    found = json.loads(run("summary", "ViT-Ti/16", *words).stdout)
+    found = json.loads(vitrail_("summary", "ViT-Ti/16", *words).out)
     assert found["input"] == [2, 3, 64, 64]
     assert (found["config"]["layer_scale"], found["config"]["mlp_width"]) == (1e-5, None)
 
 
-def test_summary_of_a_family_from_outside() -> None:
-    assert run("summary", f"{EXAMPLE}:mixer_tiny").stdout.startswith("Mixer, input 1×3×224×224\n")
+def test_summary_of_a_family_from_outside(vitrail_: Run) -> None:
+    assert vitrail_("summary", f"{EXAMPLE}:mixer_tiny").out.startswith("Mixer, input 1×3×224×224\n")
 
 
-def test_inspect_checkpoint(tmp_path: Path) -> None:
+def test_inspect_checkpoint(vitrail_: Run, tmp_path: Path) -> None:
     write(vitrail.create("DeiT-Ti", image_size=32, depth=1), tmp_path / "weights.pth", to="deit")
     words = ("inspect-checkpoint", str(tmp_path / "weights.pth"))
-    page = run(*words).stdout
+    page = vitrail_(*words).out
     assert "layout         deit\n" in page
     assert "blocks.#.attn.qkv.weight   1 ×  (576, 192)" in page
     assert "\nsuspicious\n- a head of zeros" in page
-    assert re.search(r"^blocks.0.norm1.weight +\(192,\) +float32 +1 +0 +1 +1$", run(*words, "--tensors").stdout, re.M)
-    found = json.loads(run(*words, "--json", "--from", "timm", "--set", "heads=6").stdout)
+    assert re.search(r"^blocks.0.norm1.weight +\(192,\) +float32 +1 +0 +1 +1$", vitrail_(*words, "--tensors").out, re.M)
+    found = json.loads(vitrail_(*words, "--json", "--from", "timm", "--set", "heads=6").out)
     assert (found["layout"], found["config"]["heads"], "tensors" in found) == ("timm", 6, False)
-    assert json.loads(run(*words, "--json", "--tensors").stdout)["tensors"][0]["name"] == "cls_token"
+    assert json.loads(vitrail_(*words, "--json", "--tensors").out)["tensors"][0]["name"] == "cls_token"
 
 
-def test_inspect_checkpoint_shows_what_it_does_not_know(tmp_path: Path) -> None:
+def test_inspect_checkpoint_shows_what_it_does_not_know(vitrail_: Run, tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.randn(3, 4)}, tmp_path / "other.pth")
-    done = run("inspect-checkpoint", str(tmp_path / "other.pth"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "layout         none known here\n" in done.stdout
-    assert "features.#.weight  1 ×  (3, 4)  float32" in done.stdout
+    done = vitrail_("inspect-checkpoint", str(tmp_path / "other.pth"))
+    assert (done.code, done.err) == (0, "")
+    assert "layout         none known here\n" in done.out
+    assert "features.#.weight  1 ×  (3, 4)  float32" in done.out
 
 
-def test_inspect_checkpoint_refuses_damage_and_wrong_words(tmp_path: Path) -> None:
+def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_path: Path) -> None:
     whole, cut, code = (str(tmp_path / name) for name in ("whole.pth", "cut.pth", "code.pth"))
     torch.save({"a": torch.randn(300)}, whole)
     Path(cut).write_bytes(Path(whole).read_bytes()[:-200])
@@ -113,9 +114,9 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(tmp_path: Path) -> No
         ((whole, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
         ((), 'vitrail: Command "inspect-checkpoint" parameter FILE requires an argument'),
     ):
-        done = run("inspect-checkpoint", *words)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-        assert done.stderr.startswith(message), done.stderr
+        done = vitrail_("inspect-checkpoint", *words)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
+        assert done.err.startswith(message), done.err
 
 
 @pytest.mark.parametrize(
@@ -160,12 +161,12 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(tmp_path: Path) -> No
         (("models", "--jsn"), "vitrail: Unknown option: --jsn. Did you mean --json?"),
     ],
 )
-def test_a_users_error_is_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
-    done = run(*words)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith(message), done.stderr
+def test_a_users_error_is_one_line_and_exit_code_2(vitrail_: Run, words: tuple[str, ...], message: str) -> None:
+    done = vitrail_(*words)
+    assert done.code == 2
+    assert done.out == ""
+    assert len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith(message), done.err
 
 
 @pytest.mark.parametrize("words", [("models",), ("models", "ViT-B/16"), ("summary", "ViT-Ti/16")])
@@ -195,10 +196,10 @@ def test_closed_outputs_are_no_error(tmp_path: Path, closed: str) -> None:
     assert (tmp_path / "gelu.png").exists()
 
 
-def test_a_name_that_no_disk_takes_is_one_line() -> None:
-    done = run("explain", "x" * 300, "photo.jpg")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert done.stderr.endswith("cannot be used: File name too long\n")
+def test_a_name_that_no_disk_takes_is_one_line(vitrail_: Run) -> None:
+    done = vitrail_("explain", "x" * 300, "photo.jpg")
+    assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
+    assert done.err.endswith("cannot be used: File name too long\n")
 
 
 def test_a_terminal_without_box_characters_is_no_error() -> None:

@@ -2,8 +2,6 @@
 
 import csv
 import random
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,18 +10,12 @@ import numpy as np
 import pytest
 import torch
 from bad_pictures import damage
-from forking import forked, told
+from forking import forked, kill, told, wait_for
 from toy_data import picture
-from toy_models import saved_model
 
 from vitrail.predict.viewer import Viewer
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture
@@ -99,12 +91,8 @@ def test_killed_at_random_moments_it_is_complete(
     for _ in range(kills):
         before = watched.stat().st_size if watched.exists() else 0
         process = forked([*words, "-o", "f.npy", "--resume"])
-        while process.is_alive() and not (watched.exists() and watched.stat().st_size > before):
-            time.sleep(0.001)
-        process.join(chance.uniform(0, 0.02))
-        process.kill()
-        process.join()
-        killed += process.exitcode == -signal.SIGKILL
+        wait_for(process, lambda before=before: watched.exists() and watched.stat().st_size > before)
+        killed += kill(process, chance.uniform(0, 0.02))
     assert killed > kills / 2, "the job was over too soon to be killed"
     assert vitrail_(*words, "-o", "f.npy", "--resume").code == 0
     assert vitrail_(*words, "-o", "whole.npy").code == 0

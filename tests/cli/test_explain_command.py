@@ -23,11 +23,6 @@ pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 Run = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
-
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
     Image.fromarray(noise(40, 60, 3)).save(tmp_path / "photo.jpg")

@@ -13,27 +13,13 @@ from typing import Any
 
 import pytest
 from bad_pictures import damage
-from forking import forked, told
+from forking import ended, forked, kill, told, wait_for
 from toy_data import picture
 from toy_models import saved_model
 
 Run = Callable[..., Any]
 # nothing to be measured first, and a picture's numbers to the bit the same however the job is cut
 PLAIN = ("--engine", "eager", "--batch", "1", "--streams", "1", "--threads", "1")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the folder where we are; two of one name."""
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
-        picture(tmp_path / "photos" / name, number)
-    return Path("photos")
 
 
 NAMES = ["photos/a/1.png", "photos/a/2.png", "photos/b/1.png", "photos/b/c/3.jpg"]
@@ -59,15 +45,10 @@ def torture(words: list[str], watched: Path, out: Path, kills: int) -> int:
     chance, killed = random.Random(0), 0
     for attempt in range(kills):
         before, process = size(watched), forked(words)
-        while attempt % 5 and process.is_alive() and size(watched) <= before and not out.exists():
-            time.sleep(0.001)
-        process.join(chance.uniform(0, 0.02))
-        process.kill()
-        process.join()
-        killed += process.exitcode == -signal.SIGKILL
-    process = forked(words)
-    process.join()
-    assert process.exitcode == 0
+        if attempt % 5:
+            wait_for(process, lambda before=before: size(watched) > before or out.exists())
+        killed += kill(process, chance.uniform(0, 0.02))
+    assert ended(forked(words)) == 0
     return killed
 
 
@@ -101,11 +82,9 @@ def test_killed_at_random_moments_it_is_complete(
 def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     names, words = many(tmp_path / "many", 2500), ["--top", "1", *PLAIN]
     process = forked(["predict", model, "many", "-o", "out.csv", *words], stdout=Path("said"), stderr=Path("told"))
-    while process.is_alive() and size(tmp_path / "out.csv.partial" / "rows.csv") < 1000:
-        time.sleep(0.001)
+    wait_for(process, lambda: size(tmp_path / "out.csv.partial" / "rows.csv") >= 1000)
     os.kill(process.pid or 0, signal.SIGINT)
-    process.join()
-    assert (process.exitcode, Path("said").read_text()) == (130, "")
+    assert (ended(process), Path("said").read_text()) == (130, "")
     line = "vitrail: stopped; what is done is in out.csv.partial: the same again with --resume goes on\n"
     assert told(Path("told")) == line
     done = len((tmp_path / "out.csv.partial" / "rows.csv").read_text().splitlines()) - 1
@@ -167,8 +146,7 @@ def test_a_full_disk(model: Path, photos: Path, tmp_path: Path, vitrail_: Run) -
     names = many(tmp_path / "many", 200)
     words = ["predict", model, tmp_path / "many", "-o", "out.csv", *PLAIN]
     process = forked(words, stdout=Path("said"), stderr=Path("told"), longest_file=3000)
-    process.join()
-    assert (process.exitcode, Path("said").read_text()) == (1, "")
+    assert (ended(process), Path("said").read_text()) == (1, "")
     assert told(Path("told")) == (
         "vitrail: out.csv cannot be written: File too large; "
         "what is done is kept: make room for it, then the same again with --resume\n"
@@ -181,22 +159,19 @@ def test_a_full_disk(model: Path, photos: Path, tmp_path: Path, vitrail_: Run) -
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
 def test_a_full_disk_behind_stdout(model: Path, photos: Path) -> None:
     process = forked(["predict", model, photos, "--format", "csv"], stdout=Path("/dev/full"), stderr=Path("told"))
-    process.join()
-    assert process.exitcode == 2
+    assert ended(process) == 2
     assert told(Path("told")) == "vitrail: the output cannot be written: No space left on device\n"
 
 
 def test_nobody_reads_on(model: Path, photos: Path, tmp_path: Path) -> None:
     """As with `| head -1`: it ends soon, and without a word."""
     many(tmp_path / "many", 3000)
-    read, write = os.pipe()
+    os.mkfifo("pipe")
     words = ["predict", model, "many", "--format", "jsonl", "--top", 1, *PLAIN]
-    process = forked(words, stdout=write, stderr=Path("told"), closed=[read])
-    os.close(write)
-    with os.fdopen(read) as stream:
+    process = forked(words, stdout=Path("pipe"), stderr=Path("told"))
+    with Path("pipe").open() as stream:
         first = stream.readline()
-        ended = time.monotonic()
-    process.join()
-    assert (process.exitcode, told(Path("told"))) == (0, "")
+        closed = time.monotonic()
+    assert (ended(process), told(Path("told"))) == (0, "")
     assert json.loads(first)["file"] == "many/00000.png"
-    assert time.monotonic() - ended < 2
+    assert time.monotonic() - closed < 2

@@ -12,27 +12,12 @@ from typing import Any
 
 import pytest
 from bad_pictures import damage
-from forking import forked, told
-from toy_data import picture
+from forking import ended, forked, told
 from toy_models import LABELS, saved_model
 
 import vitrail
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the folder where we are; two of one name."""
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
-        picture(tmp_path / "photos" / name, number)
-    return Path("photos")
 
 
 NAMES = ["photos/a/1.png", "photos/a/2.png", "photos/b/1.png", "photos/b/c/3.jpg"]
@@ -214,12 +199,9 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
     expected = vitrail_("predict", model, NAMES[0], "--format", "csv").out
     words = ("predict", model, "-", "--format", "csv")
     process = forked(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
-    process.join()
-    assert (process.exitcode, told(Path("told"))) == (0, "")
+    assert (ended(process), told(Path("told"))) == (0, "")
     assert Path("said").read_text() == expected.replace(NAMES[0], "-")
-    process = forked(words, stderr=Path("told"))
-    process.join()
-    assert process.exitcode == 1
+    assert ended(forked(words, stderr=Path("told"))) == 1
     assert told(Path("told")).startswith("vitrail: the bytes given is empty; expected a picture")
 
 

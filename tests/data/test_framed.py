@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from picture_files import encoded
 from PIL import ExifTags, Image
 
-from vitrail.data import jpeg
 from vitrail.data.framed import framed
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import FILTERS, Preprocessing, cropped, mode_of, resized_to
@@ -85,14 +84,6 @@ def outcome(read: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8] | None:
         return read()
     except DataError:
         return None
-
-
-@pytest.fixture(params=["simplejpeg", "Pillow alone"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "simplejpeg":
-        pytest.importorskip("simplejpeg")
-    else:
-        monkeypatch.setattr(jpeg, "simplejpeg", None)
 
 
 @pytest.mark.usefixtures("decoder")

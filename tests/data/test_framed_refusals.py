@@ -35,14 +35,6 @@ def must_not_be_called(*_: Any) -> None:
     pytest.fail("it came too far")
 
 
-@pytest.fixture(params=["simplejpeg", "Pillow alone"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "simplejpeg":
-        pytest.importorskip("simplejpeg")
-    else:
-        monkeypatch.setattr(jpeg, "simplejpeg", None)
-
-
 def bomb(kind: str, rows: int = 30_000, columns: int = 30_000) -> bytes:
     """A small file whose header says that it is large."""
     data = bytearray(encoded(kind, 8, 8))

@@ -1,12 +1,9 @@
 """An exported folder appears whole, checked against torch, or not at all; and replaces nothing but an export."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from exporting import HOW, LABELS, Exports, by_hand, noise, saved_toy, shares, toy
-from forking import forked
+from forking import ended, forked, kill, wait_for
 
 import vitrail
 from vitrail.errors import CheckpointError, ConfigError
@@ -238,9 +235,9 @@ def test_a_disk_that_is_too_small(to: str, tmp_path: Path) -> None:
     """Of the ONNX file, and of torch's program, whose own writer ends the process."""
     model, out = saved_toy(tmp_path / "model", width=64, depth=1), tmp_path / "out" / "new"
     process = forked(["export", model, out, "--to", to], stderr=tmp_path / "said", longest_file=20_000)
-    process.join()
+    code = ended(process)
     said = (tmp_path / "said").read_text().splitlines()
-    assert process.exitcode == 2, said
+    assert code == 2, said
     assert len([line for line in said if not line.startswith("vitrail: note: ")]) == 1
     assert said[-1].startswith(f"vitrail: cannot write {out}: ")
     assert list((tmp_path / "out").iterdir()) == []
@@ -251,13 +248,8 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
     """At any moment there is no folder of that name, or a whole one."""
     model, out = saved_toy(tmp_path / "model"), tmp_path / "out" / "new"
     process = forked(["export", model, out])
-    limit = time.monotonic() + 120
-    while not list(tmp_path.glob("out/.new.*")) and process.is_alive() and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    wait_for(process, lambda: bool(list(tmp_path.glob("out/.new.*"))))
+    assert kill(process)
     assert not out.exists()
 
 

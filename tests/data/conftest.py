@@ -1,0 +1,13 @@
+"""What several tests of data share."""
+
+import pytest
+
+from vitrail.data import jpeg
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow alone"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(jpeg, "simplejpeg", None)
