@@ -17,6 +17,7 @@ from vitrail.errors import ConfigError, VitrailError, unknown
 
 if TYPE_CHECKING:
     from vitrail.data.shown import Shown
+    from vitrail.export.exported import Output
     from vitrail.predict.choice import Chosen
     from vitrail.predict.predictor import Predictor
     from vitrail.predict.resuming import Partial
@@ -126,7 +127,7 @@ class Job:
     model: str
     images: Sequence[str]
     flags: JobFlags
-    output: Literal["logits", "class", "mean", "tokens"]
+    output: "Output"
     partial: "Partial | None"
     told: dict[str, Any]  # what has to be the same for a job to be gone on with
     labels: tuple[str, ...] | None = None

@@ -193,6 +193,7 @@ def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: He
     tell(
         team,
         f"model  {run.folder / MODEL}: vitrail eval {quote(str(run.folder))} --data {quote(request.data)}, "
+        f"vitrail predict {quote(str(run.folder))} photo.jpg, "
         f'or in Python vitrail.Predictor("{run.folder / MODEL}").predict("photo.jpg")',
     )
 

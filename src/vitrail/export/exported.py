@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
@@ -14,7 +14,8 @@ PARTS = (f"{MODEL}.data", MODEL, PROGRAM, CONFIG)  # all that an export may cons
 METADATA = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT = 1  # grows only when an older vitrail can no longer use the file
 PRECISIONS = ("fp32", "int8")
-OUTPUTS = ("logits", "class", "mean", "tokens")
+Output = Literal["logits", "class", "mean", "tokens"]  # what comes out: answers, or features
+OUTPUTS: tuple[Output, ...] = get_args(Output)
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a model that is no export
 KINDS: dict[str, type | tuple[type, ...]] = {
     "precision": str,
@@ -33,7 +34,7 @@ class Exported:
     """What config.json says of an exported model."""
 
     precision: Literal["fp32", "int8"]
-    output: Literal["logits", "class", "mean", "tokens"]  # what comes out: answers, or features
+    output: Output
     classes: int
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None = None  # one a class, in order

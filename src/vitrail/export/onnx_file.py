@@ -1,9 +1,5 @@
 """A model as an ONNX file, by torch's exporter."""
 
-import logging
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,9 @@ from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, one_line
-from vitrail.export.shipped import Output, Shipped
+from vitrail.export.exported import Output
+from vitrail.export.session import quiet
+from vitrail.export.shipped import Shipped
 from vitrail.models.checks import pair
 
 OPSET = 20  # has Gelu; newer ones are in few runtimes yet
@@ -28,7 +26,6 @@ def write_onnx(
     *,
     dynamic: bool = False,
     portable: bool = False,
-    metadata: str = "",
 ) -> None:
     """Input `pixels`, uint8 (batch, rows, columns, channels); output named as asked. Any batch; any size if `dynamic`.
 
@@ -45,8 +42,6 @@ def write_onnx(
             output_names=[output],
             verbose=False,
         )
-    if metadata:
-        converted.model.metadata_props["vitrail"] = metadata
     weights = sum(each.numel() * each.element_size() for each in shipped.state_dict().values())
     converted.save(path, external_data=weights > LARGEST)
 
@@ -80,16 +75,3 @@ def multiple_of(model: Any) -> int:
     """Of which the rows and columns of a picture must be a multiple: the pixels of a token, or 1 without tokens."""
     sides = zip(pair(model.config.image_size), getattr(model, "grid", pair(model.config.image_size)), strict=True)
     return lcm(*(pixels // tokens for pixels, tokens in sides))
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """The exporter's remarks on its own insides are for its makers."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -5,7 +5,6 @@ without VNNI adds them. A layer whose input has one number far above the rest st
 all numbers of a tensor, the rest would drown in it (ViT-Ti/16's block 7 has such a channel, 200 times the others).
 """
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.export.agreement import agreeing
 from vitrail.export.exported import CONFIG, METADATA, MODEL, Exported
 from vitrail.export.folder import written_whole
-from vitrail.export.session import answers, session
+from vitrail.export.session import answers, quiet, session
 
 OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
 
@@ -30,9 +29,7 @@ def quantise(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]
     model = onnx.load(str(source))
     kept = outlying(model, pixels)
     del model.graph.value_info[:]  # shapes that the quantiser would contradict
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
+    with quiet():
         quantize_dynamic(
             model,
             target,
@@ -43,8 +40,6 @@ def quantise(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]
             nodes_to_exclude=kept,
             extra_options={"MatMulConstBOnly": True, "DefaultTensorType": onnx.TensorProto.FLOAT},
         )
-    finally:
-        logging.disable(before)
     return kept
 
 

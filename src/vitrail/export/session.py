@@ -1,5 +1,9 @@
 """ONNX Runtime, which is wanted only where an exported model is run."""
 
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +36,16 @@ def answers(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Of pictures one by one: (B, rows, columns, C) → (B, …)."""
     opened = session(model)
     return np.concatenate([opened.run(None, {"pixels": each[None]})[0] for each in pixels])
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Exporters' and quantisers' remarks on their own insides are for their makers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

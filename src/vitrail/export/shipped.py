@@ -4,7 +4,7 @@ B batch, N tokens, D width, H heads, C channels, P×Q patch, n patches.
 """
 
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
+from vitrail.export.exported import Output
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.merging import MergingBlocks
-
-Output = Literal["logits", "class", "mean", "tokens"]
 
 
 class Shipped(nn.Module):

@@ -17,12 +17,12 @@ from vitrail.data.photos import views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, one_line
 from vitrail.export.agreement import agreeing
-from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported
+from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported, Output
 from vitrail.export.folder import check_place, written_whole
-from vitrail.export.onnx_file import exported_program, multiple_of, quiet, write_onnx
+from vitrail.export.onnx_file import exported_program, multiple_of, write_onnx
 from vitrail.export.quantise import describe, needed, quantise
-from vitrail.export.session import answers
-from vitrail.export.shipped import Output, Shipped, answer, check_output
+from vitrail.export.session import answers, quiet
+from vitrail.export.shipped import Shipped, answer, check_output
 from vitrail.models.checks import pair
 from vitrail.models.merging import merged
 

@@ -16,10 +16,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.export.agreement import agreeing
-from vitrail.export.exported import is_exported, model_file
+from vitrail.export.exported import Output, is_exported, model_file
 from vitrail.models.checks import pair
 from vitrail.predict.kept import fingerprint, kept_int8, recall, remember
-from vitrail.predict.predictor import BATCH, Output, Predictor, cores
+from vitrail.predict.predictor import BATCH, Predictor, cores
 from vitrail.predict.stream import Engine
 
 EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]

@@ -14,7 +14,7 @@ from vitrail.data.framed import DEFAULT, Limits, framed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.export.exported import Exported, is_exported
+from vitrail.export.exported import Exported, Output, is_exported
 from vitrail.models.checks import pair
 from vitrail.predict.answers import Prediction, checked_labels, likeliest
 from vitrail.predict.stream import Engine, Row, rows
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Output = Literal["logits", "class", "mean", "tokens"]
 BATCH = 8  # pictures at once, unless said
 PRECISIONS: dict[str, Literal["fp32", "int8"]] = {"onnx": "fp32", "int8": "int8"}  # of the engines that are exports
 
@@ -96,9 +95,12 @@ class Predictor:
             raise ConfigError(f"engine {engine!r} for {place}, which is exported; expected {found.name} or auto")
         if about.output != self.output:
             given = f"{place} answers with {about.output}"
-            raise ConfigError(f"{given}; expected {self.output}: export the model again with that output")
+            how = "without --features" if self.output == "logits" else f"with --features {self.output}"
+            raise ConfigError(f"{given}; expected {self.output}: export the model {how}")
         if about.merge != merge and merge:
-            raise ConfigError(f"merge {merge} for {place}, exported with {about.merge}; expected to export it with it")
+            raise ConfigError(
+                f"merge {merge} for {place}, exported with {about.merge}; expected: export --merge {merge}"
+            )
         if preprocessing is not None and (preprocessing.mean, preprocessing.std) != (
             about.preprocessing.mean,
             about.preprocessing.std,

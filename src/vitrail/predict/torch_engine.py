@@ -10,7 +10,8 @@ from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, one_line
-from vitrail.export.shipped import Output, answer, check_output
+from vitrail.export.exported import Output
+from vitrail.export.shipped import answer, check_output
 
 
 class TorchEngine:
