@@ -1,4 +1,7 @@
-"""Against timm: its state dict loads strictly, by name, and the logits agree. Toy sizes, and full sizes marked slow."""
+"""Against timm: its state dict loads strictly, by name, and the logits agree. Toy sizes, and full sizes marked slow.
+
+Of a CaiT by the table of names: the factors of its blocks and keys and values of its class blocks are called otherwise.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,11 +12,15 @@ import timm
 import torch
 from drawing import shake
 from timm.layers.mlp import SwiGLUPacked
+from timm.models.cait import Cait
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 import vitrail
+from vitrail.checkpoint.names import to_ours
+from vitrail.checkpoint.sources.timm import CAIT
+from vitrail.models.cait import CaiT, CaiTConfig
 from vitrail.models.deit import DeiT, DeiTConfig
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -27,7 +34,7 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
     last block computes only what the head reads.
     """
     shake(theirs)
-    ours.load_state_dict(theirs.state_dict())
+    ours.load_state_dict(state_of(theirs))
     ours.eval()
     images = torch.randn(2, 3, *size)
     with torch.inference_mode():
@@ -35,6 +42,15 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
         assert logits.std() > 0.01
         assert (ours(images) - logits).abs().max() <= TOLERANCE
         assert (ours.tokens(images) - theirs.forward_features(images)).abs().max() <= tokens_within
+
+
+def state_of(theirs: nn.Module) -> dict[str, Tensor]:
+    """Their state dict under our names, which are theirs but for a CaiT; nothing is left over."""
+    if not isinstance(theirs, Cait):
+        return theirs.state_dict()
+    tensors, unknown = to_ours(theirs.state_dict(), CAIT)
+    assert not unknown
+    return tensors
 
 
 THEIRS: Any = partial(VisionTransformer, img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7)
@@ -115,6 +131,38 @@ def test_distilled_deit() -> None:
             assert (mine - other).abs().max() <= TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({}, {}),
+        ({"img_size": (16, 40)}, {"image_size": (16, 40)}),
+        ({"num_classes": 0, "depth_token_only": 1}, {"classes": 0, "class_depth": 1}),
+        ({"mlp_ratio": 2.0, "mlp_ratio_token_only": 2.0}, {"mlp_width": 96}),
+    ],
+    ids=["plain", "oblong", "no head", "another MLP"],
+)
+def test_cait(fields: dict[str, Any], own: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4}
+    theirs = Cait(**{**given, "num_classes": 7, "init_values": 0.1, **fields})
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 3, "heads": 4, "classes": 7}
+    ours = CaiT(CaiTConfig(**{**sizes, **own}))
+    assert_equal_models(theirs, ours, ours.config.image_size, tokens_within=TOLERANCE)
+
+
+def test_training_gradients_of_a_cait_are_timms() -> None:
+    theirs = shake(Cait(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7, init_values=0.1))
+    ours = CaiT(CaiTConfig(image_size=32, patch_size=8, width=48, depth=2, heads=4, classes=7))
+    ours.load_state_dict(state_of(theirs))
+    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    for model in (theirs, ours):
+        nn.functional.cross_entropy(model.train()(images), labels).backward()
+    slopes = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    expected, _ = to_ours(slopes, CAIT)
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
 HYBRIDS = ["vit_base_r50_s16_224", "vit_small_r26_s32_224", "vit_tiny_r_s16_p8_224", "vit_base_r26_s32_224"]
 
 
@@ -157,6 +205,9 @@ FULL = [
     "deit_base_distilled_patch16_224",
     "deit3_small_patch16_224",
     "deit3_base_patch16_224",
+    "cait_xxs24_224",
+    "cait_xs24_384",
+    "cait_s24_224",
     "vit_tiny_r_s16_p8_224",
     "vit_small_r26_s32_224",
     "vit_base_r50_s16_224",
@@ -177,7 +228,7 @@ def test_full_size(name: str) -> None:
     for key, parameter in theirs.named_parameters():
         if key.startswith(("head", "fc.")):
             nn.init.normal_(parameter, std=0.02)
-    ours.load_state_dict(theirs.eval().state_dict())
+    ours.load_state_dict(state_of(theirs.eval()))
     ours.eval()
     images = torch.randn(1, 3, *ours.config.image_size)
     with torch.inference_mode():
@@ -197,7 +248,7 @@ def test_presets_that_timm_has_too_are_its_own() -> None:
         with torch.device("meta"):
             ours: Any = vitrail.create(name)
             theirs = timm_model(name, ours)
-        expected = {key: value.shape for key, value in theirs.state_dict().items()}
+        expected = {key: value.shape for key, value in state_of(theirs).items()}
         assert {key: value.shape for key, value in ours.state_dict().items()} == expected, name
         if not hasattr(theirs, "blocks"):  # a convnet: its norms and activations are compared at toy size
             continue

@@ -25,6 +25,7 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
     hidden, out = shape(sizes, "blocks.0.mlp.fc1.weight", 2)[0], shape(sizes, "blocks.0.mlp.fc2.weight", 2)[1]
     registers = shape(sizes, "reg_token", 3)[1] if "reg_token" in sizes else 0
     prefix = registers + ("cls_token" in sizes) + ("dist_token" in sizes)
+    prefix = 0 if family == "cait" else prefix  # its class token joins after the positions
     found: dict[str, Any] = {
         "patch_size": kernel[2:],
         "channels": kernel[1],
@@ -46,6 +47,8 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
             found["activation"] = "swiglu"
     if family == "deit":
         found["distilled"] = "dist_token" in sizes
+    if family == "cait":
+        found["class_depth"] = count(sizes, r"blocks_token_only\.(\d+)\.")
     stride = kernel[2:]
     if family == "hybrid":
         found |= {"stages": stages(sizes), "channels": root_channels(sizes)}

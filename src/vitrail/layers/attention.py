@@ -89,8 +89,7 @@ class Attention(nn.Module):
 
     def weights(self, x: Tensor, inputs: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """What `forward` multiplies the values by: (B, H, Nq, Nx)."""
-        q, k, _ = self.project(x, inputs)
-        return attention_weights(q, k, mask)
+        return attention_weights(*self.project(x, inputs)[:2], mask)
 
 
 class SelfAttention(nn.Module):
@@ -142,4 +141,8 @@ class SelfAttention(nn.Module):
     def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
         """What `forward` multiplies the values by when every token asks: (B, H, N, N)."""
         q, k, _, mask = self.project(x, grid, mask)
+        return self.weigh(q, k, mask)
+
+    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """The same of what `project` gave; attention of another kind says here what it does: (B, H, Nq, N)."""
         return attention_weights(q, k, mask)

@@ -31,5 +31,4 @@ class AttentionPool(nn.Module):
 
     def weights(self, x: Tensor) -> Tensor:
         """How much of each token the vector is made of: (B, H, 1, N)."""
-        q, k, _ = self.project(x)
-        return attention_weights(q, k)
+        return attention_weights(*self.project(x)[:2])

@@ -156,11 +156,10 @@ class ViT(nn.Module):
 
     def tables(self, grid: Grid) -> Tensor | None:
         """What is added before the first layer, (1, N, D), or before each of them, (L, N, D)."""
+        table = self.pos_embed
         if self.pos_rows is not None and self.pos_columns is not None:
             table = join_axes(self.pos_rows, self.pos_columns)
-        elif self.pos_embed is not None:
-            table = self.pos_embed
-        else:
+        if table is None:
             return None
         table = resample(table, self.grid, grid)
         table = F.pad(table, (0, 0, self.prefix + grid[0] * grid[1] - table.shape[1], 0))  # prefix tokens without rows

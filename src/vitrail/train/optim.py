@@ -14,7 +14,8 @@ from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optimization
 
-BLOCK = re.compile(r"(blocks\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")  # of the model itself: a hybrid has others in its stem
+# of the model itself: a hybrid has others in its stem
+BLOCK = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")
 HEADS = ("head", "fc.")
 
 

@@ -1,4 +1,4 @@
-"""facebook's DeiT and DeiT-III: {"model": …} with timm's names, but gamma_1 and gamma_2 for a block's factors."""
+"""facebook's DeiT, DeiT-III and CaiT: {"model": …} with timm's names, but gamma_1 and gamma_2 for a block's factors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,18 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import IMAGENET, TABLE_AT_STEM, Found, Layout, found, holds, stripped, write_table
+from vitrail.checkpoint.layout import (
+    IMAGENET,
+    TABLE_AT_STEM,
+    TRANSFORMERS,
+    Found,
+    Layout,
+    agreed,
+    found,
+    holds,
+    stripped,
+    write_table,
+)
 from vitrail.checkpoint.names import entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
@@ -18,6 +29,7 @@ TABLE = (
     entry("blocks.#.gamma_1", "blocks.#.ls1.gamma"),
     entry("blocks.#.gamma_2", "blocks.#.ls2.gamma"),
 )
+CAIT = tuple(entry([f"module.{name}" for name in row.theirs], row.ours, row.form) for row in timm.CAIT)
 ONLY = {
     "class_token": (True,),
     "registers": (0,),
@@ -34,19 +46,22 @@ def matches(contents: Contents) -> bool:
     names = stripped(contents.tensors, *timm.PREFIXES)
     others = {"fc_norm.weight", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
     own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
-    wrapped = contents.wrapper in ("model", "model_ema") and own
-    return "patch_embed.proj.weight" in names and bool(wrapped or "blocks.0.gamma_1" in names)
+    cait = timm.CAIT_MARK in names  # which timm has with the same names, but nothing around them
+    wrapped = contents.wrapper in ("model", "model_ema") and (own or cait)
+    return "patch_embed.proj.weight" in names and bool(wrapped or ("blocks.0.gamma_1" in names and not cait))
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     timm.refuse_others(contents.path.name)
+    tensors = stripped(contents.tensors, *timm.PREFIXES)
+    cait = timm.CAIT_MARK in tensors
     return found(
         contents,
-        stripped(contents.tensors, *timm.PREFIXES),
-        TABLE,
+        tensors,
+        timm.CAIT if cait else TABLE,
         layout="deit",
-        family="deit",
-        known=known,
+        family="cait" if cait else "deit",
+        known=agreed(timm.mixed_heads(tensors), known),
         policy="deit",
         preprocessing=preprocessing,
     )
@@ -54,13 +69,15 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
 
 def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     size = config["image_size"]
-    return Preprocessing(image_size=size, crop=0.875 if max(size) <= 224 else 1.0, **IMAGENET)
+    whole = max(size) > 224 or "class_depth" in config  # a CaiT sees all of a picture at any size
+    return Preprocessing(image_size=size, crop=1.0 if whole else 0.875, **IMAGENET)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     holds("deit", description.config, ONLY)
-    write_table("deit", tensors, TABLE, description.config["heads"], path, wrapper="model")
+    table = CAIT if description.family == "cait" else TABLE
+    write_table("deit", tensors, table, description.config["heads"], path, wrapper="model")
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="deit", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="deit", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "cait"))

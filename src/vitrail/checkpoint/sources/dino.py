@@ -58,7 +58,7 @@ def matches(contents: Contents) -> bool:
     second = {"mask_token", "register_tokens"} & names.keys()
     other = {"decoder_embed.weight", "head.weight"} & names.keys()
     own = contents.wrapper == "teacher" or (second and not other)
-    others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone")
+    others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone", "blocks_token_only")
     flat = contents.kind == "pickle" and not contents.wrapper and not any(name.startswith(others) for name in names)
     return "patch_embed.proj.weight" in names and bool(own or flat)
 

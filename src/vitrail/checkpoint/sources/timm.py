@@ -27,7 +27,7 @@ from vitrail.checkpoint.layout import (
     value,
     write_table,
 )
-from vitrail.checkpoint.names import Entry, entry
+from vitrail.checkpoint.names import HALVES, Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import families
@@ -46,6 +46,17 @@ SAME_NAMES = (
 PLAIN: tuple[Entry, ...] = (*map(entry, SAME_NAMES, SAME_NAMES), entry("pre_logits.fc.*", "pre_logits.*"))
 SCALES = (entry("blocks.#.ls1.gamma", "blocks.#.ls1.gamma"), entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"))
 TABLE = (*PLAIN, *SCALES)
+CAIT_MARK = "blocks_token_only.0.norm1.weight"  # a tensor that tells the family
+MIX = "blocks.0.attn.proj_l.weight"  # of a CaiT's heads
+CLASS_BLOCK = tuple(f"blocks_token_only.#.{part}.*" for part in ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#"))
+CAIT_SAME = ("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*", *CLASS_BLOCK)
+CAIT_SCALES = tuple((f"blocks{kind}.#.", n) for kind in ("", "_token_only") for n in (1, 2))
+CAIT = (
+    *PLAIN,
+    *map(entry, CAIT_SAME, CAIT_SAME),
+    *(entry(f"{block}gamma_{n}", f"{block}ls{n}.gamma") for block, n in CAIT_SCALES),
+    entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", HALVES),
+)
 ASSUMES = {"activation": "gelu", "constants": "timm", "norm_eps": 1e-6}
 ONLY = {
     "positions": ("learned", "sincos", "sincos_2d", "none"),
@@ -80,8 +91,10 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     hybrid = any(each.startswith("patch_embed.backbone.") for each in tensors)
     family = "hybrid" if hybrid else "deit" if "dist_token" in tensors or name.startswith("deit") else "vit"
     pretrained = value(card, "pretrained_cfg", dict, card)
+    if CAIT_MARK in tensors:
+        family, pretrained = "cait", {"crop_pct": 1.0, **pretrained}
     width = tensors["patch_embed.proj.weight"].shape[0]
-    imagenet = family == "deit" or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
+    imagenet = family in ("deit", "cait") or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
     warnings = []
     if "mean" not in pretrained:
         constants = "ImageNet's mean and deviation" if imagenet else "mean and deviation 0.5"
@@ -89,7 +102,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     return found(
         contents,
         tensors,
-        TABLE,
+        CAIT if family == "cait" else TABLE,
         layout="timm",
         family=family,
         known={**hints(pretrained, name, family, width), **agreed(said(card, tensors), known)},
@@ -151,7 +164,7 @@ def size_in(pretrained: Mapping[str, Any]) -> dict[str, Any]:
 
 def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the card of a folder says and shapes do not."""
-    fields, arguments = dict[str, Any](), value(card, "model_args", dict, {})
+    fields, arguments = mixed_heads(tensors), value(card, "model_args", dict, {})
     if "num_heads" in arguments:
         fields["heads"] = value(arguments, "num_heads", int, 0)
     activation = arguments.get("act_layer")
@@ -167,6 +180,11 @@ def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, An
     if pool not in pools or (pool == "token" and after):
         raise CheckpointError(f"global_pool is {pool!r}{' with fc_norm' if after else ''}; expected token, avg or map")
     return {**fields, "pool": pools[pool]}
+
+
+def mixed_heads(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The heads of a CaiT, which the matrices that mix them show."""
+    return {"heads": len(tensors[MIX])} if MIX in tensors else {}
 
 
 def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -206,14 +224,15 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     if description.family in CONVNETS:
         return write_convnet(tensors, description, path)
     holds("timm", config, ONLY)
+    table = CAIT if description.family == "cait" else TABLE
     if path.suffix:
-        write_table("timm", tensors, TABLE, config["heads"], path)
+        write_table("timm", tensors, table, config["heads"], path)
         return {**ASSUMES, **({"pool": "class"} if config.get("class_token") and config["pool"] == "mean" else {})}
     if config.get("distilled") and not config["prefix_positions"]:
         raise CheckpointError("timm's distilled models have positions for both tokens; expected prefix_positions=True")
     if description.family == "hybrid":
         raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
-    write_folder(tensors, TABLE, config["heads"], hub_card(description), path)
+    write_folder(tensors, table, config["heads"], hub_card(description), path)
     return {"norm_eps": ASSUMES["norm_eps"]}
 
 
@@ -260,9 +279,12 @@ def hub_card(description: Description) -> dict[str, Any]:
         "mlp_ratio": hidden / config["width"] if hidden % config["width"] == 0 else (hidden + 0.5) / config["width"],
         "init_values": config.get("layer_scale"),
         "qkv_bias": config.get("qkv_bias", True),
-        "no_embed_class": not config.get("prefix_positions", True),
     }
-    if not distilled:
+    if cait := description.family == "cait":
+        arguments |= {"depth_token_only": config["class_depth"], "mlp_ratio_token_only": arguments["mlp_ratio"]}
+    else:
+        arguments["no_embed_class"] = not config.get("prefix_positions", True)
+    if not (cait or distilled):
         arguments |= {
             "class_token": config.get("class_token", True),
             "reg_tokens": config.get("registers", 0),
@@ -274,6 +296,7 @@ def hub_card(description: Description) -> dict[str, Any]:
     if activation == "gelu_tanh":
         arguments["act_layer"] = "gelu_tanh"
     name = "vit_giant_patch14_dinov2" if activation == "swiglu" else f"{description.family}_tiny_patch16_224"
+    name = "cait_xxs24_224" if cait else name
     card: dict[str, Any] = {
         "architecture": "deit_tiny_distilled_patch16_224" if distilled else name,  # one of the kind; the rest is below
         "num_classes": config["classes"],
@@ -301,4 +324,4 @@ def with_pictures(card: dict[str, Any], description: Description) -> dict[str, A
     return card
 
 
-LAYOUT = Layout(name="timm", matches=matches, read=read, write=write, families=(*TRANSFORMERS, *CONVNETS))
+LAYOUT = Layout(name="timm", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "cait", *CONVNETS))

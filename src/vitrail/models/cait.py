@@ -1,0 +1,189 @@
+"""CaiT (Touvron 2021, arXiv 2103.17239): going deeper with LayerScale, and a class token that joins only at the end.
+
+B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.layers.attention import Attention, SelfAttention, merge_heads
+from vitrail.layers.block import Block
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.mlp import Mlp
+from vitrail.layers.positions import Grid, resample
+from vitrail.layers.residual import LayerScale
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import init_leaves, is_empty
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaiTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the class token comes out
+    width: int = 384  # of a token
+    depth: int = 24  # blocks of the patches alone, whose heads talk
+    class_depth: int = 2  # blocks after them, in which the class token asks
+    heads: int = 8  # share the width
+    mlp_width: int | None = None  # 4·width unless given
+    layer_scale: float = 1e-5  # the factor that a block's branches start with
+    norm_eps: float = 1e-6
+    dropout: float = field(default=0.0, metadata=RATE)  # this and the next two of the patches' blocks alone
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of every block alike
+    dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_heads(self.width, self.heads)
+        check_grid(pair(self.image_size), pair(self.patch_size))
+
+
+class CaiT(nn.Module):
+    """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
+
+    def __init__(self, config: CaiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
+        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
+        self.prefix = 1
+        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                width,
+                config.heads,
+                mlp_width,
+                norm_eps=eps,
+                layer_scale=config.layer_scale,
+                dropout=config.dropout,
+                stochastic_depth=config.stochastic_depth,
+            )
+            for _ in range(config.depth)
+        )
+        for block in self.blocks:
+            block.attn = TalkingHeads(width, config.heads, dropout=config.attention_dropout)
+        self.blocks_token_only = nn.ModuleList(
+            ClassBlock(width, config.heads, mlp_width, layer_scale=config.layer_scale, norm_eps=eps)
+            for _ in range(config.class_depth)
+        )
+        self.norm = nn.LayerNorm(width, eps)
+        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Linear maps, class token and positions as CaiT's authors draw them, others as in a ViT; the head is zero."""
+        if is_empty(self):
+            return
+        init_leaves(self)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+        for table in (self.cls_token, self.pos_embed):
+            nn.init.trunc_normal_(table, std=0.02)
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, queries=1))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
+        return self.encode(images)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
+
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
+        """The tokens after the final norm, or with `queries` only the first so many."""
+        config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
+        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
+        x = self.pos_drop(self.patch_embed(images) + resample(self.pos_embed, self.grid, grid))  # (B, n, D)
+        for block in self.blocks:
+            x = block(x, grid)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, D)
+        for block in self.blocks_token_only:
+            x = block(x)
+        return self.norm(x[:, :queries])
+
+
+class TalkingHeads(SelfAttention):
+    """Self-attention whose heads are mixed before and after the softmax (Shazeer 2020, arXiv 2003.02436)."""
+
+    no_shares: ClassVar[str] = "its heads are mixed after the softmax, so weights may be negative and sum to anything"
+
+    def __init__(self, width: int, heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__(width, heads, dropout=dropout)
+        self.proj_l = HeadMix(heads, heads)  # of the logits
+        self.proj_w = HeadMix(heads, heads)  # of the weights
+
+    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        scores = self.proj_l(q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1))  # (B, H, Nq, N)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        return self.proj_w(scores.softmax(-1))
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        q, k, v, mask = self.project(x, grid, mask, queries)
+        weights = F.dropout(self.weigh(q, k, mask), self.dropout, self.training)
+        return self.proj(merge_heads(weights @ v))
+
+
+class HeadMix(nn.Linear):
+    """Each head's map becomes a mixture of all heads': (B, H, Nq, N) → (B, H, Nq, N)."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's word
+        weight, bias = self.weight.to(input.dtype), self.bias.to(input.dtype)  # who looks inside asks in float32
+        return F.conv2d(input, weight[:, :, None, None], bias)  # heads are channels: 4 times as fast as turning axes
+
+
+class ClassBlock(nn.Module):
+    """A block in which the class token, the first, asks all; patches stay as they are: (B, N, D) → (B, N, D)."""
+
+    def __init__(self, width: int, heads: int, mlp_width: int, *, layer_scale: float, norm_eps: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, norm_eps)
+        self.attn = Attention(width, heads)
+        self.ls1 = LayerScale(width, layer_scale)
+        self.norm2 = nn.LayerNorm(width, norm_eps)
+        self.mlp = Mlp(width, mlp_width)
+        self.ls2 = LayerScale(width, layer_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked = self.norm1(x)
+        token = x[:, :1] + self.ls1(self.attn(asked[:, :1], asked))  # (B, 1, D)
+        token = token + self.ls2(self.mlp(self.norm2(token)))
+        return torch.cat([token, x[:, 1:]], dim=1)
+
+
+SIZES = {  # each head has 48 numbers
+    "xxs24": CaiTConfig(width=192, heads=4),
+    "xxs36": CaiTConfig(width=192, heads=4, depth=36),
+    "xs24": CaiTConfig(width=288, heads=6),
+    "s24": CaiTConfig(),
+    "s36": CaiTConfig(depth=36, layer_scale=1e-6),
+    "m36": CaiTConfig(width=768, heads=16, depth=36, layer_scale=1e-6),
+    "m48": CaiTConfig(width=768, heads=16, depth=48, layer_scale=1e-6),
+}
+RESOLUTIONS = {"xxs24": (224, 384), "xxs36": (224, 384), "s24": (224, 384), "m48": (448,)}
+PUBLISHED = [(size, pixels) for size in SIZES for pixels in RESOLUTIONS.get(size, (384,))]
+PRESETS = {f"cait_{size}_{pixels}": replace(SIZES[size], image_size=pixels) for size, pixels in PUBLISHED}
+ALIASES = {
+    f"CaiT-{size.upper()}{'' if pixels == 224 else f'@{pixels}'}": f"cait_{size}_{pixels}" for size, pixels in PUBLISHED
+}
+FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES)
