@@ -53,7 +53,7 @@ def test_panes_are_patches_of_pixels(bias: bool) -> None:
     assert torch.allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["vit", "map", "rotary", "distilled", "hybrid", "cct", "resnet", "regnety"])
+@pytest.mark.parametrize("name", ["vit", "map", "rotary", "distilled", "hybrid", "cct", "cait", "resnet", "regnety"])
 def test_features(name: str) -> None:
     model, images = toy(name), torch.randn(2, 3, 48, 32)
     prefix = getattr(model, "prefix", 0)

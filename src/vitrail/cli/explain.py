@@ -23,7 +23,7 @@ def explain(
     /,
     *images: str,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
-    method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] = "rollout",
+    method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] | None = None,
     layer: str = "-1",
     head: str = "mean",
     token: Annotated[str, Parameter(name=("--from", "--token"))] = "head",
@@ -59,7 +59,7 @@ def explain(
     out
         The folder for PHOTO.METHOD.png.
     method
-        What is drawn.
+        What is drawn: rollout unless said; of a CaiT, whose heads are mixed, grad-rollout.
     layer
         Which, from 0, -1 for the last, or all; a rollout goes up to it.
     head
@@ -98,7 +98,7 @@ def explain(
 
     _, explainer = open_subject(checkpoint, labels, device)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
-    question = explainer.settled(Question(method=method, token=token, discard=discard, **asked))
+    question = explainer.settled(Question(method=method or explainer.usual, token=token, discard=discard, **asked))
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
     found = pictures_at(images)

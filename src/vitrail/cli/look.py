@@ -17,7 +17,7 @@ def look(
     *,
     data: str | None = None,
     images: int = 32,
-    method: Literal["rollout", "grad-rollout", "attention", "pool"] = "rollout",
+    method: Literal["rollout", "grad-rollout", "attention", "pool"] | None = None,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
     svg: Annotated[bool, Parameter(negative=())] = False,
     arrays: Annotated[bool, Parameter(negative=())] = False,
@@ -74,7 +74,7 @@ def look(
             explainer,
             (each.source for each in pictures),
             batch=batch,
-            question=Question(method=method),
+            question=None if method is None else Question(method=method),
             progress=advance,
         )
     for text in (*notes, *seen.notes, *seen.skipped):

@@ -36,6 +36,7 @@ class Capture:
         self.model, self.layers, self.heads, self.keep, self.sloped = model, tuple(layers), heads, keep, sloped
         self.grid: Grid | None = getattr(model, "grid", None)
         self.count = 0  # of all tokens
+        self.late = 0  # of these, the first that the first layers do not know: a class token that joins later
         self.kept = dict[int, Any]()  # of each layer its probabilities, or what `keep` made of them
         self.asking = dict[int, int]()  # and where slopes are wanted: Nq
         self.values = dict[int, Tensor]()  # v: (B, H, N, K)
@@ -80,24 +81,34 @@ class Capture:
             v = self.values[layer].float()
             by_row = split_heads(slope.float(), v.shape[1]) @ v.transpose(-2, -1)  # (B, H, Nq, N)
             by_row = by_row if self.heads is None else by_row[:, self.heads[layer]]
-            found.append(F.pad(by_row, (0, 0, 0, self.asking[layer] - by_row.shape[2])))
+            found.append(self.placed(F.pad(by_row, (0, 0, 0, self.asking[layer] - by_row.shape[2]))))
         return found
 
     def orient(self, module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook before the first layer: how many tokens there are, and in what grid."""
         given = arguments(module, args, named)
-        self.count, self.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
+        count, self.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
+        whole = 0 if self.grid is None else getattr(self.model, "prefix", 0) + self.grid[0] * self.grid[1]
+        self.count = max(count, whole)
+        self.late = self.count - count
+
+    def placed(self, maps: Tensor) -> Tensor:
+        """A map among all tokens; of those that join later nothing is taken and nothing given, they keep themselves."""
+        late = self.late if maps.shape[3] == self.count - self.late else 0
+        return F.pad(maps, (late, 0, late, 0)) if late else maps
 
     @torch.no_grad()
     def look(self, layer: int, module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook before a layer."""
         q, k, v, mask = projected(module, arguments(module, args, named))
         with torch.autocast(q.device.type, enabled=False):
-            weights = attention_weights(q.float(), k.float(), mask)
+            weigh = module.weigh if isinstance(module, SelfAttention) else attention_weights
+            weights = weigh(q.float(), k.float(), mask)
         weights = weights if self.heads is None else weights[:, self.heads[layer]]
-        self.kept[layer] = weights if self.keep is None else self.keep(weights, self.patches)
         if self.sloped:
             self.values[layer], self.asking[layer] = v, weights.shape[2]
+        weights = self.placed(weights)
+        self.kept[layer] = weights if self.keep is None else self.keep(weights, self.patches)
 
     def hold(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
         """A hook between a layer's attention and its projection."""
@@ -125,7 +136,8 @@ def capture(
     """Every forward pass inside also gives the attention probabilities of these layers and heads; unless said, of all.
 
     They are softmax(q·kᵀ/√K) once more, from the q and k of the pass, with its positions and masks, in float32, of all
-    tokens, also where the pass itself computes fewer. `keep` makes of a layer's what is to be held of it in its place.
+    tokens, also where the pass itself computes fewer; where heads are mixed (CaiT), what they are after it.
+    `keep` makes of a layer's what is to be held of it in its place.
     """
     found = attention_layers(model)
     chosen = list(range(len(found))) if layers is None else [index_of(each, len(found), "layer") for each in layers]
@@ -182,7 +194,7 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
 
     with ExitStack() as hooks:
         hooks.enter_context(model.blocks[0].register_forward_pre_hook(enter))
-        for part in (*model.blocks, model.norm):
+        for part in (*model.blocks, *getattr(model, "blocks_token_only", ()), model.norm):
             hooks.enter_context(part.register_forward_hook(leave))
         hooks.enter_context(as_written(model))
         yield seen
@@ -194,7 +206,7 @@ def attention_layers(model: nn.Module) -> list[AnyAttention]:
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
-            "vit, deit, hybrid or cct: weights of timm and others become one by vitrail.load"
+            "vit, deit, cait, hybrid or cct: weights of timm and others become one by vitrail.load"
         )
     return found
 

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.inspection.capture import as_written, attention_layers
 from vitrail.inspection.occlusion import greyed, removed
-from vitrail.layers.attention import SelfAttention
+from vitrail.layers.attention import Attention, SelfAttention
+
+PLAIN = (Attention.project, SelfAttention.project)  # another may know of places
 
 
 def drops_tokens(model: Any) -> bool:
     """Whether a token knows its place by itself; else the layers need the whole grid, and patches are greyed."""
-    plain = all(type(each) is SelfAttention and each.positions is None for each in attention_layers(model))
+    layers = attention_layers(model)
+    plain = all(type(each).project in PLAIN and getattr(each, "positions", None) is None for each in layers)
     return plain and hasattr(model, "blocks") and getattr(model.config, "positions_at", "stem") == "stem"
 
 

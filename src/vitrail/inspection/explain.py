@@ -16,7 +16,7 @@ from vitrail.errors import DataError, VitrailError
 from vitrail.figures import Plate
 from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
 from vitrail.inspection.overlay import Box, overlay_figure, shown
-from vitrail.inspection.question import HEAD, Method, Question, settled, token_index
+from vitrail.inspection.question import HEAD, Method, Question, settled, token_index, usual_method
 from vitrail.inspection.rollout import (
     FUSES,
     Fuse,
@@ -113,11 +113,12 @@ class Explainer:
         self.viewer = Viewer(module, preprocessing=preprocessing, labels=labels, device=device)
         self.model: Any = self.viewer.model
         self.layers = attention_layers(self.model)
+        self.usual = usual_method(self.model, self.layers)  # where no method is named
 
     def explain(
         self,
         image: Any,
-        method: Method = "rollout",
+        method: Method | None = None,
         *,
         layer: int | Literal["all"] = -1,
         head: int | Fuse | Literal["all"] = "mean",
@@ -126,7 +127,9 @@ class Explainer:
         discard: float = 0.0,
     ) -> Explanation:
         """Where the model looks in a picture of any kind that `vitrail.data.images.open_image` takes."""
-        question = Question(method=method, layer=layer, head=head, token=token, of_class=of_class, discard=discard)
+        question = Question(
+            method=method or self.usual, layer=layer, head=head, token=token, of_class=of_class, discard=discard
+        )
         return self.ask(image, self.settled(question), str(image) if isinstance(image, str | Path) else "picture")
 
     def settled(self, question: Question) -> Question:

@@ -57,13 +57,14 @@ def look(
 ) -> Look:
     """Draws filters and positions, and over the pictures attention distance, tokens, alignment and the occlusion check.
 
-    Pictures are of any kind that `vitrail.data.images.open_image` takes. The occlusion check is of the map
-    that `question` asks for, a rollout unless given. Whatever their number, no more than a batch of them is held.
+    Pictures are of any kind that `vitrail.data.images.open_image` takes. The occlusion check is of the map that
+    `question` asks for, a rollout unless given, or of a CaiT a grad-rollout. Whatever their number, no more than a
+    batch of them is held.
     """
     if batch < 1:
         raise ConfigError(f"batch is {batch}; expected 1 or more")
     explainer = model if isinstance(model, Explainer) else Explainer(model)
-    question = explainer.settled(question or Question())
+    question = explainer.settled(question or Question(method=explainer.usual))
     plates, notes = of_weights(explainer.model)
     seen, skipped, part = Seen(), list[str](), list[Tensor]()
     for image in pictures:
@@ -110,6 +111,7 @@ class Seen:
 
     images: int = 0
     distances: Arrays = field(default_factory=Arrays)  # (B, L, H)
+    no_distances: str = ""  # why there are none
     norms: Arrays = field(default_factory=Arrays)  # (B, S, N)
     means: Arrays = field(default_factory=Arrays)  # (B, S, D)
     cosines: Arrays = field(default_factory=Arrays)  # (B, S)
@@ -126,14 +128,21 @@ class Seen:
         def distance(weights: Tensor, grid: tuple[int, int]) -> NDArray[Any]:
             return attention_distance(weights.cpu().numpy(), grid, self.patch(grid))
 
-        with torch.no_grad(), capture(model, keep=distance) as seen, token_states(model) as states:
+        mixed = [why for each in explainer.layers if (why := getattr(each, "no_shares", ""))]
+        asked = [] if mixed else None
+        with torch.no_grad(), capture(model, asked, keep=distance) as seen, token_states(model) as states:
             model.tokens(pixels)
         self.grid, self.names = seen.patches, prefix_names(model, seen.prefix)
-        self.distances.append(np.stack(seen.maps, axis=1))
+        if mixed:
+            self.no_distances = mixed[0]
+        else:
+            self.distances.append(np.stack(seen.maps, axis=1))
         tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which evens lengths out
         if not np.isfinite(tokens[-1]).all():
             raise VitrailError(NOT_FINITE)
-        self.norms.append(np.stack([token_norms(each) for each in tokens], axis=1))
+        late = [(0, 0), (seen.count, 0)]  # a class token that joins later has no length before
+        lengths = [np.pad(token_norms(each), late, constant_values=np.nan)[:, -seen.count :] for each in tokens]
+        self.norms.append(np.stack(lengths, axis=1))
         self.means.append(np.stack([each.mean(1) for each in tokens], axis=1))
         if "distill" in self.names:
             self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
@@ -159,9 +168,12 @@ class Seen:
 def of_pictures(seen: Seen) -> tuple[list[Plate], list[str]]:
     """What pictures show."""
     plates, notes = list[Plate](), list[str]()
-    distances = np.nanmean(np.concatenate(seen.distances), axis=0)  # (L, H)
-    even = even_distance(seen.grid, seen.patch(seen.grid))
-    plates.append(distance_plate(distances, images=seen.images, image_size=seen.size, even=even))
+    if seen.no_distances:
+        notes.append(f"attention distance: none, {seen.no_distances}")
+    else:
+        distances = np.nanmean(np.concatenate(seen.distances), axis=0)  # (L, H)
+        even = even_distance(seen.grid, seen.patch(seen.grid))
+        plates.append(distance_plate(distances, images=seen.images, image_size=seen.size, even=even))
     plates.append(norms_plate(np.concatenate(seen.norms).swapaxes(0, 1), seen.names, seen.grid))
     if seen.cosines:
         plates.append(similarity_by_layer_plate(np.concatenate(seen.cosines).mean(0)))

@@ -61,6 +61,8 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
         raise ConfigError("method 'norms' of a model without blocks and a norm of these names; expected another method")
     if layer != "all":
         layer = index_of(whole_number("layer", layer, ("all",)), len(layers), "layer")
+    if method in ("rollout", "attention"):
+        check_shares(method, layer, layers)
     if method == "pool" and layer != len(layers) - 1:
         raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
     if head != "mean" and method in WITHOUT_HEADS:
@@ -79,6 +81,23 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
     if of_class is not None:
         of_class = class_index(of_class, model.config.classes, labels)
     return replace(question, layer=layer, head=head, of_class=of_class)
+
+
+def usual_method(model: Any, layers: Sequence[AnyAttention]) -> Method:
+    """What is asked where nothing is said: a rollout, if this model has one."""
+    if not any(getattr(each, "no_shares", "") for each in layers):
+        return "rollout"
+    return "grad-rollout" if model.config.classes else "attention"
+
+
+def check_shares(method: Method, layer: int | Literal["all"], layers: Sequence[AnyAttention]) -> None:
+    """Weights that are no shares cannot be followed as if they were, nor be shown as parts of a whole."""
+    asked = range(len(layers)) if layer == "all" else range(layer + 1) if method == "rollout" else [layer]
+    reasons = [getattr(each, "no_shares", "") for each in layers]
+    if why := next((reasons[n] for n in asked if reasons[n]), ""):
+        others = " or ".join(str(n) for n, reason in enumerate(reasons) if not reason)
+        instead = f"'grad-rollout', or 'attention' of layer {others}" if others else "'grad-rollout'"
+        raise ConfigError(f"method {method!r} has no meaning here, {why}; expected {instead}")
 
 
 def whole_number(what: str, given: object, words: Sequence[str]) -> int:

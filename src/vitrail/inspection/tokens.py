@@ -43,7 +43,10 @@ def token_similarity(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def norms_plate(norms: NDArray[Any], names: Sequence[str], grid: tuple[int, int]) -> Plate:
-    """Quantiles of the patches' norms by depth, each named prefix token a line, the last norms by place: (S, B, N)."""
+    """Quantiles of the patches' norms by depth, each named prefix token a line, the last norms by place: (S, B, N).
+
+    NaN where a prefix token is not there yet.
+    """
     prefix = len(names)
     if norms.ndim != 3 or not norms.size or norms.shape[-1] != prefix + grid[0] * grid[1]:
         raise ConfigError(
@@ -72,7 +75,7 @@ def norms_plate(norms: NDArray[Any], names: Sequence[str], grid: tuple[int, int]
         plain_axes(left, f"length of the tokens, {counted(images, 'image')}")
         left.set(xlabel=STATES, ylabel="norm of a token")
         shown = np.concatenate([levels.ravel(), first.ravel()])
-        if shown.min() > 0 and shown.max() > 20 * shown.min():
+        if np.nanmin(shown) > 0 and np.nanmax(shown) > 20 * np.nanmin(shown):
             left.set_yscale("log")
         else:
             left.set_ylim(bottom=0)

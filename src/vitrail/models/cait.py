@@ -149,7 +149,9 @@ class HeadMix(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's word
         weight, bias = self.weight.to(input.dtype), self.bias.to(input.dtype)  # who looks inside asks in float32
-        return F.conv2d(input, weight[:, :, None, None], bias)  # heads are channels: 4 times as fast as turning axes
+        # W·maps + b for each image at once: some 3 times as fast as with the heads turned to the last axis
+        rows = torch.baddbmm(bias[:, None], weight.expand(input.shape[0], -1, -1), input.flatten(2))
+        return rows.unflatten(2, input.shape[2:])
 
 
 class ClassBlock(nn.Module):

@@ -42,7 +42,9 @@ def report_parts(
     `progress` is called with 1 for each that is shown and for each that is looked at.
     """
     skipped, shown = list[str](), list[tuple[Shown, list[Explanation]]]()
-    methods: tuple[Method, ...] = ("rollout", "grad-rollout") if explainer.viewer.classes else ("rollout",)
+    methods: list[Method] = [explainer.usual]
+    if explainer.viewer.classes and explainer.usual != "grad-rollout":
+        methods.append("grad-rollout")
     questions = [explainer.settled(Question(method=method)) for method in methods]
     for each in (pictures[n] for n in places(len(pictures), explained)):
         try:
@@ -57,7 +59,8 @@ def report_parts(
     if shown:
         if explainer.viewer.classes:
             sections.append(Section(title="What it answers", table=predictions(shown)))
-        text = "Where the model looks: attention followed through all layers"
+        followed = "of its last layer" if explainer.usual == "attention" else "followed through all layers"
+        text = f"Where the model looks: attention {followed}"
         text += ", and what of it speaks for the class." if explainer.viewer.classes else "."
         plates = [explanation.plate for _, found in shown for explanation in found]
         sections.append(Section(title="What it looks at", text=text, plates=plates))
