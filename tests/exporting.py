@@ -44,6 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "hybrid": {**VIT, "preset": "vit_tiny_r_s16_p8_224", "patch_size": 4},
     "cct": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "stem": (8,)},
     "cct neighbours": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "neighbours": True},
+    "t2t": {**VIT, "depth": 1, "preset": "t2t_vit_7", "stage_width": 8},
+    "t2t transformer": {**VIT, "depth": 1, "preset": "t2t_vit_t_14", "stage_width": 8},
     "resnet": {"preset": "resnet18", "stages": (1, 1), "width": 8},
     "regnety": {"preset": "regnety_160", "stages": (1, 1), "widths": (16, 32), "group_width": 8},
 }

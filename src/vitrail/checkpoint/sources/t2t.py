@@ -106,8 +106,9 @@ def architecture(tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]
         "depth": count(sizes, r"blocks\.(\d+)\."),
         "mlp_width": hidden,
     }
-    fields["heads"] = known["heads"] if "heads" in known else heads_of(fields)[0]
-    return {**fields, "mlp_width": None if hidden == 3 * width else hidden}
+    fields |= {name: known[name] for name in ("heads", "norm_eps") if name in known}
+    heads = fields.get("heads") or heads_of(fields)[0]
+    return {**fields, "heads": heads, "mlp_width": None if hidden == 3 * width else hidden}
 
 
 def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
