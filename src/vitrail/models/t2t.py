@@ -205,11 +205,11 @@ class TokenPerformer(TokenTransformer):
         return torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """φ(q)·Σφ(k)vᵀ / φ(q)·Σφ(k)."""
+        """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + 1e-8), both multiplied by 1e8: torch's ONNX exporter takes 1e-8 for 0."""
         qp, kp = self.features(q), self.features(k)
         mixed = qp @ (kp.transpose(1, 2) @ v.to(kp.dtype))  # (B, N, S), by (B, M, S)
         total = qp @ kp.sum(1)[..., None]  # (B, N, 1)
-        return (mixed / (total + 1e-8)).to(v.dtype)
+        return (1e8 * mixed / (1e8 * total + 1)).to(v.dtype)
 
 
 SMALL = T2TConfig(width=256, heads=4, mlp_width=512)
