@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cct": ("cct", {}),
     "cct with neighbours": ("cct", {"neighbours": True, "published": False}),
     "cct, sinusoidal": ("cct", {"learned_positions": False}),
+    "t2t": ("t2t", {"stage_width": 8}),
 }
 
 
@@ -54,7 +55,7 @@ def attending(case: str = "learned stem", **fields: Any) -> Any:
     elif family == "cct":
         model = cct.CCT(cct.CCTConfig(stem=(8, 8, 8), **fields))
     else:
-        name = {"vit": "vit_tiny_patch16_224", "deit": "deit_tiny_patch16_224"}[family]
+        name = {"vit": "vit_tiny_patch16_224", "deit": "deit_tiny_patch16_224", "t2t": "t2t_vit_7"}[family]
         model = vitrail.create(name, **fields)
     return shake(model, std=0.3)
 

@@ -45,6 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "cct": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "stem": (8,)},
     "cct neighbours": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "neighbours": True},
     "cait": {**VIT, "depth": 1, "preset": "cait_xxs24_224", "class_depth": 1, "layer_scale": 0.5},
+    "t2t": {**VIT, "depth": 1, "preset": "t2t_vit_7", "stage_width": 8},
+    "t2t transformer": {**VIT, "depth": 1, "preset": "t2t_vit_t_14", "stage_width": 8},
     "resnet": {"preset": "resnet18", "stages": (1, 1), "width": 8},
     "regnety": {"preset": "regnety_160", "stages": (1, 1), "widths": (16, 32), "group_width": 8},
 }

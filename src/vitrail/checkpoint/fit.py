@@ -15,7 +15,7 @@ from vitrail.layers.positions import Grid
 HEADS = ("head.", "head_dist.", "fc.")
 MAY_DIFFER = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    "answer",
+    *("stage_dropout", "answer"),
 )
 
 

@@ -67,8 +67,12 @@ def found(
     labels: tuple[str, ...] | None = None,
     variant: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    shapes: Callable[[Mapping[str, Tensor], str, Mapping[str, Any]], dict[str, Any]] = architecture,
 ) -> Found:
-    """Their tensors by the table; what it does not name must match `ignore`, else something would be lost."""
+    """Their tensors by the table; what it does not name must match `ignore`, else something would be lost.
+
+    `shapes` makes the fields of the config of our tensors, the family and what is known besides.
+    """
     ours, others = to_ours(tensors, table)
     lost = [name for name in others if not re.fullmatch(ignore, name)]
     if lost:
@@ -79,7 +83,7 @@ def found(
             "or another --from"
         )
     ours = with_counters(ours)
-    config = architecture(ours, family, known)
+    config = shapes(ours, family, known)
     said = known_size(known.get("image_size"))
     if said not in (None, config["image_size"]):
         size = "×".join(map(str, config["image_size"]))

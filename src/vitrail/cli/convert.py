@@ -21,7 +21,9 @@ def convert(
     out: Path,
     /,
     *,
-    to: Literal["vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "akamaster"],
+    to: Literal[
+        "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "akamaster", "t2t", "t2t_by_width"
+    ],
     source: Annotated[str | None, Parameter(name="--from")] = None,
     image_size: str | None = None,
     patch_size: str | None = None,
@@ -34,8 +36,8 @@ def convert(
 ) -> None:
     """Read a checkpoint of any layout and write it in another; says what became of every tensor.
 
-    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, torchvision and akamaster,
-    folders of transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file is ever run.
+    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, torchvision, akamaster,
+    T2T-ViT, folders of transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file is run.
 
     Examples::
 
@@ -54,7 +56,7 @@ def convert(
         The layout to write.
     source
         The layout to read, where it should not be found out: vitrail, timm, hf, torchvision, google, deit, dino, mae,
-        akamaster.
+        akamaster, t2t, or t2t_by_width for a T2T-ViT whose attention was scaled by its whole width.
     image_size
         Resample the positions for pictures of this size: 384, or rows x columns: 384x256.
     patch_size

@@ -20,7 +20,13 @@ from vitrail.models.catalog import families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
-RUNTIME = ("dropout", "attention_dropout", "stochastic_depth", "dynamic")  # no file says them, and no weight needs them
+RUNTIME = (
+    "dropout",
+    "attention_dropout",
+    "stochastic_depth",
+    "stage_dropout",
+    "dynamic",
+)  # no file and no weight has them
 MINOR = ("classes", "activation", "norm_eps", "constants")  # with another of these it is still the same preset
 
 
