@@ -44,6 +44,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "hybrid": {**VIT, "preset": "vit_tiny_r_s16_p8_224", "patch_size": 4},
     "cct": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "stem": (8,)},
     "cct neighbours": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "neighbours": True},
+    "linformer": {**VIT, "preset": "linformer_tiny_patch16_224", "projected": 4},
+    "linformer, each head": {**VIT, "preset": "linformer_tiny_patch16_224", "projected": 4, "shared": "none"},
+    "axial": {**VIT, "preset": "axial_tiny_patch16_224"},
     "resnet": {"preset": "resnet18", "stages": (1, 1), "width": 8},
     "regnety": {"preset": "regnety_160", "stages": (1, 1), "widths": (16, 32), "group_width": 8},
 }

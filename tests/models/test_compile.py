@@ -21,6 +21,8 @@ TOYS: dict[str, dict[str, Any]] = {
     "vit, map": {"name": "vit_tiny_patch16_224", "width": 32, "heads": 2, "pool": "map", "registers": 2},
     "deit": {"name": "deit_tiny_distilled_patch16_224", "width": 32, "heads": 2},
     "hybrid": {"name": "vit_tiny_r_s16_p8_224", "width": 32, "heads": 2},
+    "linformer": {"name": "linformer_tiny_patch16_224", "width": 32, "heads": 2, "shared": "layers"},
+    "axial": {"name": "axial_tiny_patch16_224", "width": 32, "heads": 2},
 }
 
 
