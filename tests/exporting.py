@@ -47,6 +47,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "cait": {**VIT, "depth": 1, "preset": "cait_xxs24_224", "class_depth": 1, "layer_scale": 0.5},
     "t2t": {**VIT, "depth": 1, "preset": "t2t_vit_7", "stage_width": 8},
     "t2t transformer": {**VIT, "depth": 1, "preset": "t2t_vit_t_14", "stage_width": 8},
+    "linformer": {**VIT, "preset": "linformer_tiny_patch16_224", "projected": 4},
+    "linformer, each head": {**VIT, "preset": "linformer_tiny_patch16_224", "projected": 4, "shared": "none"},
+    "axial": {**VIT, "preset": "axial_tiny_patch16_224"},
     "resnet": {"preset": "resnet18", "stages": (1, 1), "width": 8},
     "regnety": {"preset": "regnety_160", "stages": (1, 1), "widths": (16, 32), "group_width": 8},
 }

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from attending import CASES, attending, hooks_of, images
 from torch import Tensor, nn
 
+import vitrail
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.inspection.capture import (
     Capture,
@@ -251,6 +252,28 @@ def test_a_model_without_attention() -> None:
         capture(nn.Linear(2, 2)),
     ):
         pass
+
+
+class Blind(nn.Module):
+    """Attention that has no share for each token."""
+
+    unseen = "all is mixed"
+
+
+def test_a_model_whose_attention_has_no_maps() -> None:
+    vit = attending()
+    vit.patch_embed.add_module("stage", Blind())
+    assert len(attention_layers(vit)) == 3  # before the blocks nobody looks
+    says = "has no attention to look at: all is mixed; expected a model whose tokens ask each other, such as vit, deit"
+    with pytest.raises(ConfigError, match=f"^PatchEmbed {says}"), capture(vit.patch_embed):
+        raise AssertionError("not reached")
+    vit.blocks[1].mlp = Blind()
+    with pytest.raises(ConfigError, match=f"^ViT {says}"), capture(vit):
+        raise AssertionError("not reached")
+    assert hooks_of(vit) == 0
+    linformer = vitrail.create("linformer_tiny_patch16_224", image_size=32, depth=1)
+    with pytest.raises(ConfigError, match=r"^Linformer has no attention to look at: its keys are mixtures of all"):
+        attention_layers(linformer)
 
 
 @pytest.mark.parametrize("case", ["learned stem", "map", "cct"])

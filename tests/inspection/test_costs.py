@@ -28,6 +28,8 @@ def test_every_preset_is_there() -> None:
         "vit_small_patch14_reg4_dinov2",
         "deit_base_distilled_patch16_384",
         "vit_small_r26_s32_384",
+        "linformer_tiny_patch16_224",
+        "axial_tiny_patch16_224",
         "resnet20_cifar",
         "regnety_040",
     ],

@@ -22,6 +22,8 @@ TOYS: dict[str, dict[str, Any]] = {
     "deit": {"name": "deit_tiny_distilled_patch16_224", "width": 32, "heads": 2},
     "cait": {"name": "cait_xxs24_224", "width": 32, "heads": 2},
     "hybrid": {"name": "vit_tiny_r_s16_p8_224", "width": 32, "heads": 2},
+    "linformer": {"name": "linformer_tiny_patch16_224", "width": 32, "heads": 2, "shared": "layers"},
+    "axial": {"name": "axial_tiny_patch16_224", "width": 32, "heads": 2},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.report import LoadReport
-from vitrail.checkpoint.resample import Policy, resample_kernel, resample_positions
+from vitrail.checkpoint.resample import Policy, resample_kernel, resample_positions, resample_sums
 from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
 
@@ -49,8 +49,9 @@ def fit(
             fitted[name] = torch.zeros(wanted.shape, dtype=like.dtype)
             initialised.append(name)
         elif given is not None and old != new:  # also where another grid has as many places
-            fitted[name] = resample_positions(given, old, new, policy)
-            resized[name] = f"{policy} positions, {old[0]}×{old[1]} to {new[0]}×{new[1]}"
+            kind = "projection" if name.endswith("projection") else "positions"
+            fitted[name] = (resample_sums if kind == "projection" else resample_positions)(given, old, new, policy)
+            resized[name] = f"{policy} {kind}, {old[0]}×{old[1]} to {new[0]}×{new[1]}"
         elif given is not None and name == "patch_embed.proj.weight":
             fitted[name] = resample_kernel(given, (wanted.shape[2], wanted.shape[3]))
             resized[name] = "flexivit kernel"
@@ -61,10 +62,11 @@ def fit(
 
 
 def grids_of(name: str, source: Any, target: Any) -> tuple[Grid, Grid]:
-    """The grids that a tensor of positions is laid out on, in source and target; equal for any other tensor."""
+    """The grids that a tensor is laid out on, of positions or of sums over them; equal for any other tensor."""
     (h, w), (new_h, new_w) = getattr(source, "grid", (1, 1)), getattr(target, "grid", (1, 1))
     grids = {
         "pos_embed": ((h, w), (new_h, new_w)),
+        "projection": ((h, w), (new_h, new_w)),
         "pos_rows": ((h, 1), (new_h, 1)),
         "pos_columns": ((w, 1), (new_w, 1)),
         "offsets": ((2 * h - 1, 2 * w - 1), (2 * new_h - 1, 2 * new_w - 1)),

@@ -38,6 +38,13 @@ def resample_positions(table: Tensor, old: Grid, new: Grid, policy: Policy = "ti
     return torch.cat((prefix, image.flatten(2).transpose(1, 2).to(table.dtype)), dim=1)
 
 
+def resample_sums(table: Tensor, old: Grid, new: Grid, policy: Policy = "timm") -> Tensor:
+    """A table (T, E + h·w, D) that sums tokens up, for another grid: of more patches each counts for less."""
+    rows = table.shape[1] - old[0] * old[1]
+    prefix, patches = resample_positions(table, old, new, policy).tensor_split([rows], dim=1)
+    return torch.cat((prefix, patches * (old[0] * old[1] / (new[0] * new[1]))), dim=1)
+
+
 def resample_kernel(kernel: Tensor, new: Grid) -> Tensor:
     """A patch kernel (D, C, P, Q) for another patch size (Beyer 2022, FlexiViT).
 

@@ -203,10 +203,18 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
 def attention_layers(model: nn.Module) -> list[AnyAttention]:
     """In the order of the model; one without any is refused. What is called twice is one layer, its last call seen."""
     found = [module for module in model.modules() if isinstance(module, Attention | SelfAttention)]
+    blocks = getattr(model, "blocks", None)
+    for module in (blocks if isinstance(blocks, nn.Module) else model).modules():  # no stem is looked at
+        if hasattr(module, "unseen"):
+            raise ConfigError(
+                f"{type(model).__name__} has no attention to look at: {module.unseen}; expected a model whose tokens "
+                "ask each other, such as vit, deit, hybrid, cct or axial"
+            )
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
             "vit, deit, cait, hybrid or cct: weights of timm and others become one by vitrail.load"
+            "vit, deit, hybrid, cct or axial: weights of timm and others become one by vitrail.load"
         )
     return found
 

@@ -211,11 +211,12 @@ class Explainer:
 
     @torch.no_grad()
     def norms(self, pixels: Tensor, layers: Sequence[int]) -> tuple[Tensor, NDArray[Any]]:
-        """Lengths of the patches' tokens after these blocks; of all of them, so the last block computes them too."""
+        """Lengths of the patches' tokens after the blocks that hold these layers; the last computes them all."""
         with token_states(self.model) as states, capture(self.model, []) as seen:
             logits = self.model.logits(self.model.tokens(pixels))
         h, w = seen.patches
-        lengths = [token_norms(states[layer + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
+        after = [n for n, block in enumerate(self.model.blocks, 1) for each in block.modules() if each in self.layers]
+        lengths = [token_norms(states[after[layer]].float().cpu().numpy())[:, -h * w :] for layer in layers]
         return logits, np.stack(lengths, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
 

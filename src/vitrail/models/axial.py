@@ -1,0 +1,215 @@
+"""Axial attention (Ho 2019, arXiv 1912.12180; Wang 2020, arXiv 2003.07853) as a ViT: along the row, then the column.
+
+B batch, n = h·w tokens, D width, H heads, K width of a head. No class token: it would be in no row and no column.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.mlp import Mlp
+from vitrail.layers.positions import Grid, resample
+from vitrail.layers.residual import StochasticDepth
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import init_leaves, is_empty
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxialConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the mean of the tokens comes out
+    width: int = 768  # of a token
+    depth: int = 9  # blocks; each has 4/3 of a ViT's weights, so 9 have as many as a ViT's 12
+    heads: int = 12  # share the width
+    mlp_width: int | None = None  # 4·width unless given
+    norm_eps: float = 1e-6
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
+    dynamic: bool = False  # take any multiple of the patch size at run time, the tables resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_heads(self.width, self.heads)
+        check_grid(pair(self.image_size), pair(self.patch_size))
+
+
+class Axial(nn.Module):
+    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+
+    def __init__(self, config: AxialConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
+        self.prefix = 0
+        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            AxialBlock(
+                width,
+                config.heads,
+                config.mlp_width or 4 * width,
+                self.grid,
+                norm_eps=config.norm_eps,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+            )
+            for layer in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """As in a ViT; the head is zero."""
+        if is_empty(self):
+            return
+        init_leaves(self)
+        for module in self.modules():
+            if isinstance(module, AxialAttention):
+                nn.init.normal_(module.table, std=0.02)
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.tokens(images))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm: (B, C, H, W) → (B, n, D)."""
+        config = self.config
+        size, patch = pair(config.image_size), pair(config.patch_size)
+        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
+        x = self.drop(self.patch_embed(images))
+        for block in self.blocks:
+            x = block(x, grid)
+        return self.norm(x)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of `tokens`: (B, n, D) → (B, classes)."""
+        return self.head(tokens.mean(1))
+
+
+class AxialBlock(nn.Module):
+    """x += rows(LN(x)); x += columns(LN(x)); x += MLP(LN(x)): (B, n, D) → (B, n, D)."""
+
+    recompute = False  # set on a block: trades time for memory, activations are computed again in the backward pass
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_width: int,
+        grid: Grid,
+        *,
+        norm_eps: float = 1e-6,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, norm_eps)
+        self.attn_rows = AxialAttention(width, heads, grid[1], rows=True, dropout=attention_dropout)
+        self.norm2 = nn.LayerNorm(width, norm_eps)
+        self.attn_columns = AxialAttention(width, heads, grid[0], rows=False, dropout=attention_dropout)
+        self.norm3 = nn.LayerNorm(width, norm_eps)
+        self.mlp = Mlp(width, mlp_width, dropout=dropout)
+        self.drop = nn.Dropout(dropout)
+        self.drop_path = StochasticDepth(stochastic_depth)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self.compute, x, grid, use_reentrant=False)
+        return self.compute(x, grid)
+
+    def compute(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path(self.drop(self.attn_rows(self.norm1(x), grid)))
+        x = x + self.drop_path(self.drop(self.attn_columns(self.norm2(x), grid)))
+        return x + self.drop_path(self.mlp(self.norm3(x)))
+
+
+class AxialAttention(SelfAttention):
+    """Self-attention within each row, or each column, of a grid; a learned table says the place along it.
+
+    A token asks w or h others, not h·w: `forward` has no n×n anywhere, `project` says the same by a mask, for those
+    who want to see the weights.
+    """
+
+    def __init__(self, width: int, heads: int, length: int, *, rows: bool, dropout: float = 0.0) -> None:
+        super().__init__(width, heads, dropout=dropout)
+        self.rows = rows
+        table = nn.Parameter(torch.empty(1, length, width))
+        self.pos_columns, self.pos_rows = (table, None) if rows else (None, table)  # along a row, columns are counted
+
+    @property
+    def table(self) -> Tensor:
+        return self.get_parameter("pos_columns" if self.rows else "pos_rows")
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v, and the mask joined with that of the lines."""
+        q, k, v, _ = super().project(self.placed(x, grid), queries=queries)
+        assert grid is not None  # `placed` has seen to that
+        return q, k, v, join_masks(same_line(grid, rows=self.rows, device=x.device)[:queries], mask)
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        if grid is None or mask is not None or queries is not None:
+            return super().forward(x, grid, mask, queries)
+        q, k, v, _ = super().project(self.placed(x, grid))
+        y = axial_attention(q, k, v, grid, rows=self.rows, dropout=self.dropout if self.training else 0.0)
+        return self.proj(merge_heads(y))
+
+    def placed(self, x: Tensor, grid: Grid | None) -> Tensor:
+        """The tokens with their places along the lines: (B, n, D) → (B, n, D)."""
+        check_lines(x.shape[1], grid)
+        assert grid is not None
+        table = resample(self.table, (self.table.shape[1], 1), (grid[self.rows], 1))  # (1, w or h, D)
+        return (x.unflatten(1, grid) + table.unsqueeze(1 if self.rows else 2)).flatten(1, 2)
+
+
+def axial_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, rows: bool, dropout: float = 0.0) -> Tensor:
+    """softmax(q·kᵀ/√K)·v within each row, or each column: three times (B, H, n, K) → (B, H, n, K)."""
+    check_lines(q.shape[2], grid)
+    order = (0, 2, 1, 3, 4) if rows else (0, 3, 1, 2, 4)
+    q, k, v = (x.unflatten(2, grid).permute(order).flatten(0, 1) for x in (q, k, v))  # (B·h, H, w, K) or (B·w, H, h, K)
+    lines = attention(q, k, v, dropout=dropout).unflatten(0, (-1, grid[0] if rows else grid[1]))
+    return lines.permute((0, 2, 1, 3, 4) if rows else (0, 2, 3, 1, 4)).flatten(2, 3)
+
+
+def same_line(grid: Grid, *, rows: bool, device: torch.device | None = None) -> Tensor:
+    """Whether two tokens are in one row, or in one column: (n, n)."""
+    place = torch.arange(grid[0] * grid[1], device=device)
+    line = place // grid[1] if rows else place % grid[1]
+    return line[:, None] == line
+
+
+def check_lines(tokens: int, grid: Grid | None) -> None:
+    if grid is None or grid[0] * grid[1] != tokens:
+        expected = "(rows, columns)" if grid is None else f"{grid[0]}·{grid[1]} = {grid[0] * grid[1]} tokens"
+        raise ConfigError(
+            f"{tokens} tokens in the grid {grid}; expected {expected}: axial attention follows the rows and columns of "
+            "a whole grid, without a class token"
+        )
+
+
+SIZES = {
+    "tiny": AxialConfig(width=192, heads=3),
+    "small": AxialConfig(width=384, heads=6),
+    "base": AxialConfig(),
+}
+PATCHES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # lines of 14, 28 and 56 tokens
+PRESETS = {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCHES[s]}
+FAMILY = Family(name="axial", config=AxialConfig, build=Axial, presets=PRESETS)

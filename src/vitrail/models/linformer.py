@@ -1,0 +1,207 @@
+"""Linformer (Wang 2020, arXiv 2006.04768) as a ViT: tokens ask k mixtures of all tokens, so the cost grows linearly.
+
+B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head, k mixtures, P projections of a layer.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import attention, merge_heads, split_heads
+from vitrail.layers.block import Block
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.positions import Grid, resample
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.family import Family
+from vitrail.models.init import init_leaves, is_empty
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinformerConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the class token comes out
+    width: int = 768  # of a token
+    depth: int = 12  # blocks
+    heads: int = 12  # share the width
+    mlp_width: int | None = None  # 4·width unless given
+    projected: int = 64  # mixtures of all tokens that stand for them as keys and values: the paper's k
+    shared: Literal["none", "heads", "kv", "layers"] = "kv"  # who has one projection: all heads, also k and v, all
+    norm_eps: float = 1e-6
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
+    dynamic: bool = False  # take any multiple of the patch size at run time, table and projections resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_heads(self.width, self.heads)
+        check_grid(pair(self.image_size), pair(self.patch_size))
+
+
+class Linformer(nn.Module):
+    """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, depth = config.width, config.depth
+        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
+        self.prefix = 1
+        tokens = self.prefix + math.prod(self.grid)
+        projections = {"none": 2 * config.heads, "heads": 2, "kv": 1, "layers": 0}[config.shared]
+
+        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, tokens, width))
+        self.projection = None if projections else nn.Parameter(torch.empty(1, tokens, config.projected))
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            LinformerBlock(
+                width,
+                config.heads,
+                config.mlp_width or 4 * width,
+                norm_eps=config.norm_eps,
+                dropout=config.dropout,
+                stochastic_depth=config.stochastic_depth * layer / max(depth - 1, 1),
+            )
+            for layer in range(depth)
+        )
+        for block in self.blocks:
+            table = nn.Parameter(torch.empty(projections, tokens, config.projected)) if projections else None
+            block.attn = LinformerAttention(width, config.heads, self.grid, table, dropout=config.attention_dropout)
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """As in a ViT, and the projections as Linformer's authors draw theirs; the head is zero."""
+        if is_empty(self):
+            return
+        init_leaves(self)
+        nn.init.zeros_(self.cls_token)
+        nn.init.normal_(self.pos_embed, std=0.02)
+        for name, tables in self.named_parameters():
+            if name.endswith("projection"):
+                for table in tables:
+                    nn.init.xavier_uniform_(table, gain=1 / math.sqrt(2))
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, queries=1))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
+        return self.encode(images)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
+
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
+        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
+        config = self.config
+        size, patch = pair(config.image_size), pair(config.patch_size)
+        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
+        x = self.patch_embed(images)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
+        shared = None if self.projection is None else resample_projection(self.projection, self.grid, grid)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None, shared)
+        return self.norm(x)
+
+
+class LinformerBlock(Block):
+    """The encoder block, whose attention is also given the projection that all layers share."""
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, queries: int | None = None, shared: Tensor | None = None
+    ) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self.compute, x, grid, queries, shared, use_reentrant=False)
+        return self.compute(x, grid, queries, shared)
+
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, shared: Tensor | None = None) -> Tensor:
+        x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, queries, shared)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class LinformerAttention(nn.Module):
+    """Queries from all tokens, keys and values from k mixtures of them: (B, N, D) → (B, N, D).
+
+    `projection` is (P, N, k): one for all; or one for keys, one for values; or of each as many as heads. The mixtures
+    have no bias: of keys it would change no softmax, of values it would be a part of `proj`'s.
+    """
+
+    unseen: ClassVar[str] = "its keys are mixtures of all tokens, so no token has a share of its own"
+
+    def __init__(
+        self, width: int, heads: int, grid: Grid, projection: nn.Parameter | None = None, *, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads, self.grid, self.dropout = heads, grid, dropout
+        self.projection = projection  # none: given with every call
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width, bias=False)
+        self.v = nn.Linear(width, width, bias=False)
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, queries: int | None = None, shared: Tensor | None = None
+    ) -> Tensor:
+        table = self.projection if shared is None else shared
+        if table is None:
+            raise ConfigError("no projection; expected one of this layer's own, or the shared one with every call")
+        table = table if grid is None or shared is not None else resample_projection(table, self.grid, grid)
+        if table.shape[1] != x.shape[1]:
+            raise ConfigError(
+                f"{x.shape[1]} tokens; expected {table.shape[1]}, which the projection was made for: "
+                "another length needs another projection, or with a grid it is resampled"
+            )
+        e, f = (table, table) if len(table) == 1 else table.chunk(2)  # each (1 or H, N, k)
+        dropout = self.dropout if self.training else 0.0
+        q = split_heads(self.q(x[:, :queries]), self.heads)
+        if len(e) == 1:  # (eᵀx)·W = eᵀ(x·W), and the map sees k tokens instead of N
+            mixed = e[0].T @ x  # (B, k, D)
+            k = split_heads(self.k(mixed), self.heads)
+            v = split_heads(self.v(mixed if e is f else f[0].T @ x), self.heads)
+            return self.proj(merge_heads(attention(q, k, v, dropout=dropout)))
+        k, v = split_heads(self.k(x), self.heads), split_heads(self.v(x), self.heads)
+        return self.proj(merge_heads(linear_attention(q, k, v, e, f, dropout)))
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, dropout: float = 0.0) -> Tensor:
+    """softmax(q·(eᵀk)ᵀ/√K)·(fᵀv), eq. 7: (B, H, Nq, K), twice (B, H, N, K), twice (1 or H, N, k) → (B, H, Nq, K)."""
+    return attention(q, e.transpose(-2, -1) @ k, f.transpose(-2, -1) @ v, dropout=dropout)
+
+
+def resample_projection(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """The projections for another grid, bicubic; of more patches each counts for less, so that sums stay: (P, N, k)."""
+    resized = resample(table, old, new)
+    if resized is table:
+        return table
+    prefix, patches = resized.tensor_split([table.shape[1] - math.prod(old)], dim=1)
+    return torch.cat((prefix, patches * (math.prod(old) / (new[0] * new[1]))), dim=1)
+
+
+SIZES = {
+    "tiny": LinformerConfig(width=192, heads=3),
+    "small": LinformerConfig(width=384, heads=6),
+    "base": LinformerConfig(),
+}
+SHAPES = ((16, 224), (16, 384), (8, 224))  # of 197, 577 and 785 tokens
+PRESETS = {
+    f"linformer_{size}_patch{patch}_{pixels}": replace(SIZES[size], patch_size=patch, image_size=pixels)
+    for size in SIZES
+    for patch, pixels in SHAPES
+}
+FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS)

@@ -1,0 +1,192 @@
+"""Linformer: attention by explicit sums, full attention where nothing is mixed, and another number of patches."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from drawing import shake
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.checkpoint.resample import resample_sums
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.layers.attention import SelfAttention, attention
+from vitrail.models.linformer import (
+    PRESETS,
+    Linformer,
+    LinformerAttention,
+    LinformerConfig,
+    linear_attention,
+    resample_projection,
+)
+
+TOY = LinformerConfig(image_size=(64, 48), width=16, depth=3, heads=2, classes=5, projected=4)
+SHARED: tuple[str, ...] = get_args(get_type_hints(LinformerConfig)["shared"])
+PROJECTIONS = {"none": 2 * 2, "heads": 2, "kv": 1}  # of a layer with two heads
+VIT = {"tiny": 5_717_416, "small": 22_050_664, "base": 86_567_656}  # published, with 1,000 classes
+
+
+def toy(shared: Any = "kv", **fields: Any) -> Any:
+    return shake(Linformer(replace(TOY, shared=shared, **fields)), std=0.2)
+
+
+def explicit(attn: LinformerAttention, x: Tensor, table: Tensor) -> Tensor:
+    """The paper's eq. 7, one image, head, query and mixture after the other: (B, N, D) → (B, N, D)."""
+    (b, n, d), heads = x.shape, attn.heads
+    k = d // heads
+    out = torch.zeros(b, n, d, dtype=x.dtype)
+    for image in range(b):
+        for head in range(heads):
+            part = slice(head * k, (head + 1) * k)
+            e, f = table[0 if len(table) < 3 else head], table[-1 if len(table) < 3 else heads + head]  # (N, k) each
+            tokens = x[image]
+            q = tokens @ attn.q.weight[part].T + attn.q.bias[part]
+            keys = [sum(e[t, m] * (attn.k.weight[part] @ tokens[t]) for t in range(n)) for m in range(e.shape[1])]
+            values = [sum(f[t, m] * (attn.v.weight[part] @ tokens[t]) for t in range(n)) for m in range(e.shape[1])]
+            for t in range(n):
+                scores = torch.stack([q[t] @ key / math.sqrt(k) for key in keys]).exp()
+                shares = scores / scores.sum()
+                out[image, t, part] = sum(share * value for share, value in zip(shares, values, strict=True))
+    return out @ attn.proj.weight.T + attn.proj.bias
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_attention_is_the_papers(shared: str) -> None:
+    model = toy(shared, image_size=(32, 48)).double()
+    attn, x = model.blocks[0].attn, torch.randn(2, 7, 16, dtype=torch.float64)
+    table = model.projection if shared == "layers" else attn.projection
+    assert table.shape == (PROJECTIONS.get(shared, 1), 7, 4)
+    given = {"shared": table} if shared == "layers" else {}
+    expected = explicit(attn, x, table)
+    assert expected.std() > 0.05
+    torch.testing.assert_close(attn(x, **given), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(attn(x, queries=2, **given), expected[:, :2], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4], ids=["one", "keys and values", "each head"])
+def test_with_k_of_n_and_nothing_mixed_it_is_full_attention(count: int) -> None:
+    full = shake(SelfAttention(16, 2), std=0.3).double()
+    attn = LinformerAttention(16, 2, (2, 3), nn.Parameter(torch.eye(7).expand(count, 7, 7).clone())).double()
+    q, k, v = full.qkv.weight.chunk(3)
+    biases = full.qkv.bias.chunk(3)
+    with torch.no_grad():
+        for part, weight in ((attn.q, q), (attn.k, k), (attn.v, v), (attn.proj, full.proj.weight)):
+            part.weight.copy_(weight)
+        attn.q.bias.copy_(biases[0])
+        attn.proj.bias.copy_(full.proj.bias + full.proj.weight @ biases[2])  # and that of the keys has no part
+    x = torch.randn(3, 7, 16, dtype=torch.float64)
+    torch.testing.assert_close(attn(x), full(x), rtol=0, atol=1e-12)
+    q, k, v = (torch.randn(3, 2, 7, 8, dtype=torch.float64) for _ in range(3))
+    one = torch.eye(7, dtype=torch.float64)[None]
+    torch.testing.assert_close(linear_attention(q, k, v, one, one), attention(q, k, v), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_are_a_vits_and_the_projections(name: str) -> None:
+    config = PRESETS[name]
+    with torch.device("meta"):
+        model = Linformer(config)
+    (h, w), kernel = model.grid, config.width * 3 * (math.prod(model.patch_embed.patch) - 16 * 16)
+    more = config.width * (h * w - 14 * 14) + kernel - 12 * 2 * config.width  # no bias of keys and values
+    expected = VIT[name.split("_")[1]] + more + 12 * (1 + h * w) * 64
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+@pytest.mark.parametrize(("shared", "matrices"), [("none", 24 * 3), ("heads", 24), ("kv", 12), ("layers", 1)])
+def test_how_many_projections_there_are(shared: Any, matrices: int) -> None:
+    with torch.device("meta"):
+        model = Linformer(replace(PRESETS["linformer_tiny_patch16_224"], shared=shared))  # 12 layers of 3 heads
+    found = [parameter for name, parameter in model.named_parameters() if name.endswith("projection")]
+    assert sum(parameter.numel() for parameter in found) == matrices * 197 * 64
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_answers_and_every_weight_learns(shared: str) -> None:
+    model, images = toy(shared), torch.randn(2, 3, 64, 48)
+    assert model.tokens(images).shape == (2, 13, 16)
+    torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
+    gradients = list[list[Tensor]]()
+    for recompute in (False, True):
+        for block in model.blocks:
+            block.recompute = recompute
+        model.train().zero_grad()
+        model(images).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for (name, _), gradient, again in zip(model.named_parameters(), *gradients, strict=True):
+        assert gradient.abs().sum() > 0, name
+        assert torch.equal(gradient, again), name
+
+
+def test_untrained_it_gives_even_odds_and_mixtures_of_the_size_of_tokens() -> None:
+    model: Any = Linformer(replace(TOY, image_size=224, projected=64))
+    assert not model(torch.randn(2, 3, 224, 224)).any()
+    mixed = model.blocks[0].attn.projection[0].T @ torch.randn(197, 500)  # (k, D)
+    assert 0.8 < mixed.square().mean() / (197 / (197 + 64)) < 1.2  # variance N/(N + k), as the authors draw it
+
+
+def test_another_length_is_refused() -> None:
+    model = toy()
+    with pytest.raises(
+        ConfigError, match=r"64×64 pixels; expected 64×48, which the model was built for: .*dynamic=True"
+    ):
+        model(torch.randn(1, 3, 64, 64))
+    with pytest.raises(ConfigError, match=r"60×48 pixels; expected a multiple of 16×16, .* say to 64×48"):
+        model(torch.randn(1, 3, 60, 48))
+    attn = model.blocks[0].attn
+    with pytest.raises(ConfigError, match=r"^10 tokens; expected 13, which the projection was made for"):
+        attn(torch.randn(1, 10, 16))
+    with pytest.raises(ConfigError, match=r"^no projection; expected one"):
+        toy("layers").blocks[0].attn(torch.randn(1, 13, 16))
+
+
+def test_a_projection_for_another_grid_keeps_its_sums() -> None:
+    even = torch.full((2, 1 + 12, 3), 0.25)
+    larger = resample_projection(even, (4, 3), (6, 8))
+    torch.testing.assert_close(larger[:, :1], even[:, :1])
+    torch.testing.assert_close(larger[:, 1:].sum(1), even[:, 1:].sum(1))
+    assert resample_projection(even, (4, 3), (4, 3)) is even
+    smooth = torch.linspace(0, 1, 8)[:, None] * torch.linspace(-1, 2, 6)  # of a picture twice as large in patches
+    tokens = torch.stack([smooth.cos(), smooth.sin()], dim=-1)  # (8, 6, 2)
+    table = torch.cat([torch.randn(1, 1, 4), tokens[None].flatten(1, 2).repeat(1, 1, 2)], dim=1)  # smooth as well
+    twice = tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)
+    mixed = table[0, 1:].T @ tokens.flatten(0, 1)
+    again = resample_projection(table, (8, 6), (16, 12))[0, 1:].T @ twice.flatten(0, 1)
+    torch.testing.assert_close(again, mixed, rtol=0.02, atol=0.1)
+    assert mixed.abs().max() > 5
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_dynamic_is_what_loading_at_another_size_gives(shared: str, tmp_path: Path) -> None:
+    model = toy(shared, dynamic=True)
+    vitrail.save(model, tmp_path)
+    same, images = vitrail.load(tmp_path), torch.randn(2, 3, 64, 48)
+    assert torch.equal(same.eval()(images), model(images))
+    found, images = read(tmp_path, image_size=(96, 96), dynamic=False), torch.randn(2, 3, 96, 96)
+    loaded: Any = found.model
+    assert not loaded.config.dynamic
+    torch.testing.assert_close(loaded.eval()(images), model(images))
+    tables = ["projection"] if shared == "layers" else [f"blocks.{n}.attn.projection" for n in range(3)]
+    about = {"pos_embed": "timm positions, 4×3 to 6×6", **dict.fromkeys(tables, "timm projection, 4×3 to 6×6")}
+    assert found.report.resized == about
+    state = model.state_dict()[tables[0]]
+    expected = resample_sums(state, (4, 3), (6, 6), "google")
+    by_google: Any = read(tmp_path, image_size=(96, 96), policy="google").model
+    assert torch.equal(by_google.state_dict()[tables[0]], expected)
+
+
+def test_what_fits_no_other_model_is_said(tmp_path: Path) -> None:
+    vitrail.save(toy(), tmp_path / "ours")
+    with pytest.raises(
+        CheckpointError, match=r"projected is 4 in the checkpoint, not 8; what may differ is image_size"
+    ):
+        vitrail.load(tmp_path / "ours", projected=8)
+    with pytest.raises(CheckpointError, match=r"timm has no place for a model of the family 'linformer'"):
+        write(toy(), tmp_path / "theirs", "timm")
+    with pytest.raises(ConfigError, match=r"unknown shared 'head'; did you mean 'heads'\?"):
+        vitrail.create("linformer_tiny_patch16_224", shared="head")
+    with pytest.raises(ConfigError, match=r"projected is 0; expected more than 0"):
+        vitrail.create("linformer_tiny_patch16_224", projected=0)
