@@ -41,7 +41,7 @@ def positions(
     Examples::
 
         vitrail study positions --data fashion --epochs 0.1
-        vitrail study positions --data photos --model ViT-Ti/16 --image-size 32 --seeds 3 --dry-run
+        vitrail study positions --data photos --batch 4 --seeds 3 --dry-run
 
     Parameters
     ----------
