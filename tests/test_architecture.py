@@ -120,6 +120,7 @@ RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_a
         (RUN.format(words=["lessons", "--help"]), set[str]()),
         (RUN.format(words=["study", "--help"]), set[str]()),
         (RUN.format(words=["study", "cost", "--help"]), set[str]()),
+        (RUN.format(words=["study", "positions", "--help"]), set[str]()),
         (RUN.format(words=["explain", "--help"]), set[str]()),
         (RUN.format(words=["look", "--help"]), set[str]()),
         (RUN.format(words=["report", "--help"]), set[str]()),

@@ -19,7 +19,9 @@ def test_the_group_teaches_its_commands(vitrail_: Run) -> None:
         assert (said.code, said.err) == (0, "")
         shown = " ".join(said.out.replace("│", " ").split())
         assert "vitrail study cost -o cost" in shown
+        assert "vitrail study positions --data" in shown
         assert "cost Measure time and memory of layers as the sequence grows" in shown
+        assert "positions Train the same ViT without positions and with each kind" in shown
     assert "vitrail study cost --tokens 64,1024,2304 --budget 2" in vitrail_("study", "cost", "--help").out
 
 

@@ -23,12 +23,13 @@ COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
     *("predict", "embed", "export", "bench"),
     *("explain", "look", "report", "lessons"),
-    *("study cost",),
+    *("study cost", "study positions"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )
 GROUPS = {
-    "study": "Questions asked of architectures, each answered by an experiment that is run here and set beside the "
-    "paper's own answer. What a layer costs as the sequence grows: vitrail study cost -o cost",
+    "study": "Ask a question of architectures, by an experiment that is run here and set beside the paper's answer.\n\n"
+    "What a layer costs as the sequence grows: vitrail study cost -o cost; which positions a ViT needs: "
+    "vitrail study positions --data fashion --epochs 1",
 }
 TORCH = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
