@@ -57,7 +57,7 @@ BAD = {
     "study cots": 'Unknown command "cots". Did you mean "cost"?',
     "study cost --tokens 100": "--tokens 100; expected squares of multiples of 8",
     "study cost --tokens 64,x": "--tokens '64,x'; expected whole numbers of at least 1",
-    "study cost --width 0": "--width 0; expected 1 to 4096",
+    "study cost --width 0": "--width 0; expected 1 to 1024",
     "study cost --budget -1": "--budget -1; expected more than 0 seconds",
     "study cost -o file": "cannot make the folder file: ",
 }

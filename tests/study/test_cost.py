@@ -119,10 +119,10 @@ def test_what_would_take_too_long_is_left_out_and_named(monkeypatch: pytest.Monk
 
 def test_what_would_fill_the_memory_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(monkeypatch)
-    monkeypatch.setattr(costs, "available", lambda: 100e6)
+    monkeypatch.setattr(costs, "available", lambda: 200e6)
     found = cost(Request(tokens=FAR, budget=9), mixers=[work.mixer("a", 1, scores=2), work.mixer("b", 1)])
     assert [cell.tokens for cell in found.cells if cell.mixer == "a"] == [1024, 2304]
-    assert found.notes[0] == "a is left out at 4,096 tokens: 0.1 GB is more than half of the memory that is free"
+    assert found.notes[0] == "a is left out at 4,096 tokens: 0.2 GB is more than half of the memory that is free"
 
 
 def test_where_nobody_tells_the_peak_there_is_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_a_study_of_short_sequences_has_a_picture_too() -> None:
         ({"tokens": (0,)}, "nearest: 64"),
         ({"tokens": (10**6,)}, "nearest: 65536"),
         ({"tokens": ()}, "no tokens; expected one length at least"),
-        ({"width": 0}, "--width 0; expected 1 to 4096"),
+        ({"width": 0}, "--width 0; expected 1 to 1024"),
         ({"budget": 0.0}, "--budget 0; expected more than 0 seconds"),
         ({"budget": float("nan")}, "--budget nan; expected more than 0 seconds"),
     ],

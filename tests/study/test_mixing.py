@@ -45,8 +45,8 @@ def test_linformer_with_identities_is_full_attention() -> None:
     q, k, v = sequence()
     whole = torch.eye(q.shape[2], dtype=q.dtype)
     torch.testing.assert_close(linformer_attention(q, k, v, whole, whole), attention(q, k, v))
-    k_map, v_map = torch.randn(2, 5, q.shape[2], dtype=q.dtype).unbind()
-    expected = attention_weights(q, k_map @ k) @ (v_map @ v)
+    k_map, v_map = torch.randn(2, q.shape[2], 5, dtype=q.dtype).unbind()
+    expected = attention_weights(q, k_map.T @ k) @ (v_map.T @ v)
     torch.testing.assert_close(linformer_attention(q, k, v, k_map, v_map), expected)
 
 
@@ -63,6 +63,18 @@ def test_windowed_attention_is_full_attention_masked_to_the_window() -> None:
     window = same(row // SIDE) & same(column // SIDE)
     assert window.sum(1).eq(KEYS).all()
     torch.testing.assert_close(windowed_attention(q, k, v), attention(q, k, v, window))
+
+
+def test_the_models_attend_as_is_measured_here() -> None:
+    linformer = pytest.importorskip("vitrail.models.linformer")
+    axial = pytest.importorskip("vitrail.models.axial")
+    q, k, v = sequence()
+    k_map, v_map = torch.randn(2, q.shape[2], 5, dtype=q.dtype).unbind()
+    theirs = linformer.linear_attention(q, k, v, k_map[None], v_map[None])
+    torch.testing.assert_close(linformer_attention(q, k, v, k_map, v_map), theirs)
+    grid = (2 * SIDE, 2 * SIDE)
+    rows = axial.axial_attention(q, k, v, grid, rows=True)
+    torch.testing.assert_close(axial_attention(q, k, v), axial.axial_attention(q, k, rows, grid, rows=False))
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: mixer.name)

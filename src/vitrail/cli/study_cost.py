@@ -32,7 +32,7 @@ def cost(
     Examples::
 
         vitrail study cost --tokens 64,1024,2304 --budget 2
-        vitrail study cost --tokens 64,1024,2304 --width 128 --budget 2 --json -o cost
+        vitrail study cost --tokens 64,1024 --width 32 --budget 1 -o cost
 
     Parameters
     ----------

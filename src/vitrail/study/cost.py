@@ -20,6 +20,7 @@ WIDTH, BUDGET = 64, 120.0
 LONGEST = 256 * 256  # tokens
 TURN = 0.03  # seconds of calls in a turn, one call at least
 LEAST = 3  # rounds
+COPIES = 16  # of the tokens, more than any has in memory at once
 SHARE = 20  # one call may take the budget's 20th at most
 PARTS = 100  # that progress is told in
 
@@ -44,8 +45,8 @@ class Request:
                     f"--tokens {each}; expected squares of multiples of {SIDE}, {LONGEST:,} at most, so that axial and "
                     f"windowed attention have a grid; nearest: {' or '.join(map(str, nearest(each)))}"
                 )
-        if not 1 <= self.width <= 4096:
-            raise ConfigError(f"--width {self.width}; expected 1 to 4096")
+        if not 1 <= self.width <= 1024:
+            raise ConfigError(f"--width {self.width}; expected 1 to 1024")
         if not 0 < self.budget <= 86400:
             raise ConfigError(f"--budget {self.budget:g}; expected more than 0 seconds, and a day at most")
 
@@ -113,7 +114,7 @@ def prepared(request: Request, mixers: Sequence[Mixer], notes: list[str], clock:
                 reason = f"a call would take more than {request.budget / SHARE:g} s: give more --budget"
                 left_out.setdefault((mixer.name, reason), []).append(tokens)
                 continue
-            if (needed := mixer.scores * 4 * tokens**2) > available() / 2:
+            if (needed := 4 * (mixer.scores * tokens**2 + COPIES * tokens * request.width)) > available() / 2:
                 reason = f"{needed / 1e9:.1f} GB is more than half of the memory that is free"
                 left_out.setdefault((mixer.name, reason), []).append(tokens)
                 continue

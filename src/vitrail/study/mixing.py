@@ -1,7 +1,8 @@
 """Ways to let tokens know of each other, as bare functions, and what theory says of their cost.
 
 n tokens of width d, one head, a batch of one. q, k, v are given: the linear maps around an attention are O(n·d²)
-whatever it is, and are left out. A recurrence and a convolution are linear maps themselves, and are whole.
+whatever it is, and are left out. A recurrence and a convolution are linear maps themselves, and are whole. Nothing
+here knows the families of models, whose own attentions are the same: a test sees to that.
 """
 
 import math
@@ -24,8 +25,8 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linformer_attention(q: Tensor, k: Tensor, v: Tensor, k_map: Tensor, v_map: Tensor) -> Tensor:
-    """Keys and values are mixtures of all tokens, few of them: maps of (k, n) (Wang 2020, arXiv 2006.04768)."""
-    return attention(q, k_map @ k, v_map @ v)
+    """Keys and values are mixtures of all tokens, few of them: maps of (n, k) (Wang 2020, arXiv 2006.04768)."""
+    return attention(q, k_map.T @ k, v_map.T @ v)
 
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def explicit(q: Tensor, k: Tensor, v: Tensor) -> Step:
 
 def linformer(q: Tensor, k: Tensor, v: Tensor) -> Step:
     tokens = q.shape[2]
-    k_map, v_map = torch.randn(2, min(KEYS, tokens), tokens).div(math.sqrt(tokens)).unbind()
+    k_map, v_map = torch.randn(2, tokens, min(KEYS, tokens)).div(math.sqrt(tokens)).unbind()
     return Step(lambda: linformer_attention(q, k, v, k_map, v_map), (q, k, v, k_map, v_map))
 
 
