@@ -8,7 +8,9 @@ from vitrail.train.recipe import SECTIONS, Recipe, open_recipe, recipes, setting
 
 
 def test_the_package_has_these_recipes() -> None:
-    assert recipes() == ["cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "probe", "scratch", "vit"]
+    assert recipes() == [
+        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "positions", "probe", "scratch", "vit"),
+    ]
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -17,7 +19,7 @@ def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
     assert found.name == name
     path = Path(__file__).parents[2] / "src" / "vitrail" / "train" / "recipes" / f"{name}.yaml"
     head = path.read_text("utf-8").split("\n\n")[0].splitlines()
-    assert head[0].startswith(("# vitrail train", "# vitrail distill"))
+    assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study"))
     assert len(head) > 2, "and with what it gives, measured with that command, or why it was not"
     if found.model:
         create(found.model, **found.fields)

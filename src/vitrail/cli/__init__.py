@@ -1,4 +1,7 @@
-"""The command line: one table of commands, one file for each. Nothing heavy is imported before a command runs."""
+"""The command line: one table of commands, one file for each. Nothing heavy is imported before a command runs.
+
+A name of two words is a command in a group: `vitrail study cost` is the function `cost` in study_cost.py.
+"""
 
 import errno
 import os
@@ -20,8 +23,14 @@ COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
     *("predict", "embed", "export", "bench"),
     *("explain", "look", "report", "lessons"),
+    *("study cost", "study positions"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )
+GROUPS = {
+    "study": "Ask a question of architectures, by an experiment that is run here and set beside the paper's answer.\n\n"
+    "What a layer costs as the sequence grows: vitrail study cost -o cost; which positions a ViT needs: "
+    "vitrail study positions --data fashion --epochs 1",
+}
 TORCH = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
@@ -38,15 +47,24 @@ def app(names: Sequence[str] = COMMANDS) -> App:
         version_flags=["--version"],
         help_format="plaintext",
     )
+    groups = dict[str, App]()
     for name in names:
-        table.command(command(name), name=name)
+        first, _, second = name.partition(" ")
+        if not second:
+            table.command(command(name), name=name)
+            continue
+        if first not in groups:
+            groups[first] = App(name=first, help=GROUPS[first], help_format="plaintext")
+            table.command(groups[first])
+        groups[first].command(command(name), name=second)
     return table
 
 
 def command(name: str) -> Callable[..., None]:
     """The function of that name in the file of that name; its docstring is the help."""
-    word = name.replace("-", "_")
-    return reflowed(getattr(import_module(f"vitrail.cli.{word}"), word))
+    file = name.replace("-", "_").replace(" ", "_")
+    word = name.replace("-", "_").split()[-1]
+    return reflowed(getattr(import_module(f"vitrail.cli.{file}"), word))
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -67,7 +85,7 @@ def main() -> NoReturn:
     warnings.showwarning = show_warning
     try:
         words = sys.argv[1:]
-        wanted = [word for word in words[:1] if word in COMMANDS]  # the others need not be imported for it
+        wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # the others need not be imported for it
         app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:

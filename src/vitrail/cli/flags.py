@@ -118,8 +118,8 @@ class RunFlags(SharedFlags):
     Parameters
     ----------
     recipe
-        fashion, cifar10-cpu, cifar10-distill, finetune, probe, vit, deit, scratch, or a .yaml file of your own. Without
-        it: finetune with --init, fashion for that data, else scratch.
+        fashion, cifar10-cpu, cifar10-distill, positions, finetune, probe, vit, deit, scratch, or a .yaml file of your
+        own. Without it: finetune with --init, fashion for that data, else scratch.
     out
         The folder of the run; else a new one in runs/.
     resume

@@ -65,6 +65,7 @@ class Row:
     request: Request  # at the first seed
     # what differs, by name: the full row's value and its own
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
+    alike: str = "the recipe as it is"  # said where nothing differs
 
     def at_seed(self, seed: int) -> Request:
         return replace(self.request, recipe=self.request.recipe.changed({"seed": seed}))
@@ -72,7 +73,7 @@ class Row:
     @property
     def said(self) -> str:
         changed = [f"{name} {shown(before)} → {shown(now)}" for name, (before, now) in self.changes.items()]
-        return ", ".join(changed) or "the recipe as it is"
+        return ", ".join(changed) or self.alike
 
 
 def shown(value: object) -> str:

@@ -13,6 +13,7 @@ from vitrail.tables import text_table
 from vitrail.train.runs import read_run
 
 HEADING = ("row", "what differs", "top-1", "to full", "loss", "seeds")
+SIDES = "llrrrr"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class Table:
         ]
 
     def __str__(self) -> str:
-        return "\n".join(text_table(HEADING, self.cells(), "llrrrr"))
+        return "\n".join(text_table(HEADING, self.cells(), SIDES))
 
     def to_json(self) -> dict[str, Any]:
         rows = [
@@ -117,20 +118,27 @@ class Table:
         return {"recipe": self.recipe, "data": self.data, "rows": rows}
 
     def markdown(self) -> str:
-        lines = [HEADING, ("---", "---", "---:", "---:", "---:", "---:"), *self.cells()]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
         about = "top-1 (in %) and loss of validation, mean ± standard deviation over seeds"
-        return f"{self.recipe} on {self.data}: {about}\n\n{table}\n"
+        return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), SIDES)}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        make_folder(folder)
-        texts = {
-            "table.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n",
-            "table.md": self.markdown(),
-        }
-        for name, text in texts.items():
-            write_whole(folder / name, lambda place, text=text: place.write_text(text, "utf-8"))
-        return [folder / name for name in texts]
+        return write_texts(folder, self.to_json(), self.markdown())
+
+
+def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:
+    """As `text_table`, for a page."""
+    rule = ["---:" if side == "r" else "---" for side in sides]
+    rows = (heading, rule, *lines)
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def write_texts(folder: Path, whole: Mapping[str, Any], page: str) -> list[Path]:
+    """table.json and table.md."""
+    make_folder(folder)
+    texts = {"table.json": json.dumps(whole, indent=2, ensure_ascii=False) + "\n", "table.md": page}
+    for name, text in texts.items():
+        write_whole(folder / name, lambda place, text=text: place.write_text(text, "utf-8"))
+    return [folder / name for name in texts]
 
 
 def spread(mean: float | None, std: float | None, scale: float, digits: int) -> str:

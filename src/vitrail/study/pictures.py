@@ -1,10 +1,11 @@
-"""Comparisons and ablations as pictures. Needs matplotlib."""
+"""Comparisons, ablations and the study of positions as pictures. Needs matplotlib."""
 
 from pathlib import Path
 
 from vitrail.figures import BLUE, COLOURS, GREY, RED, drawable, new_figure, plain_axes, save
 from vitrail.study.ablation import Table, failure
 from vitrail.study.comparison import LONGEST, Comparison
+from vitrail.study.position_study import CELLS, PAPER, PositionTable
 
 WITH_NUMBERS, WITH_LABELS = 16, 60  # voters up to which the matrix has them
 
@@ -71,5 +72,38 @@ def ablation_picture(table: Table, path: Path) -> bool:
     axes.set_yticks(range(len(rest)), [drawable(line.row.name) for line in rest], fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("points of validation top-1 against the full recipe")
+    save(figure, path)
+    return True
+
+
+def position_picture(result: PositionTable, path: Path) -> bool:
+    """The accuracy of each cell, every seed a dot, beside what it gains over none in the paper; False without none."""
+    none = result.table.lines[0].mean("top1")
+    if none is None:
+        return False
+    figure = new_figure(10, 4.2)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    table = result.table
+    plain_axes(left, f"{drawable(table.recipe)} on {drawable(Path(table.data).name)}\ntop-1 of validation, %")
+    left.axvline(100 * none, color=GREY, linewidth=1, linestyle="--")
+    for place, (cell, line) in enumerate(result.pairs):
+        shares, mean, points = line.all_of("top1"), line.mean("top1"), table.points(line)
+        if mean is None or points is None:
+            said = failure(line)
+        else:
+            said = f"{mean:.2%}" if place == 0 else f"{points:+.2f}"
+            left.plot([100 * none, 100 * mean], [place, place], color=BLUE, linewidth=2, alpha=0.4)
+            left.plot(100 * mean, place, color=BLUE, marker="D", markersize=7)
+        if len(shares) > 1:
+            left.plot([100 * share for share in shares], [place] * len(shares), ".", color=GREY, markersize=6)
+        left.text(1.02, place, said, va="center", fontsize=9, transform=left.get_yaxis_transform())
+        right.plot([0, cell.paper_points], [place, place], color=RED, linewidth=2, alpha=0.4)
+        right.plot(cell.paper_points, place, color=RED, marker="D", markersize=7)
+        said = f"{cell.paper:.2%}" if place == 0 else f"{cell.paper_points:+.2f}"
+        right.text(1.02, place, said, va="center", fontsize=9, transform=right.get_yaxis_transform())
+    left.set_yticks(range(len(CELLS)), [str(cell) for cell in CELLS], fontsize=9)
+    left.invert_yaxis()
+    plain_axes(right, f"the paper: points above none\n({PAPER})")
+    right.axvline(0, color=GREY, linewidth=1, linestyle="--")
     save(figure, path)
     return True

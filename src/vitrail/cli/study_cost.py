@@ -1,0 +1,77 @@
+"""vitrail study cost: what a layer costs as the sequence grows, measured beside its O(·)."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.cli.bench import numbers
+from vitrail.cli.progress import progress
+
+
+def cost(
+    *,
+    tokens: str | None = None,
+    width: int = 64,
+    budget: float = 120.0,
+    seed: int = 0,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Measure time and memory of layers as the sequence grows, and fit the exponents beside their O(·).
+
+    Full attention in one fused kernel and with all its scores in memory, Linformer, axial and windowed attention, an
+    LSTM and a convolution, from 64 to 16,384 tokens: table 1 of Attention Is All You Need (arXiv 1706.03762), measured.
+    An attention is timed from q, k, v to its output, without the linear maps around it, which are O(n·d²) for all of
+    them. Time is the processor's, of one thread, in rounds in which all take turns in shuffled order, so it may be
+    measured on a busy machine; an exponent is fitted in each round, and the table has the median. Memory is what a
+    layer reads and the most that the process grows by while it runs.
+
+    Examples::
+
+        vitrail study cost --tokens 64,1024,2304 --budget 2
+        vitrail study cost --tokens 64,1024 --width 32 --budget 1 -o cost
+
+    Parameters
+    ----------
+    tokens
+        Lengths, with commas; squares of multiples of 8, since axial and windowed attention need a grid. Unless said
+        64,256,576,1024,2304,4096,9216,16384.
+    width
+        Of a token; attention has one head of it.
+    budget
+        Seconds in all, about: as many rounds as there is room for, three at least. What would take too long for it, or
+        more than half of the free memory, is left out and named.
+    seed
+        Of the numbers, and of the order of turns.
+    out
+        A folder for cost.json, cost.txt and cost.png.
+    as_json
+        Print JSON and nothing else.
+    """
+    lengths = None if tokens is None else numbers(tokens, "tokens")
+
+    from vitrail.study.cost import PARTS, TOKENS, Request
+    from vitrail.study.cost import cost as measured
+
+    request = Request(tokens=lengths or TOKENS, width=width, budget=budget, seed=seed)
+    if out is not None:  # what would fail in the end fails before the work
+        from vitrail.checkpoint.atomic import make_writable
+        from vitrail.figures import new_figure
+
+        make_writable(out)
+        new_figure(1, 1)
+    with progress(PARTS, "measuring") as advance:
+        found = measured(request, progress=advance)
+    for note in found.notes:
+        print(f"vitrail: note: {note}", file=sys.stderr)
+    written = [] if out is None else found.write(out)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        return
+    print(f"{found.machine}; {', '.join(f'{name} {number}' for name, number in found.versions.items())}")
+    print(found)
+    if written:
+        print(f"\nwritten: {', '.join(map(str, written))}")

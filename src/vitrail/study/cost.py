@@ -1,0 +1,193 @@
+"""What a layer costs as the sequence grows: processor time and memory of ways to mix tokens, n by n."""
+
+import ctypes
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter, thread_time
+
+import torch
+
+from vitrail.errors import ConfigError
+from vitrail.study.bench import kept_threads
+from vitrail.study.cost_results import Cell, Study
+from vitrail.study.mixing import MIXERS, SIDE, Mixer, Step
+
+TOKENS = tuple(side * side for side in (8, 16, 24, 32, 48, 64, 96, 128))  # 64 … 16,384
+WIDTH, BUDGET = 64, 120.0
+LONGEST = 256 * 256  # tokens
+TURN = 0.03  # seconds of calls in a turn, one call at least
+LEAST = 3  # rounds
+COPIES = 16  # of the tokens, more than any has in memory at once
+SHARE = 20  # one call may take the budget's 20th at most
+PARTS = 100  # that progress is told in
+
+MEMORY, STATUS, PEAK = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    tokens: Sequence[int] = TOKENS  # squares of multiples of SIDE, for rows, columns and windows
+    width: int = WIDTH
+    budget: float = BUDGET  # seconds in all, about
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ConfigError("no tokens; expected one length at least")
+        for each in self.tokens:
+            if not fits(each):
+                raise ConfigError(
+                    f"--tokens {each}; expected squares of multiples of {SIDE}, {LONGEST:,} at most, so that axial and "
+                    f"windowed attention have a grid; nearest: {' or '.join(map(str, nearest(each)))}"
+                )
+        if not 1 <= self.width <= 1024:
+            raise ConfigError(f"--width {self.width}; expected 1 to 1024")
+        if not 0 < self.budget <= 86400:
+            raise ConfigError(f"--budget {self.budget:g}; expected more than 0 seconds, and a day at most")
+
+
+def fits(tokens: int) -> bool:
+    return 0 < tokens <= LONGEST and math.isqrt(tokens) ** 2 == tokens and math.isqrt(tokens) % SIDE == 0
+
+
+def nearest(tokens: int) -> list[int]:
+    """The lengths that fit below and above."""
+    below = math.isqrt(max(0, tokens)) // SIDE
+    found = dict.fromkeys((SIDE * each) ** 2 for each in (below, below + 1))
+    return [each for each in found if fits(each)] or [LONGEST]
+
+
+@dataclass
+class Running:
+    """A way to mix so many tokens, and what is known of it so far."""
+
+    mixer: Mixer
+    tokens: int
+    step: Step
+    once: float  # seconds of a call
+    memory: int | None  # bytes
+    seconds: list[float] = field(default_factory=list[float])  # of a call, round by round
+
+
+def cost(request: Request, *, mixers: Sequence[Mixer] = MIXERS, progress: Progress = lambda _: None) -> Study:
+    """Measures every way at every length, in rounds, as many as the budget has room for and three at least.
+
+    Time is the processor's, of one thread: what else runs on the machine takes none of it, and no thread waits for
+    another. In a round every way at every length has its turn, in shuffled order. What would take too long or too much
+    memory is left out, and named in the notes.
+    """
+    clock = Clock(request.budget, progress)
+    notes = list[str]()
+    with kept_threads(), torch.inference_mode(), torch.random.fork_rng(devices=()):
+        torch.set_num_threads(1)
+        torch.manual_seed(request.seed)
+        cells = list(prepared(request, mixers, notes, clock))
+        order, shuffle, longest, done = list(cells), random.Random(request.seed), 0.0, 0
+        while done < LEAST or clock.left > longest:
+            before = clock.left
+            shuffle.shuffle(order)
+            for cell in order:
+                cell.seconds.append(seconds_of_turn(cell))
+                clock.tell()
+            longest, done = max(longest, before - clock.left), done + 1
+    if not PEAK.exists():
+        notes.append("memory is not measured: only Linux tells the peak of a part of a program")
+    clock.end()
+    found = [Cell.of(each.seconds, mixer=each.mixer.name, tokens=each.tokens, memory=each.memory) for each in cells]
+    return Study.of(found, mixers=mixers, width=request.width, rounds=done, notes=notes, seed=request.seed)
+
+
+def prepared(request: Request, mixers: Sequence[Mixer], notes: list[str], clock: "Clock") -> Iterator[Running]:
+    """Every way at every length that is within the budget, called before; short ones first, to foresee the long."""
+    known = dict[str, tuple[int, float]]()
+    left_out = dict[tuple[str, str], list[int]]()
+    for tokens in sorted(set(request.tokens)):
+        q, k, v = torch.randn(3, 1, 1, tokens, request.width).unbind()
+        for mixer in mixers:
+            before, seconds = known.get(mixer.name, (tokens, 0.0))
+            if seconds * (tokens / before) ** mixer.time > request.budget / SHARE:
+                reason = f"a call would take more than {request.budget / SHARE:g} s: give more --budget"
+                left_out.setdefault((mixer.name, reason), []).append(tokens)
+                continue
+            if (needed := 4 * (mixer.scores * tokens**2 + COPIES * tokens * request.width)) > available() / 2:
+                reason = f"{needed / 1e9:.1f} GB is more than half of the memory that is free"
+                left_out.setdefault((mixer.name, reason), []).append(tokens)
+                continue
+            step = mixer.build(q, k, v)
+            step.run()
+            once, memory = tried(step)
+            known[mixer.name] = tokens, once
+            yield Running(mixer, tokens, step, once, memory)
+            clock.tell()
+    for (name, reason), lengths in left_out.items():
+        notes.append(f"{name} is left out at {', '.join(f'{each:,}' for each in lengths)} tokens: {reason}")
+
+
+def seconds_of_turn(cell: Running) -> float:
+    """Of a call, in the mean of a turn; a short one is called once before, since others have emptied the caches."""
+    calls = max(1, min(1000, round(TURN / cell.once)))
+    if calls > 1:
+        cell.step.run()
+    begun = thread_time()
+    for _ in range(calls):
+        cell.step.run()
+    return (thread_time() - begun) / calls
+
+
+def tried(step: Step) -> tuple[float, int | None]:
+    """Seconds of a call, and bytes: of all that it reads, and the most that the process grows by meanwhile.
+
+    Linux keeps the largest resident set of a process, and forgets it when 5 is written to clear_refs. Memory that was
+    freed before goes back first, so that all that is needed now is new. It counts whatever the libraries under torch
+    take for themselves, which torch does not see. Where nobody tells, it is None.
+    """
+    told, before = PEAK.exists(), 0
+    if told:
+        ctypes.CDLL(None).malloc_trim(0)
+        PEAK.write_text("5", "ascii")
+        before = resident("VmRSS")
+    begun = thread_time()
+    step.run()
+    seconds = max(thread_time() - begun, 1e-9)
+    return seconds, step.bytes + max(0, resident("VmHWM") - before) if told else None
+
+
+def resident(name: str) -> int:
+    """VmRSS: now; VmHWM: the most so far."""
+    return number_after(STATUS, name) * 1024
+
+
+def available() -> float:
+    return number_after(MEMORY, "MemAvailable") * 1024 if MEMORY.exists() else math.inf
+
+
+def number_after(path: Path, name: str) -> int:
+    line = next(line for line in path.read_text("utf-8").splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1])
+
+
+class Clock:
+    """How much of the budget is left, and progress in shares of it."""
+
+    def __init__(self, budget: float, progress: Progress) -> None:
+        self.budget, self.progress, self.told, self.begun = budget, progress, 0, perf_counter()
+
+    @property
+    def left(self) -> float:
+        return self.budget - (perf_counter() - self.begun)
+
+    def tell(self) -> None:
+        self.reach(min(PARTS - 1, int(PARTS * (1 - self.left / self.budget))))
+
+    def end(self) -> None:
+        self.reach(PARTS)
+
+    def reach(self, parts: int) -> None:
+        if parts > self.told:
+            self.progress(parts - self.told)
+            self.told = parts
