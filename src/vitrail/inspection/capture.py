@@ -196,7 +196,7 @@ def attention_layers(model: nn.Module) -> list[AnyAttention]:
         if hasattr(module, "unseen"):
             raise ConfigError(
                 f"{type(model).__name__} has no attention to look at: {module.unseen}; expected a model whose tokens "
-                "ask each other, such as vit, deit, hybrid, cct or axial"
+                "ask each other, such as vit, deit, hybrid, cct or axial; the tokens of any model are in token_states"
             )
     if not found:
         raise ConfigError(
