@@ -201,7 +201,7 @@ def attention_layers(model: nn.Module) -> list[AnyAttention]:
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
-            "vit, deit, hybrid, cct or axial: weights of timm and others become one by vitrail.load"
+            "vit, deit, hybrid or cct: weights of timm and others become one by vitrail.load"
         )
     return found
 
