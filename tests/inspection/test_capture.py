@@ -271,9 +271,12 @@ def test_a_model_whose_attention_has_no_maps() -> None:
     with pytest.raises(ConfigError, match=f"^ViT {says}"), capture(vit):
         raise AssertionError("not reached")
     assert hooks_of(vit) == 0
-    linformer = vitrail.create("linformer_tiny_patch16_224", image_size=32, depth=1)
+    linformer = vitrail.create("linformer_tiny_patch16_224", image_size=(32, 48), depth=1)
     with pytest.raises(ConfigError, match=r"^Linformer has no attention to look at: its keys are mixtures of all"):
         attention_layers(linformer)
+    with token_states(linformer) as states:
+        linformer.tokens(images())
+    assert [each.shape for each in states] == [(2, 7, 192)] * 3
 
 
 @pytest.mark.parametrize("case", ["learned stem", "map", "cct"])

@@ -117,6 +117,14 @@ def test_parameters(name: str) -> None:
     assert "patch16" not in name or expected == pytest.approx(VIT[d], rel=0.003)
 
 
+def test_macs() -> None:
+    with torch.device("meta"):
+        found = vitrail.summarize(vitrail.create("axial_tiny_patch8_224")).macs
+    n, d, line = 784, 192, 28
+    block = 2 * (4 * n * d * d + 2 * n * line * d) + 8 * n * d * d  # 2·n·√n·d instead of 2·n²·d
+    assert found == 3 * 64 * n * d + 9 * block + 1000 * d
+
+
 def test_answers_and_every_weight_learns() -> None:
     model, images = toy(), torch.randn(2, 3, 64, 48)
     assert model.tokens(images).shape == (2, 12, 16)
@@ -222,4 +230,9 @@ def test_every_way_to_look() -> None:
         expected = states[layer // 2 + 1].norm(dim=-1).reshape(GRID)
         torch.testing.assert_close(torch.from_numpy(norms[layer]), expected)
     plates = {plate.name for plate in vitrail.look(explainer, [picture] * 3).plates}
-    assert {"attention_distance", "token_norms", "occlusion", "filters"} <= plates
+    assert {"attention_distance", "token_norms", "occlusion", "filters", "position_similarity"} <= plates
+    table, block = model.tables(GRID)[0], model.blocks[0]
+    for token in range(12):
+        row, column = divmod(token, 3)
+        places = (block.attn_rows.pos_columns[0, column], block.attn_columns.pos_rows[0, row])
+        assert torch.equal(table[token], torch.cat(places))

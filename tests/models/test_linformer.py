@@ -105,6 +105,16 @@ def test_how_many_projections_there_are(shared: Any, matrices: int) -> None:
 
 
 @pytest.mark.parametrize("shared", SHARED)
+def test_macs(shared: str) -> None:
+    with torch.device("meta"):
+        found = vitrail.summarize(vitrail.create("linformer_tiny_patch16_224", shared=shared)).macs
+    n, d, k = 197, 192, 64
+    mixing = (1 if shared in ("kv", "layers") else 2) * k * n * d
+    maps = 2 * n * d * d + 2 * (n if shared == "none" else k) * d * d  # of q and proj; of k and v
+    assert found == 196 * 3 * 256 * d + 12 * (maps + mixing + 2 * n * k * d + 8 * n * d * d) + 1000 * d
+
+
+@pytest.mark.parametrize("shared", SHARED)
 def test_answers_and_every_weight_learns(shared: str) -> None:
     model, images = toy(shared), torch.randn(2, 3, 64, 48)
     assert model.tokens(images).shape == (2, 13, 16)

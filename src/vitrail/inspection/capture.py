@@ -208,12 +208,13 @@ def attention_layers(model: nn.Module) -> list[AnyAttention]:
         if hasattr(module, "unseen"):
             raise ConfigError(
                 f"{type(model).__name__} has no attention to look at: {module.unseen}; expected a model whose tokens "
-                "ask each other, such as vit, deit, hybrid, cct or axial"
+                "ask each other, such as vit, deit, hybrid, cct or axial; the tokens of any model are in token_states"
             )
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
             "vit, deit, hybrid, cct, cait, t2t or axial: weights of timm and others become one by vitrail.load"
+            "vit, deit, hybrid or cct: weights of timm and others become one by vitrail.load"
         )
     return found
 

@@ -215,8 +215,8 @@ class Explainer:
         with token_states(self.model) as states, capture(self.model, []) as seen:
             logits = self.model.logits(self.model.tokens(pixels))
         h, w = seen.patches
-        after = [n for n, block in enumerate(self.model.blocks, 1) for each in block.modules() if each in self.layers]
-        lengths = [token_norms(states[after[layer]].float().cpu().numpy())[:, -h * w :] for layer in layers]
+        each = len(self.layers) // (len(states) - 2)  # attentions in a block
+        lengths = [token_norms(states[layer // each + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
         return logits, np.stack(lengths, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
 

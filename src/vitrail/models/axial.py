@@ -4,6 +4,7 @@ B batch, n = h·w tokens, D width, H heads, K width of a head. No class token: i
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
@@ -99,6 +100,11 @@ class Axial(nn.Module):
         """What the head makes of `tokens`: (B, n, D) → (B, classes)."""
         return self.head(tokens.mean(1))
 
+    def tables(self, grid: Grid) -> Tensor:
+        """What the attentions of the first block know of each place, column and row side by side: (1, n, 2·D)."""
+        block: Any = self.blocks[0]
+        return join_axes(block.attn_columns.along(grid), block.attn_rows.along(grid))
+
 
 class AxialBlock(nn.Module):
     """x += rows(LN(x)); x += columns(LN(x)); x += MLP(LN(x)): (B, n, D) → (B, n, D)."""
@@ -176,8 +182,11 @@ class AxialAttention(SelfAttention):
         """The tokens with their places along the lines: (B, n, D) → (B, n, D)."""
         check_lines(x.shape[1], grid)
         assert grid is not None
-        table = resample(self.table, (self.table.shape[1], 1), (grid[self.rows], 1))  # (1, w or h, D)
-        return (x.unflatten(1, grid) + table.unsqueeze(1 if self.rows else 2)).flatten(1, 2)
+        return (x.unflatten(1, grid) + self.along(grid).unsqueeze(1 if self.rows else 2)).flatten(1, 2)
+
+    def along(self, grid: Grid) -> Tensor:
+        """The table for this grid: (1, w, D) along its rows, (1, h, D) along its columns."""
+        return resample(self.table, (self.table.shape[1], 1), (grid[self.rows], 1))
 
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, rows: bool, dropout: float = 0.0) -> Tensor:
