@@ -105,7 +105,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (f"{TINY} --set positions=rotary", "--set positions=rotary; expected none: each row has its own"),
         (f"{TINY} --set positions_at=layers", "--set positions_at=layers; expected none"),
         ("--data photos --init photos", "--init photos; expected none: a checkpoint has learnt"),
-        (TINY.replace("ViT-Ti/16", "DeiT-Ti"), "DeiT-Ti has positions of one kind alone; expected a ViT"),
+        (TINY.replace("ViT-Ti/16", "DeiT-Ti"), "DeiT-Ti has no choice of positions; expected a ViT"),
         (f"{TINY} --recipe fahsion", "did you mean 'fashion'"),
         (f"{TINY} --device gpu", "device is 'gpu'"),
         (f"{TINY} --minutes 1", "--minutes beside --epochs"),

@@ -29,7 +29,7 @@ class Work:
         self.now, self.slow, self.log = 0.0, 1.0, list[str]()
         monkeypatch.setattr(costs, "perf_counter", lambda: self.now)
         monkeypatch.setattr(costs, "thread_time", lambda: self.now)
-        monkeypatch.setattr(costs, "PEAK", Path("nowhere"))
+        monkeypatch.setattr(costs, "PEAK", Path("nowhere") / "at all")
 
     def mixer(self, name: str, power: float, seconds: float = 1e-6, scores: int = 0) -> Mixer:
         def run(tokens: int) -> Tensor:

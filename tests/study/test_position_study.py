@@ -49,8 +49,8 @@ def test_the_rows_differ_in_their_positions_alone_and_have_the_tables_they_say()
 
 
 @pytest.mark.parametrize("name", ["DeiT-Ti", "cct_cpu_32", "ResNet-18"])
-def test_a_model_of_one_kind_of_positions_is_refused(name: str) -> None:
-    with pytest.raises(VitrailError, match=rf"^{name} has positions of one kind alone; expected a ViT, such as .*$"):
+def test_a_model_without_a_choice_is_refused(name: str) -> None:
+    with pytest.raises(VitrailError, match=rf"^{name} has no choice of positions; expected a ViT, such as .*$"):
         position_rows(request(name))
 
 

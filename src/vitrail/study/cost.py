@@ -95,7 +95,7 @@ def cost(request: Request, *, mixers: Sequence[Mixer] = MIXERS, progress: Progre
                 cell.seconds.append(seconds_of_turn(cell))
                 clock.tell()
             longest, done = max(longest, before - clock.left), done + 1
-    if not PEAK.exists():
+    if not any(cell.memory for cell in cells):
         notes.append("memory is not measured: only Linux tells the peak of a part of a program")
     clock.end()
     found = [Cell.of(each.seconds, mixer=each.mixer.name, tokens=each.tokens, memory=each.memory) for each in cells]
@@ -142,19 +142,27 @@ def seconds_of_turn(cell: Running) -> float:
 def tried(step: Step) -> tuple[float, int | None]:
     """Seconds of a call, and bytes: of all that it reads, and the most that the process grows by meanwhile.
 
-    Linux keeps the largest resident set of a process, and forgets it when 5 is written to clear_refs. Memory that was
-    freed before goes back first, so that all that is needed now is new. It counts whatever the libraries under torch
-    take for themselves, which torch does not see. Where nobody tells, it is None.
+    It counts whatever the libraries under torch take for themselves, which torch does not see; not what they kept from
+    a call before.
     """
-    told, before = PEAK.exists(), 0
-    if told:
-        ctypes.CDLL(None).malloc_trim(0)
-        PEAK.write_text("5", "ascii")
-        before = resident("VmRSS")
+    before = resident("VmRSS") if forgotten() else None
     begun = thread_time()
     step.run()
     seconds = max(thread_time() - begun, 1e-9)
-    return seconds, step.bytes + max(0, resident("VmHWM") - before) if told else None
+    return seconds, None if before is None else step.bytes + max(0, resident("VmHWM") - before)
+
+
+def forgotten() -> bool:
+    """Memory that was freed goes back, so that all that is needed next is new, and the peak so far is forgotten.
+
+    Linux keeps the largest resident set of a process, and begins anew when 5 is written there. False: not this system.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        PEAK.write_text("5", "ascii")
+    except (OSError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def resident(name: str) -> int:
