@@ -32,12 +32,12 @@ def positions(
 ) -> None:
     """Train the same ViT without positions and with each kind, and compare with the paper (ViT's table 8).
 
-    Eight trainings from scratch for each seed: no positions; 1-D and 2-D ones, learned, added at the stem, before every
-    layer, or before every layer the same; relative ones (offsets in rows and columns; the paper's run along the
-    sequence). The other flags are those of `train` and hold for every training: --epochs for each, or --minutes,
-    so that one with slower steps takes fewer of them. Each has a folder in --out, for `vitrail runs`; table.json, table.md and
-    positions.png are beside them. The same command again goes on: what is finished is not trained again, what was
-    stopped is resumed, to the bit. Ctrl-C saves before it stops.
+    Eight trainings from scratch for each seed: no positions; 1-D and 2-D ones, learned, added at the stem, before
+    every layer, or before every layer the same; relative ones (offsets in rows and columns; the paper's run along the
+    sequence). The other flags are those of `train` and hold for every training: --epochs for each, or --minutes, so
+    that one with slower steps takes fewer of them. Each has a folder in --out, for `vitrail runs`; table.json,
+    table.md and positions.png are beside them. The same command again goes on: what is finished is not trained again,
+    what was stopped is resumed, to the bit. Ctrl-C saves before it stops.
 
     Examples::
 
