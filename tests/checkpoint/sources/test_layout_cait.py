@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*preprocessing is not in the fi
 
 def toy(**fields: Any) -> Any:
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4}
-    return shake(timm.create_model("cait_xxs24_224", **{**sizes, "num_classes": 5, **fields}), std=0.2)
+    sizes |= {"num_classes": 5, **fields}
+    return shake(timm.create_model("cait_xxs24_224", **sizes), std=0.2)
 
 
 def facebooks(model: Any) -> dict[str, Any]:
