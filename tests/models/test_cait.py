@@ -3,17 +3,20 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from drawing import shake
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import load, read, write
+from vitrail.cli import app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.cait import PRESETS, CaiT, CaiTConfig, TalkingHeads
 from vitrail.train.optim import freeze, weights
+from vitrail.train.run import Run
 
 TOY = CaiTConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, heads=2, classes=5, layer_scale=0.1)
 
@@ -96,7 +99,7 @@ def test_every_weight_learns() -> None:
 
 
 def test_dropout_and_depth_are_of_the_patches_blocks_alike() -> None:
-    model = shake(CaiT(replace(TOY, stochastic_depth=0.3, attention_dropout=0.5)))
+    model: Any = shake(CaiT(replace(TOY, stochastic_depth=0.3, attention_dropout=0.5)))
     assert [block.drop_path.rate for block in model.blocks] == [0.3] * 3
     layer = model.blocks[0].attn
     assert isinstance(layer, TalkingHeads)
@@ -108,7 +111,7 @@ def test_dropout_and_depth_are_of_the_patches_blocks_alike() -> None:
 
 def test_starting_weights_are_the_authors() -> None:
     torch.manual_seed(0)
-    model = CaiT(replace(PRESETS["cait_s36_384"], depth=2, image_size=224))
+    model: Any = CaiT(replace(PRESETS["cait_s36_384"], depth=2, image_size=224))
     assert model.blocks[0].ls1.gamma.unique().tolist() == [pytest.approx(1e-6)]
     assert model.blocks_token_only[1].ls2.gamma.unique().tolist() == [pytest.approx(1e-6)]
     for tensor in (
@@ -120,7 +123,7 @@ def test_starting_weights_are_the_authors() -> None:
         assert tensor.std().item() == pytest.approx(0.02, rel=0.02)
     assert model.blocks[0].attn.proj_l.weight.std().item() == pytest.approx(0.02, rel=0.4)
     assert not model.blocks[0].mlp.fc1.bias.any()
-    assert not model.head.get_parameter("weight").any()
+    assert not model.head.weight.any()
 
 
 def test_presets_by_the_names_of_the_paper() -> None:
@@ -171,7 +174,7 @@ def test_layouts_that_have_no_place_for_it(to: str, tmp_path: Path) -> None:
 
 
 def test_levels_for_training() -> None:
-    model = CaiT(TOY)
+    model: Any = CaiT(TOY)
     levels = {weight.name: weight.level for weight in weights(model)}
     assert {levels[name] for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")} == {0}
     assert [levels[f"blocks.{n}.norm1.weight"] for n in range(3)] == [1, 2, 3]
@@ -184,12 +187,25 @@ def test_levels_for_training() -> None:
 
 
 def test_blocks_computed_again_give_the_same_gradients() -> None:
-    model, x = shake(CaiT(TOY), std=0.2), images()
+    model: Any = shake(CaiT(TOY), std=0.2)
+    x = images()
     model(x).sum().backward()
     expected = [parameter.grad for parameter in model.parameters()]
-    nn.Module.zero_grad(model)
+    model.zero_grad()
     for block in model.blocks:
         block.recompute = True
     model(x).sum().backward()
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad)
+
+
+FASHION = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_learns_the_embedded_pictures(tmp_path: Path) -> None:
+    fields = [word for field in FASHION.split() for word in ("--set", field)]
+    words = ["train", "--recipe", "fashion", "--model", "cait_xxs24_224", *fields, "--out", str(tmp_path / "run")]
+    app()(words, exit_on_error=False, result_action="return_value")
+    assert Run(tmp_path / "run").records()[-1]["val_top1"] >= 0.80

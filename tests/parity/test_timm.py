@@ -21,6 +21,7 @@ import vitrail
 from vitrail.checkpoint.names import to_ours
 from vitrail.checkpoint.sources.timm import CAIT
 from vitrail.models.cait import CaiT, CaiTConfig
+from vitrail.models.checks import pair
 from vitrail.models.deit import DeiT, DeiTConfig
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -143,10 +144,10 @@ def test_distilled_deit() -> None:
 )
 def test_cait(fields: dict[str, Any], own: dict[str, Any]) -> None:
     given: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4}
-    theirs = Cait(**{**given, "num_classes": 7, "init_values": 0.1, **fields})
+    given |= {"num_classes": 7, "init_values": 0.1, **fields}
     sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 3, "heads": 4, "classes": 7}
-    ours = CaiT(CaiTConfig(**{**sizes, **own}))
-    assert_equal_models(theirs, ours, ours.config.image_size, tokens_within=TOLERANCE)
+    config = CaiTConfig(**(sizes | own))
+    assert_equal_models(Cait(**given), CaiT(config), pair(config.image_size), tokens_within=TOLERANCE)
 
 
 def test_training_gradients_of_a_cait_are_timms() -> None:

@@ -49,6 +49,7 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
         found["distilled"] = "dist_token" in sizes
     if family == "cait":
         found["class_depth"] = count(sizes, r"blocks_token_only\.(\d+)\.")
+        found["heads"] = shape(sizes, "blocks.0.attn.proj_l.weight", 2)[0]  # which mixes them
     stride = kernel[2:]
     if family == "hybrid":
         found |= {"stages": stages(sizes), "channels": root_channels(sizes)}
@@ -153,8 +154,8 @@ def heads_of(found: Mapping[str, Any]) -> tuple[int, bool]:
     if (width, depth, mlp_width) in OTHERS:
         return OTHERS[width, depth, mlp_width], True
     for preset in (preset for family in families() for preset in family.presets.values()):
-        if not hasattr(preset, "patch_size"):  # of an architecture that no public layout holds
-            continue
+        if not hasattr(preset, "patch_size") or hasattr(preset, "class_depth"):
+            continue  # of an architecture that no public layout holds; or a CaiT, whose shapes tell them
         if (preset.width, getattr(preset, "mlp_width", None) or 4 * preset.width) == (width, mlp_width):
             return preset.heads, True
     if width % 64:

@@ -104,7 +104,8 @@ def found(
 def doubts(contents: Contents, config: Mapping[str, Any], known: Mapping[str, Any], layout: str) -> list[str]:
     """What was taken for granted because the file does not say it."""
     said = list[str]()
-    if "heads" in config and "heads" not in known and not heads_of(config)[1]:
+    seen = "heads" in known or "class_depth" in config  # the shapes of a CaiT show them
+    if "heads" in config and not seen and not heads_of(config)[1]:
         said.append(f"the number of heads is not in the file: taken as {config['heads']}, each of 64 numbers")
     others = [name for name in contents.others if name in WRAPPERS and name not in ("student", "teacher")]
     if contents.wrapper and others:

@@ -113,7 +113,7 @@ class Explainer:
         self.viewer = Viewer(module, preprocessing=preprocessing, labels=labels, device=device)
         self.model: Any = self.viewer.model
         self.layers = attention_layers(self.model)
-        self.usual = usual_method(self.model, self.layers)  # where no method is named
+        self.usual: Method = usual_method(self.model, self.layers)  # where no method is named
 
     def explain(
         self,

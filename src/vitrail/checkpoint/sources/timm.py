@@ -47,7 +47,6 @@ PLAIN: tuple[Entry, ...] = (*map(entry, SAME_NAMES, SAME_NAMES), entry("pre_logi
 SCALES = (entry("blocks.#.ls1.gamma", "blocks.#.ls1.gamma"), entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"))
 TABLE = (*PLAIN, *SCALES)
 CAIT_MARK = "blocks_token_only.0.norm1.weight"  # a tensor that tells the family
-MIX = "blocks.0.attn.proj_l.weight"  # of a CaiT's heads
 CLASS_BLOCK = tuple(f"blocks_token_only.#.{part}.*" for part in ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#"))
 CAIT_SAME = ("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*", *CLASS_BLOCK)
 CAIT_SCALES = tuple((f"blocks{kind}.#.", n) for kind in ("", "_token_only") for n in (1, 2))
@@ -95,6 +94,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         family, pretrained = "cait", {"crop_pct": 1.0, **pretrained}
     width = tensors["patch_embed.proj.weight"].shape[0]
     imagenet = family in ("deit", "cait") or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
+    told = size_in(pretrained) if family == "cait" else hints(pretrained, name, family, width)
     warnings = []
     if "mean" not in pretrained:
         constants = "ImageNet's mean and deviation" if imagenet else "mean and deviation 0.5"
@@ -105,7 +105,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         CAIT if family == "cait" else TABLE,
         layout="timm",
         family=family,
-        known={**hints(pretrained, name, family, width), **agreed(said(card, tensors), known)},
+        known={**told, **agreed(said(card, tensors), known)},
         policy="timm",
         preprocessing=lambda config: preprocessing(config, pretrained, imagenet),
         labels=label_names(card, pretrained),
@@ -164,7 +164,7 @@ def size_in(pretrained: Mapping[str, Any]) -> dict[str, Any]:
 
 def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the card of a folder says and shapes do not."""
-    fields, arguments = mixed_heads(tensors), value(card, "model_args", dict, {})
+    fields, arguments = dict[str, Any](), value(card, "model_args", dict, {})
     if "num_heads" in arguments:
         fields["heads"] = value(arguments, "num_heads", int, 0)
     activation = arguments.get("act_layer")
@@ -180,11 +180,6 @@ def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, An
     if pool not in pools or (pool == "token" and after):
         raise CheckpointError(f"global_pool is {pool!r}{' with fc_norm' if after else ''}; expected token, avg or map")
     return {**fields, "pool": pools[pool]}
-
-
-def mixed_heads(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The heads of a CaiT, which the matrices that mix them show."""
-    return {"heads": len(tensors[MIX])} if MIX in tensors else {}
 
 
 def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
