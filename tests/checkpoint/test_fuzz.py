@@ -96,6 +96,11 @@ def akamaster_th(place: Path) -> None:
     vitrail.save(model, place / "weights.th", to="akamaster")
 
 
+def t2t_pth(place: Path) -> None:
+    fields: dict[str, Any] = {"image_size": 16, "stage_width": 4, "width": 16, "depth": 1, "heads": 2, "classes": 3}
+    vitrail.save(shake(vitrail.create("t2t_vit_7", **fields)), place / "weights.pth", to="t2t")
+
+
 def google_npz(place: Path) -> None:
     weights: Any = random_weights(layout="original", width=16, heads=2, depth=1, image=(16, 16), classes=3)
     np.savez(place / "weights.npz", **weights)
@@ -118,6 +123,7 @@ SOURCES: dict[str, Callable[[Path], None]] = {
         hf_folder,
         torchvision_pth,
         akamaster_th,
+        t2t_pth,
         google_npz,
         deflated_npz,
     )

@@ -281,6 +281,18 @@ def test_half_precision(stage: str, dtype: torch.dtype) -> None:
     assert (found.float() - expected).abs().max() < 0.1 * expected.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stage", STAGES)
+def test_autocast(stage: str, dtype: torch.dtype) -> None:
+    model, images = shake(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
+    with torch.autocast("cpu", dtype):
+        found = model(images)
+    found.float().square().sum().backward()
+    expected = model(images)
+    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+    assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
+
+
 def test_features_may_be_larger_than_float16_can_hold() -> None:
     stage = T2T(replace(TOY, stage_width=64)).half().tokens_to_token.attention1
     assert isinstance(stage, TokenPerformer)

@@ -132,7 +132,7 @@ class T2T(nn.Module):
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:
     """Each overlapping pane as one token, channel by channel, as F.unfold: (B, H, W, C) → (B, h, w, C·side²).
 
-    By views of the padded tensor and one copy: up to 1.8 × as fast as F.unfold, exported too.
+    By views of the padded tensor and one copy: of images, and exported, 1.6 × as fast as F.unfold; in training alike.
     """
     x = F.pad(x, (0, 0, padding, padding, padding, padding))
     return x.unfold(1, side, step).unfold(2, side, step).flatten(3)
@@ -206,10 +206,12 @@ class TokenPerformer(TokenTransformer):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + 1e-8), both multiplied by 1e8: torch's ONNX exporter takes 1e-8 for 0."""
-        qp, kp = self.features(q), self.features(k)
-        mixed = qp @ (kp.transpose(1, 2) @ v.to(kp.dtype))  # (B, N, S), by (B, M, S)
-        total = qp @ kp.sum(1)[..., None]  # (B, N, 1)
-        return (1e8 * mixed / (1e8 * total + 1)).to(v.dtype)
+        device = "cpu" if q.is_meta else q.device.type
+        with torch.autocast(device, enabled=False):  # features may be larger than float16 can hold
+            qp, kp = self.features(q), self.features(k)
+            mixed = qp @ (kp.transpose(1, 2) @ v.to(kp.dtype))  # (B, N, S), by (B, M, S)
+            total = qp @ kp.sum(1)[..., None]  # (B, N, 1)
+            return (1e8 * mixed / (1e8 * total + 1)).to(v.dtype)
 
 
 SMALL = T2TConfig(width=256, heads=4, mlp_width=512)
