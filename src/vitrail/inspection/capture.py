@@ -214,7 +214,6 @@ def attention_layers(model: nn.Module) -> list[AnyAttention]:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
             "vit, deit, hybrid, cct, cait, t2t or axial: weights of timm and others become one by vitrail.load"
-            "vit, deit, hybrid or cct: weights of timm and others become one by vitrail.load"
         )
     return found
 
