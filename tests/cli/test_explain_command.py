@@ -286,3 +286,13 @@ def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
     assert "0/2" in shown
     assert "rollout.png" not in shown
     assert [each.split(":")[0] for each in done.stdout.decode().splitlines()] == [str(photo) for photo in photos]
+
+
+def test_a_check_needs_a_map(vitrail_: Run, tmp_path: Path) -> None:
+    linear = saved_model(tmp_path / "linear", "linformer_tiny_patch16_224", projected=4)
+    said = vitrail_("explain", linear, "photo.jpg", "--check")
+    why = "its keys are mixtures of all tokens, so no token has a share of its own"
+    assert (said.code, said.err) == (
+        2,
+        f"vitrail: --check of {linear}: there are no maps, {why}; expected no --check\n",
+    )

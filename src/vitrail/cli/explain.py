@@ -99,6 +99,8 @@ def explain(
     _, explainer = open_subject(checkpoint, labels, device)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
     question = explainer.settled(Question(method=method or explainer.usual, token=token, discard=discard, **asked))
+    if check and explainer.unseen:
+        raise ConfigError(f"--check of {checkpoint}: there are no maps, {explainer.unseen}; expected no --check")
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
     found = pictures_at(images)

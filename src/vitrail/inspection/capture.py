@@ -84,7 +84,7 @@ class Capture:
             found.append(self.placed(F.pad(by_row, (0, 0, 0, self.asking[layer] - by_row.shape[2]))))
         return found
 
-    def orient(self, module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def orient(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook before the first layer: how many tokens there are, and in what grid."""
         given = arguments(module, args, named)
         count, self.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
@@ -139,13 +139,14 @@ def capture(
     tokens, also where the pass itself computes fewer; where heads are mixed (CaiT), what they are after it.
     `keep` makes of a layer's what is to be held of it in its place.
     """
-    found = attention_layers(model)
+    found = [] if layers is not None and not layers and unseen(model) else attention_layers(model)
     chosen = list(range(len(found))) if layers is None else [index_of(each, len(found), "layer") for each in layers]
     picked = None if heads is None else {n: [index_of(each, found[n].heads, "head") for each in heads] for n in chosen}
     seen = Capture(model, chosen, picked, keep, sloped=gradients)
     pool: Any = getattr(model, "attn_pool", None)
     with ExitStack() as hooks:  # each is removed at the end, also after an exception
-        hooks.enter_context(found[0].register_forward_pre_hook(seen.orient, with_kwargs=True))
+        first: nn.Module = found[0] if found else model.get_submodule("blocks.0")
+        hooks.enter_context(first.register_forward_pre_hook(seen.orient, with_kwargs=True))
         for layer in chosen:
             hooks.enter_context(found[layer].register_forward_pre_hook(partial(seen.look, layer), with_kwargs=True))
             if gradients:
@@ -164,7 +165,7 @@ def as_written(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def arguments(module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+def arguments(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """What the module was called with, by name; None is as good as left out."""
     given = signature(module.forward).bind(*args, **named).arguments
     return {name: value for name, value in given.items() if value is not None}
@@ -203,19 +204,24 @@ def token_states(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -
 def attention_layers(model: nn.Module) -> list[AnyAttention]:
     """In the order of the model; one without any is refused. What is called twice is one layer, its last call seen."""
     found = [module for module in model.modules() if isinstance(module, Attention | SelfAttention)]
-    blocks = getattr(model, "blocks", None)
-    for module in (blocks if isinstance(blocks, nn.Module) else model).modules():  # no stem is looked at
-        if hasattr(module, "unseen"):
-            raise ConfigError(
-                f"{type(model).__name__} has no attention to look at: {module.unseen}; expected a model whose tokens "
-                "ask each other, such as vit, deit, hybrid, cct or axial; the tokens of any model are in token_states"
-            )
+    if why := unseen(model):
+        raise ConfigError(
+            f"{type(model).__name__} has no attention to look at: {why}; expected a model whose tokens ask each other, "
+            "such as vit, deit, hybrid, cct or axial; the tokens of any model are in token_states"
+        )
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
             "vit, deit, hybrid, cct, cait, t2t or axial: weights of timm and others become one by vitrail.load"
         )
     return found
+
+
+def unseen(model: nn.Module) -> str:
+    """Why the attention of its blocks has no maps; of other models nothing."""
+    blocks = getattr(model, "blocks", None)
+    parts = (blocks if isinstance(blocks, nn.Module) else model).modules()  # no stem is looked at
+    return next((str(module.unseen) for module in parts if hasattr(module, "unseen")), "")
 
 
 def index_of(given: int, count: int, what: str) -> int:

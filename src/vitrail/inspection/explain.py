@@ -14,7 +14,7 @@ from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing, seen_box
 from vitrail.errors import DataError, VitrailError
 from vitrail.figures import Plate
-from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states
+from vitrail.inspection.capture import Capture, attention_layers, capture, read_by_head, token_states, unseen
 from vitrail.inspection.overlay import Box, overlay_figure, shown
 from vitrail.inspection.question import HEAD, Method, Question, settled, token_index, usual_method
 from vitrail.inspection.rollout import (
@@ -112,7 +112,8 @@ class Explainer:
         module = getattr(model, "_orig_mod", model)  # what torch.compile wrapped: its code is blind to hooks
         self.viewer = Viewer(module, preprocessing=preprocessing, labels=labels, device=device)
         self.model: Any = self.viewer.model
-        self.layers = attention_layers(self.model)
+        self.unseen = unseen(self.model)  # why there are no maps, but only tokens
+        self.layers = [] if self.unseen else attention_layers(self.model)
         self.usual: Method = usual_method(self.model, self.layers)  # where no method is named
 
     def explain(
@@ -192,7 +193,7 @@ class Explainer:
         if question.method == "pool":
             return []
         if question.layer == "all":
-            return range(len(self.layers))
+            return range(len(self.layers) or len(self.model.blocks))
         return range(question.layer + 1) if "rollout" in question.method else [question.layer]
 
     def slopes(self, seen: Capture, logits: Tensor, of_class: int | str | None) -> list[NDArray[Any]]:
@@ -215,7 +216,7 @@ class Explainer:
         with token_states(self.model) as states, capture(self.model, []) as seen:
             logits = self.model.logits(self.model.tokens(pixels))
         h, w = seen.patches
-        each = len(self.layers) // (len(states) - 2)  # attentions in a block
+        each = max(1, len(self.layers) // (len(states) - 2))  # attentions in a block
         lengths = [token_norms(states[layer // each + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
         return logits, np.stack(lengths, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 

@@ -112,6 +112,7 @@ class Seen:
     images: int = 0
     distances: Arrays = field(default_factory=Arrays)  # (B, L, H)
     no_distances: str = ""  # why there are none
+    no_occlusion: str = "this model has no head, so no class whose probability could be watched"
     norms: Arrays = field(default_factory=Arrays)  # (B, S, N)
     means: Arrays = field(default_factory=Arrays)  # (B, S, D)
     cosines: Arrays = field(default_factory=Arrays)  # (B, S)
@@ -129,13 +130,12 @@ class Seen:
             return attention_distance(weights.cpu().numpy(), grid, self.patch(grid))
 
         mixed = [why for each in explainer.layers if (why := getattr(each, "no_shares", ""))]
-        asked = [] if mixed else None
+        self.no_distances = explainer.unseen or next(iter(mixed), "")
+        asked = [] if self.no_distances else None
         with torch.no_grad(), capture(model, asked, keep=distance) as seen, token_states(model) as states:
             model.tokens(pixels)
         self.grid, self.names = seen.patches, prefix_names(model, seen.prefix)
-        if mixed:
-            self.no_distances = mixed[0]
-        else:
+        if not self.no_distances:
             self.distances.append(np.stack(seen.maps, axis=1))
         tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which evens lengths out
         if not np.isfinite(tokens[-1]).all():
@@ -146,7 +146,9 @@ class Seen:
         self.means.append(np.stack([each.mean(1) for each in tokens], axis=1))
         if "distill" in self.names:
             self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
-        if explainer.viewer.classes:
+        if explainer.unseen:
+            self.no_occlusion = explainer.unseen
+        elif explainer.viewer.classes:
             self.occlude(explainer, pixels, question)
         self.images += len(pixels)
 
@@ -187,5 +189,5 @@ def of_pictures(seen: Seen) -> tuple[list[Plate], list[str]]:
             occlusion_plate(np.array(SHARES), curves["most"], curves["least"], curves["chance"], way=seen.way)
         )
     else:
-        notes.append("occlusion check: this model has no head, so no class whose probability could be watched")
+        notes.append(f"occlusion check: none, {seen.no_occlusion}")
     return plates, notes

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from vitrail.checkpoint.class_names import classes_by_name, names_in, plain
 from vitrail.errors import ConfigError, unknown
-from vitrail.inspection.capture import AnyAttention, index_of, prefix_names
+from vitrail.inspection.capture import AnyAttention, index_of, prefix_names, unseen
 from vitrail.inspection.rollout import FUSES, Fuse
 
 Method = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
@@ -51,6 +51,8 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
     method, layer, head, of_class = question.method, question.layer, question.head, question.of_class
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    if method != "norms" and (why := unseen(model)):
+        raise ConfigError(f"method {method!r} has no meaning here, {why}; expected 'norms'")
     if method == "pool" and not hasattr(getattr(model, "attn_pool", None), "weights"):
         raise ConfigError("method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'")
     if method == "grad-rollout" and not model.config.classes:
@@ -60,7 +62,7 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
     if method == "norms" and not all(hasattr(model, name) for name in ("blocks", "norm", "tokens", "logits")):
         raise ConfigError("method 'norms' of a model without blocks and a norm of these names; expected another method")
     if layer != "all":
-        layer = index_of(whole_number("layer", layer, ("all",)), len(layers), "layer")
+        layer = index_of(whole_number("layer", layer, ("all",)), len(layers) or len(model.blocks), "layer")
     if method in ("rollout", "attention"):
         check_shares(method, layer, layers)
     if method == "pool" and layer != len(layers) - 1:
@@ -85,6 +87,8 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
 
 def usual_method(model: Any, layers: Sequence[AnyAttention]) -> Method:
     """What is asked where nothing is said: a rollout, if this model has one."""
+    if not layers:
+        return "norms"
     if not any(getattr(each, "no_shares", "") for each in layers):
         return "rollout"
     return "grad-rollout" if model.config.classes else "attention"

@@ -43,7 +43,7 @@ def report_parts(
     """
     skipped, shown = list[str](), list[tuple[Shown, list[Explanation]]]()
     methods: list[Method] = [explainer.usual]
-    if explainer.viewer.classes and explainer.usual != "grad-rollout":
+    if explainer.viewer.classes and explainer.usual not in ("grad-rollout", "norms"):
         methods.append("grad-rollout")
     questions = [explainer.settled(Question(method=method)) for method in methods]
     for each in (pictures[n] for n in places(len(pictures), explained)):
@@ -62,6 +62,8 @@ def report_parts(
         followed = "of its last layer" if explainer.usual == "attention" else "followed through all layers"
         text = f"Where the model looks: attention {followed}"
         text += ", and what of it speaks for the class." if explainer.viewer.classes else "."
+        if explainer.unseen:
+            text = f"How long its tokens are after the last layer; there are no maps, {explainer.unseen}."
         plates = [explanation.plate for _, found in shown for explanation in found]
         sections.append(Section(title="What it looks at", text=text, plates=plates))
     by_name = {plate.name: plate for plate in seen.plates}
@@ -85,11 +87,12 @@ def lead(explainer: Explainer, summary: Summary, images: int) -> str:
 
 def facts(explainer: Explainer, summary: Summary) -> Table:
     how = explainer.viewer.preprocessing
+    layers = explainer.layers or [block.attn for block in explainer.model.blocks]
     rows = [
         ("kind", summary.model),
         ("parameters", f"{summary.parameters:,}"),
         ("multiply-adds of one picture", f"{summary.macs / 1e9:.3f} billion"),
-        ("attention layers and heads", f"{len(explainer.layers)}, {explainer.layers[0].heads} each"),
+        ("attention layers and heads", f"{len(layers)}, {layers[0].heads} each"),
         ("prepared", f"{how.fit.replace('_', ' ')}, {how.crop:.0%} kept, {how.interpolation}"),
         ("mean and deviation of the channels", f"{numbers(how.mean)}; {numbers(how.std)}"),
         ("made with", f"vitrail {__version__}"),

@@ -24,6 +24,10 @@ from vitrail.models.catalog import families
 STAGE = "tokens_to_token.attention#"
 FIRST = "tokens_to_token.attention1"
 STRIDE = (16, 16)  # pixels to a token
+SCALE = (
+    "how attention was scaled is not in the file: taken as by the width of a head, as yitu's evaluation runs; "
+    "of a training by the whole width: --from t2t_by_width"
+)
 
 
 def turned(tensor: Tensor) -> Tensor:
@@ -78,6 +82,7 @@ def read(contents: Contents, known: Mapping[str, Any], layout: str = "t2t") -> F
         policy="deit",
         preprocessing=preprocessing,
         shapes=architecture,
+        warnings=[SCALE] if layout == "t2t" else [],
     )
 
 
