@@ -49,6 +49,7 @@ def sitting(
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "w" if number else "r") for number in range(3))
     if longest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (longest_file, longest_file))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     sys.argv = ["vitrail", *words]
     main()
 

@@ -13,7 +13,7 @@ from vitrail.models.catalog import find
 
 UNSEEN = {
     "vit_base_patch16_gap_224",  # 16 heads, as no other model of this width: timm's file names tell
-    *vitrail.list_models("cct*"),  # no public layout holds them
+    *(name for kind in ("cct*", "linformer*", "axial*") for name in vitrail.list_models(kind)),  # of no public layout
     *vitrail.list_models("t2t*"),  # their layout finds them
 }
 GUESSED = ("dropout", "attention_dropout", "stochastic_depth", "dynamic", "layer_scale", "norm_eps")

@@ -50,7 +50,7 @@ def resized(source: Any, augmentation: Augmentation, preprocessing: Preprocessin
         pixels = np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
     image = F.interpolate(image, size, mode=preprocessing.interpolation, antialias=True)[0]
-    return image.flip(-1) if flip < augmentation.flip else image.contiguous()
+    return (image.flip(-1) if flip < augmentation.flip else image).contiguous()
 
 
 def as_tensor(image: Image.Image) -> Tensor:

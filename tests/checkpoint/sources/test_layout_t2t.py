@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.sources.t2t import architecture
+from vitrail.checkpoint.sources.t2t import SCALE, architecture
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.catalog import find
 
@@ -121,7 +121,7 @@ def test_its_model_is_ours_and_comes_back(stage: str, wrapper: str, prefix: str,
     theirs = published(stage)
     found = read(save(theirs, tmp_path / "model.pth.tar", wrapper, prefix), heads=2)
     assert (found.layout, found.description.family, found.model.config.stage) == ("t2t", "t2t", stage)
-    assert not found.report.warnings
+    assert found.report.warnings == (SCALE,)
     assert apart(found.model, theirs) <= 1e-5
     rewrite(found, tmp_path / "own", "vitrail")
     rewrite(read(tmp_path / "own"), tmp_path / "back.pth", "t2t")
@@ -147,7 +147,7 @@ def test_of_two_states_the_average_is_taken(tmp_path: Path) -> None:
     torch.save({"state_dict": other, "state_dict_ema": one}, tmp_path / "both.pth")
     found = read(tmp_path / "both.pth", heads=2)
     assert torch.equal(found.model.cls_token, one["cls_token"])
-    assert found.report.warnings == ("taken from 'state_dict_ema'; the file also has state_dict",)
+    assert found.report.warnings == (SCALE, "taken from 'state_dict_ema'; the file also has state_dict")
 
 
 def test_what_comes_with_the_layout(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_presets_are_found_again_in_their_shapes(name: str) -> None:
 def test_heads_are_known_of_published_shapes_alone(tmp_path: Path) -> None:
     wide = published("performer", width=64, heads=1)
     found = read(save(wide, tmp_path / "wide.pth"))
-    assert found.report.warnings == ("the number of heads is not in the file: taken as 1, each of 64 numbers",)
+    assert found.report.warnings == (SCALE, "the number of heads is not in the file: taken as 1, each of 64 numbers")
     assert apart(found.model, wide) <= 1e-5
     known = published("performer", width=256, heads=4, hidden=512)
     found = read(save(known, tmp_path / "known.pth"))
-    assert (found.model.config.heads, found.report.warnings) == (4, ())
+    assert (found.model.config.heads, found.report.warnings) == (4, (SCALE,))
     with pytest.raises(CheckpointError, match=r"how many heads share its width of 16; expected heads=…"):
         read(save(published("performer"), tmp_path / "model.pth"))
 

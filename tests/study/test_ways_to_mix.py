@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.layers.attention import attention, attention_weights
+from vitrail.models import axial, linformer
 from vitrail.study.mixing import (
     KERNEL,
     KEYS,
@@ -66,8 +67,6 @@ def test_windowed_attention_is_full_attention_masked_to_the_window() -> None:
 
 
 def test_the_models_attend_as_is_measured_here() -> None:
-    linformer = pytest.importorskip("vitrail.models.linformer")
-    axial = pytest.importorskip("vitrail.models.axial")
     q, k, v = sequence()
     k_map, v_map = torch.randn(2, q.shape[2], 5, dtype=q.dtype).unbind()
     theirs = linformer.linear_attention(q, k, v, k_map[None], v_map[None])
