@@ -13,7 +13,7 @@ from toy_data import class_folders
 from vitrail.cli.reflow import reflowed
 from vitrail.cli.study_positions import positions
 from vitrail.errors import VitrailError
-from vitrail.study.position_study import CELLS
+from vitrail.study.positions import CELLS
 from vitrail.train.run import Run
 from vitrail.train.runs import read_runs
 from vitrail.train.training import DivergedError, Training

@@ -155,11 +155,15 @@ def test_without_its_tables_it_would_not_know_the_places() -> None:
 def test_what_is_no_grid_is_refused() -> None:
     model = toy()
     attn = model.blocks[0].attn_rows
-    with pytest.raises(ConfigError, match=r"^13 tokens in the grid \(4, 3\); expected 4·3 = 12 tokens: .*class token"):
+    with pytest.raises(
+        ConfigError, match=r"^13 tokens and a grid of 4×3; expected .* of 13 tokens, say 1×13: .*class token"
+    ):
         attn(torch.randn(1, 13, 16), GRID)
-    with pytest.raises(ConfigError, match=r"^12 tokens in the grid None; expected \(rows, columns\)"):
+    with pytest.raises(
+        ConfigError, match=r"^12 tokens and no grid; expected \(rows, columns\) of 12 tokens, say 3×4: "
+    ):
         attn(torch.randn(1, 12, 16))
-    with pytest.raises(ConfigError, match=r"^11 tokens in the grid \(4, 3\)"):
+    with pytest.raises(ConfigError, match=r"^11 tokens and a grid of 4×3; "):
         axial_attention(*(torch.randn(1, 2, 11, 8) for _ in range(3)), GRID, rows=True)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ConfigError, match=r"64×64 pixels; expected 64×48, which the model was built for"):
         model(torch.randn(1, 3, 64, 64))

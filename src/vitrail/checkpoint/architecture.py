@@ -155,7 +155,7 @@ def heads_of(found: Mapping[str, Any]) -> tuple[int, bool]:
         return OTHERS[width, depth, mlp_width], True
     for preset in (preset for family in families() for preset in family.presets.values()):
         if not hasattr(preset, "patch_size") or hasattr(preset, "class_depth"):
-            continue  # of an architecture that no public layout holds; or a CaiT, whose shapes tell them
+            continue  # convnets and T2T-ViTs have other fields; the shapes of a CaiT tell its heads
         if (preset.width, getattr(preset, "mlp_width", None) or 4 * preset.width) == (width, mlp_width):
             return preset.heads, True
     if width % 64:

@@ -79,7 +79,7 @@ def found(
         names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CheckpointError(
             f"{contents.path} has {len(lost)} tensors that a {layout} {family} has no place for ({names}); "
-            "without them it would be another model: expected a plain ViT, DeiT, CaiT, hybrid or convnet, "
+            "without them it would be another model: expected a plain ViT, DeiT, CaiT, T2T-ViT, hybrid or convnet, "
             "or another --from"
         )
     ours = with_counters(ours)

@@ -59,7 +59,8 @@ def explain(
     out
         The folder for PHOTO.METHOD.png.
     method
-        What is drawn: rollout unless said; of a CaiT, whose heads are mixed, grad-rollout.
+        What is drawn: rollout unless said; where heads are mixed (CaiT) grad-rollout, or attention without a head;
+        where there are no maps (Linformer) norms.
     layer
         Which, from 0, -1 for the last, or all; a rollout goes up to it.
     head

@@ -17,7 +17,7 @@ from vitrail.cli.summary import parse_field
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.study.position_study import PositionTable
+    from vitrail.study.positions import PositionTable
 
 
 def positions(
@@ -74,7 +74,7 @@ def positions(
     from vitrail.cli.runner import Here
     from vitrail.study.ablate import runs_of
     from vitrail.study.ablation import Table
-    from vitrail.study.position_study import PositionTable, position_rows
+    from vitrail.study.positions import PositionTable, position_rows
     from vitrail.train.distributed import Team, device_of, joined
 
     device_of(flags.device, Team())  # at once, not when the first is trained

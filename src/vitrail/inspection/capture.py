@@ -18,6 +18,7 @@ from vitrail.layers.attention import Attention, SelfAttention, attention_weights
 from vitrail.layers.positions import Grid
 
 AnyAttention = Attention | SelfAttention
+SEEN = "vit, deit, hybrid, cct, cait, t2t or axial"
 Keep = Callable[[Tensor, Grid], Any]  # of probabilities (B, H, Nq, N) and the grid of patches
 
 
@@ -207,12 +208,12 @@ def attention_layers(model: nn.Module) -> list[AnyAttention]:
     if why := unseen(model):
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at: {why}; expected a model whose tokens ask each other, "
-            "such as vit, deit, hybrid, cct or axial; the tokens of any model are in token_states"
+            f"such as {SEEN}; the tokens of any model are in token_states"
         )
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention to look at; expected a transformer of vitrail's layers, such as "
-            "vit, deit, hybrid, cct, cait, t2t or axial: weights of timm and others become one by vitrail.load"
+            f"{SEEN}: weights of timm and others become one by vitrail.load"
         )
     return found
 

@@ -58,8 +58,7 @@ def look(
     """Draws filters and positions, and over the pictures attention distance, tokens, alignment and the occlusion check.
 
     Pictures are of any kind that `vitrail.data.images.open_image` takes. The occlusion check is of the map that
-    `question` asks for, a rollout unless given, or of a CaiT a grad-rollout. Whatever their number, no more than a
-    batch of them is held.
+    `question` asks for, `Explainer.usual` unless given. Whatever their number, no more than a batch of them is held.
     """
     if batch < 1:
         raise ConfigError(f"batch is {batch}; expected 1 or more")

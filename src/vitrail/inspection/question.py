@@ -64,7 +64,7 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
     if layer != "all":
         layer = index_of(whole_number("layer", layer, ("all",)), len(layers) or len(model.blocks), "layer")
     if method in ("rollout", "attention"):
-        check_shares(method, layer, layers)
+        check_shares(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
         raise ConfigError(f"layer {layer} with method 'pool'; expected none: the pool comes after all layers")
     if head != "mean" and method in WITHOUT_HEADS:
@@ -94,14 +94,17 @@ def usual_method(model: Any, layers: Sequence[AnyAttention]) -> Method:
     return "grad-rollout" if model.config.classes else "attention"
 
 
-def check_shares(method: Method, layer: int | Literal["all"], layers: Sequence[AnyAttention]) -> None:
+def check_shares(
+    method: Method, layer: int | Literal["all"], layers: Sequence[AnyAttention], *, has_head: bool
+) -> None:
     """Weights that are no shares cannot be followed as if they were, nor be shown as parts of a whole."""
     asked = range(len(layers)) if layer == "all" else range(layer + 1) if method == "rollout" else [layer]
     reasons = [getattr(each, "no_shares", "") for each in layers]
     if why := next((reasons[n] for n in asked if reasons[n]), ""):
         others = " or ".join(str(n) for n, reason in enumerate(reasons) if not reason)
-        instead = f"'grad-rollout', or 'attention' of layer {others}" if others else "'grad-rollout'"
-        raise ConfigError(f"method {method!r} has no meaning here, {why}; expected {instead}")
+        ways = ["'grad-rollout'"] * has_head + [f"'attention' of layer {others}"] * bool(others)
+        expected = ", or ".join(ways) or "'norms'"
+        raise ConfigError(f"method {method!r} has no meaning here, {why}; expected {expected}")
 
 
 def whole_number(what: str, given: object, words: Sequence[str]) -> int:

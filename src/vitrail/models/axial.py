@@ -3,6 +3,7 @@
 B batch, n = h·w tokens, D width, H heads, K width of a head. No class token: it would be in no row and no column.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,33 +166,32 @@ class AxialAttention(SelfAttention):
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v, and the mask joined with that of the lines."""
+        grid = checked_grid(x.shape[1], grid)
         q, k, v, _ = super().project(self.placed(x, grid), queries=queries)
-        assert grid is not None  # `placed` has seen to that
         return q, k, v, join_masks(same_line(grid, rows=self.rows, device=x.device)[:queries], mask)
 
     def forward(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
-        if grid is None or mask is not None or queries is not None:
+        if mask is not None or queries is not None:
             return super().forward(x, grid, mask, queries)
+        grid = checked_grid(x.shape[1], grid)
         q, k, v, _ = super().project(self.placed(x, grid))
         y = axial_attention(q, k, v, grid, rows=self.rows, dropout=self.dropout if self.training else 0.0)
         return self.proj(merge_heads(y))
 
-    def placed(self, x: Tensor, grid: Grid | None) -> Tensor:
+    def placed(self, x: Tensor, grid: Grid) -> Tensor:
         """The tokens with their places along the lines: (B, n, D) → (B, n, D)."""
-        check_lines(x.shape[1], grid)
-        assert grid is not None
         return (x.unflatten(1, grid) + self.along(grid).unsqueeze(1 if self.rows else 2)).flatten(1, 2)
 
     def along(self, grid: Grid) -> Tensor:
         """The table for this grid: (1, w, D) along its rows, (1, h, D) along its columns."""
-        return resample(self.table, (self.table.shape[1], 1), (grid[self.rows], 1))
+        return resample(self.table, (self.table.shape[1], 1), (grid[1] if self.rows else grid[0], 1))
 
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, rows: bool, dropout: float = 0.0) -> Tensor:
     """softmax(q·kᵀ/√K)·v within each row, or each column: three times (B, H, n, K) → (B, H, n, K)."""
-    check_lines(q.shape[2], grid)
+    grid = checked_grid(q.shape[2], grid)
     order = (0, 2, 1, 3, 4) if rows else (0, 3, 1, 2, 4)
     q, k, v = (x.unflatten(2, grid).permute(order).flatten(0, 1) for x in (q, k, v))  # (B·h, H, w, K) or (B·w, H, h, K)
     lines = attention(q, k, v, dropout=dropout).unflatten(0, (-1, grid[0] if rows else grid[1]))
@@ -205,13 +205,16 @@ def same_line(grid: Grid, *, rows: bool, device: torch.device | None = None) -> 
     return line[:, None] == line
 
 
-def check_lines(tokens: int, grid: Grid | None) -> None:
+def checked_grid(tokens: int, grid: Grid | None) -> Grid:
+    """The grid, if it has a place for every token."""
     if grid is None or grid[0] * grid[1] != tokens:
-        expected = "(rows, columns)" if grid is None else f"{grid[0]}·{grid[1]} = {grid[0] * grid[1]} tokens"
+        rows = next(n for n in range(math.isqrt(tokens), 0, -1) if tokens % n == 0)
+        given = "no grid" if grid is None else f"a grid of {grid[0]}×{grid[1]}"
         raise ConfigError(
-            f"{tokens} tokens in the grid {grid}; expected {expected}: axial attention follows the rows and columns of "
-            "a whole grid, without a class token"
+            f"{tokens} tokens and {given}; expected (rows, columns) of {tokens} tokens, say {rows}×{tokens // rows}: "
+            "axial attention follows the rows and columns of a whole grid, without a class token"
         )
+    return grid
 
 
 SIZES = {

@@ -88,7 +88,7 @@ class CaiT(nn.Module):
             return
         init_leaves(self)
         for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
         for table in (self.cls_token, self.pos_embed):

@@ -185,7 +185,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, drop
 
 
 def resample_projection(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """The projections for another grid, bicubic; of more patches each counts for less, so that sums stay: (P, N, k)."""
+    """The projections for another grid, bicubic; of more patches each counts for less: sums about stay: (P, N, k)."""
     resized = resample(table, old, new)
     if resized is table:
         return table

@@ -15,7 +15,7 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 
-INSTEAD = "expected a ViT, DeiT or hybrid that adds its positions once, before the first block; or merge 0"
+INSTEAD = "expected a ViT, DeiT, hybrid or T2T-ViT that adds its positions once, before the first block; or merge 0"
 
 
 def merged(model: nn.Module, per_layer: int) -> nn.Module:

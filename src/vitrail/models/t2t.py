@@ -28,7 +28,7 @@ PATCH = (16, 16)  # pixels to a token: the steps multiplied
 class T2TConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the class token comes out
     stage: Literal["performer", "transformer"] = "performer"  # how tokens are mixed between two splits
     stage_width: int = 64  # of a token there
     width: int = 384  # of a token in the backbone

@@ -85,7 +85,7 @@ class Study:
         return exponent({cell.tokens: cell.memory for cell in self.of_mixer(name) if cell.memory is not None})
 
     def exponents(self) -> Table:
-        """Beside table 1 of Vaswani 2017, whose rows have all that stands before the first measured column."""
+        """The orders of table 1 of Vaswani 2017, or for * of its kind, then the exponents: theory, here."""
         heading = (
             "layer",
             "operations",
@@ -111,7 +111,7 @@ class Study:
                     "–" if memory is None else f"n^{memory:.2f}",
                 )
             )
-        return heading, rows, "lllllllll"
+        return heading, rows, "l" * len(heading)
 
     def times(self) -> Table:
         return self.by_tokens({(each.mixer, each.tokens): short(1000 * each.seconds.median) for each in self.cells})
@@ -130,7 +130,8 @@ class Study:
             "steps one after another, longest path",
             *text_table(*self.exponents()),
             f"n tokens, width d = {self.width}; k = {KEYS} for Linformer, {KERNEL} for the convolution; r = {KEYS}. "
-            "Attention is q, k, v → out, without the linear maps around it, which are O(n·d²) for all.",
+            "Attention is q, k, v → out, without the linear maps around it, which are O(n·d²) for all. "
+            "Paths are the table's: of windows that overlap, and of dilated kernels.",
             f"\nms of processor time by tokens, one thread, median of {self.rounds} rounds",
             *text_table(*self.times()),
         ]

@@ -5,7 +5,7 @@ from pathlib import Path
 from vitrail.figures import BLUE, COLOURS, GREY, RED, drawable, new_figure, plain_axes, save
 from vitrail.study.ablation import Table, failure
 from vitrail.study.comparison import LONGEST, Comparison
-from vitrail.study.position_study import CELLS, PAPER, PositionTable
+from vitrail.study.positions import CELLS, PAPER, PositionTable
 
 WITH_NUMBERS, WITH_LABELS = 16, 60  # voters up to which the matrix has them
 

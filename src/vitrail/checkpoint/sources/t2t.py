@@ -1,8 +1,9 @@
 """yitu's T2T-ViT: {"state_dict_ema": …} or {"state_dict": …}, its stages with names of their own and k before q.
 
 Its code has two scales for the attention of the backbone. Trained and evaluated by its commands, as the released
-weights are, it divides by the root of a head's width, as we do. Built with `pretrained=True`, which fetches nothing, it
-divides by the root of the whole width: a file from such a training is read as `t2t_by_width`.
+weights are, it divides by the root of a head's width, as we do, and as mmpretrain does, which reports the published
+accuracy of the released T2T-ViT_t-14. Built with `pretrained=True`, which fetches nothing, it divides by the root of
+the whole width: a file from such a training is read as `t2t_by_width`.
 """
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from vitrail.errors import VitrailError
 from vitrail.study.ablate import Row
 from vitrail.study.ablation import Line, Outcome, Table
 from vitrail.study.pictures import position_picture
-from vitrail.study.position_study import CELLS, PositionTable, position_rows
+from vitrail.study.positions import CELLS, PositionTable, position_rows
 from vitrail.train.job import Request, assemble
 from vitrail.train.recipe import open_recipe
 
