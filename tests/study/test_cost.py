@@ -1,6 +1,7 @@
 """The study of cost: exponents that are known come out, and memory that is known is found. No time is asserted."""
 
 import json
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_known_exponents_come_out_whatever_else_the_machine_does(monkeypatch: py
             work.slow = 10.0 if self.rounds == 2 else 1.0
             order.reverse()
 
-    monkeypatch.setattr(costs.random, "Random", lambda _: Busier())  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(random, "Random", lambda _: Busier())  # pyright: ignore[reportUnknownLambdaType]
     found = cost(Request(tokens=(64, *FAR), budget=12), mixers=mixers)
     assert found.rounds > LEAST
     for name, power in powers.items():
