@@ -26,14 +26,14 @@ def blocks(language: str) -> Iterator[Any]:
             yield pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
 
 
-def commands() -> Iterator[Any]:
-    """`$ vitrail …` in the pages, and the indented examples in the help of every command."""
-    for page in PAGES:
-        for words in re.findall(r"^\$ vitrail (.+)$", page.read_text("utf-8"), re.MULTILINE):
-            yield pytest.param(words, id=words)
+def commands() -> dict[str, str]:
+    """`$ vitrail …` in the pages, and the indented examples in the help of every command: each once, and from where."""
+    found = dict[str, str]()
     for name in COMMANDS:
-        for words in re.findall(r"^ +vitrail (.+)$", command(name).__doc__ or "", re.MULTILINE):
-            yield pytest.param(words, id=f"--help: {words}")
+        found |= dict.fromkeys(re.findall(r"^ +vitrail (.+)$", command(name).__doc__ or "", re.MULTILINE), "--help: ")
+    for page in PAGES:
+        found |= dict.fromkeys(re.findall(r"^\$ vitrail (.+)$", page.read_text("utf-8"), re.MULTILINE), "")
+    return found
 
 
 @pytest.mark.parametrize("block", list(blocks("python")))
@@ -76,7 +76,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:.*(cannot say|has no place)")  # what a layout has no place for is said
-@pytest.mark.parametrize("words", list(commands()))
+@pytest.mark.parametrize("words", [pytest.param(words, id=place + words) for words, place in commands().items()])
 def test_commands_run(
     words: str,
     workplace: Path,

@@ -214,3 +214,12 @@ def test_a_family_in_the_current_folder() -> None:
     command = [sys.executable, "-P", "-c", PROGRAM, "summary", "own_family:mixer_tiny"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLE.parent)
     assert done.stdout.startswith("Mixer, input 1×3×224×224\n"), done.stderr
+
+
+def test_nothing_else_is_imported_from_the_current_folder(
+    vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_mine.py").write_text(EXAMPLE.read_text())
+    assert vitrail_("summary", "of_mine:mixer_tiny").code == 0
+    assert str(tmp_path) not in sys.path

@@ -219,7 +219,7 @@ BAD = {
     "--class bee": "unknown class 'bee'; did you mean 'bees'?",
     "--class dogs": "unknown class 'dogs'; ",
     "--discard 1": "discard is 1.0; expected a share from 0 up to, but not, 1",
-    "--method pool": "method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'",
+    "--method pool": "method 'pool' of a model without an attention pool; expected another method",
     "--method attention --discard 0.5": "discard 0.5 with method 'attention'; expected it with 'rollout' alone",
     "--method norms --check": "--check with --method norms, which is no attention; expected another method",
     "--method attention --head all --check": "--check of all layers or heads; expected one map to be checked",

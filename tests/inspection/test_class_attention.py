@@ -206,3 +206,16 @@ def test_look_and_report(classes: int, tmp_path: Path) -> None:
     assert seen["token_norms"].save(tmp_path, (".png",))[0].stat().st_size > 1000  # also with a token that joins late
     _, _, sections = report_parts(subject, "a model", [Shown(photo(n), f"photo {n}") for n in range(2)], explained=1)
     assert "What it looks at" in [section.title for section in sections]
+
+
+def test_who_asks_where() -> None:
+    """Before the class token joins it asks nothing; from there on it asks alone."""
+    asked = explainer(depth=2)  # and two layers of class attention
+    picture = np.zeros((*SIZE, 3))
+    for layer in (0, 1, "all"):
+        with pytest.raises(ConfigError, match=f"^layer {layer}, before the class token joins; expected 2 to 3, or -1$"):
+            asked.explain(picture, "grad-rollout", layer=layer)
+    says = "^token '0,1' in layer 3, where the class token asks alone; expected 'class'$"
+    with pytest.raises(ConfigError, match=says):
+        asked.explain(picture, "attention", layer=3, token="0,1")
+    assert asked.explain(picture, "attention", layer=3, token="class").map.sum() > 0

@@ -77,7 +77,7 @@ def test_what_can_be_asked(asked: dict[str, Any], expected: dict[str, Any]) -> N
         ({"discard": 1.0}, "discard is 1.0; expected a share from 0 up to, but not, 1"),
         ({"discard": -0.1}, "discard is -0.1"),
         ({"discard": float("nan")}, "discard is nan"),
-        ({"method": "pool"}, "method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'"),
+        ({"method": "pool"}, "method 'pool' of a model without an attention pool; expected another method"),
         ({"token": "2,0"}, "token '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,2"),
         ({"token": "0,3"}, "token '0,3'; expected"),
         ({"token": "-1,0"}, "token '-1,0'; expected"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.reading import check_tensors, find, known_family, layout_named
+from vitrail.checkpoint.reading import check_tensors, find, known_family, layout_named, layouts
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -48,7 +48,8 @@ def write(
     family = family or family_of(model)
     config: Any = model.config
     if to != "vitrail" and family.name not in layout.families:
-        raise CheckpointError(f"{to} has no place for a model of the family {family.name!r}; expected to='vitrail'")
+        holding = ", ".join(each.name for each in layouts() if each.name == "vitrail" or family.name in each.families)
+        raise CheckpointError(f"{to} has no place for a model of the family {family.name!r}; expected one of {holding}")
     try:
         description = Description(
             family=family.name,

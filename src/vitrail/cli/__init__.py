@@ -77,7 +77,6 @@ def nowhere() -> TextIOWrapper:
 
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
-    sys.path.append(str(Path.cwd()))  # where a family of the user's own may lie
     sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # `>&-` closes them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -43,7 +43,7 @@ def ablate(
     seeds: int = 1,
     teacher: str | None = None,
     teacher_cache: Path | None = None,
-    out: Path | None = None,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     flags: Annotated[SharedFlags | None, Parameter(name="*")] = None,

@@ -126,5 +126,5 @@ def parts(text: str, option: str) -> tuple[str, ...]:
 def numbers(text: str, option: str) -> tuple[int, ...]:
     found = parts(text, option)
     if not all(each.isdecimal() and len(each) < 7 and int(each) for each in found):
-        raise ConfigError(f"--{option} {text!r}; expected whole numbers of at least 1, with commas between them")
+        raise ConfigError(f"--{option} {text!r}; expected whole numbers of at least 1, six digits at most")
     return tuple(map(int, found))

@@ -129,7 +129,7 @@ class RunFlags(SharedFlags):
     """
 
     recipe: str | None = None
-    out: Path | None = None
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
     resume: Path | None = None
     dry_run: Annotated[bool, Parameter(negative=())] = False
 

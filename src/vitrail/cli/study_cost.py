@@ -63,8 +63,12 @@ def cost(
 
         make_writable(out)
         new_figure(1, 1)
-    with progress(PARTS, "measuring") as advance:
-        found = measured(request, progress=advance)
+    try:
+        with progress(PARTS, "measuring") as advance:
+            found = measured(request, progress=advance)
+    except KeyboardInterrupt:
+        print("vitrail: stopped; nothing is written: a smaller --budget ends sooner", file=sys.stderr)
+        raise
     for note in found.notes:
         print(f"vitrail: note: {note}", file=sys.stderr)
     written = [] if out is None else found.write(out)

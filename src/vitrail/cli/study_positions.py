@@ -24,7 +24,7 @@ def positions(
     *,
     recipe: str | None = None,
     seeds: int = 1,
-    out: Path | None = None,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     flags: Annotated[SharedFlags | None, Parameter(name="*")] = None,

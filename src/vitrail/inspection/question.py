@@ -8,6 +8,7 @@ from vitrail.checkpoint.class_names import classes_by_name, names_in, plain
 from vitrail.errors import ConfigError, unknown
 from vitrail.inspection.capture import AnyAttention, index_of, prefix_names, unseen
 from vitrail.inspection.rollout import FUSES, Fuse
+from vitrail.layers.attention import Attention
 
 Method = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -54,7 +55,7 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
     if method != "norms" and (why := unseen(model)):
         raise ConfigError(f"method {method!r} has no meaning here, {why}; expected 'norms'")
     if method == "pool" and not hasattr(getattr(model, "attn_pool", None), "weights"):
-        raise ConfigError("method 'pool' of a model without an attention pool; expected 'rollout' or 'attention'")
+        raise ConfigError("method 'pool' of a model without an attention pool; expected another method")
     if method == "grad-rollout" and not model.config.classes:
         raise ConfigError("method 'grad-rollout' of a model without a head; expected one with classes, or 'rollout'")
     if method == "grad-rollout" and any(each.is_inference() for each in model.parameters()):
@@ -63,6 +64,7 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
         raise ConfigError("method 'norms' of a model without blocks and a norm of these names; expected another method")
     if layer != "all":
         layer = index_of(whole_number("layer", layer, ("all",)), len(layers) or len(model.blocks), "layer")
+    check_asking(question, layer, layers)
     if method in ("rollout", "attention"):
         check_shares(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
@@ -83,6 +85,20 @@ def settled(question: Question, model: Any, layers: Sequence[AnyAttention], labe
     if of_class is not None:
         of_class = class_index(of_class, model.config.classes, labels)
     return replace(question, layer=layer, head=head, of_class=of_class)
+
+
+def check_asking(question: Question, layer: int | Literal["all"], layers: Sequence[AnyAttention]) -> None:
+    """Of a class token that joins after some layers and asks alone from there on: who asks where."""
+    joins = next((n for n, each in enumerate(layers) if isinstance(each, Attention)), 0)
+    if not joins:
+        return
+    last, patch = len(layers) - 1, "," in question.token
+    if question.method == "grad-rollout" and not patch and (layer == "all" or layer < joins):
+        raise ConfigError(f"layer {layer}, before the class token joins; expected {joins} to {last}, or -1")
+    if question.method == "attention" and patch and (layer == "all" or layer >= joins):
+        raise ConfigError(
+            f"token {question.token!r} in layer {layer}, where the class token asks alone; expected 'class'"
+        )
 
 
 def usual_method(model: Any, layers: Sequence[AnyAttention]) -> Method:

@@ -60,7 +60,7 @@ def families() -> tuple[Family, ...]:
 def outside_family(place: str) -> Family:
     """The FAMILY of a module from outside, by its import path or its file."""
     try:
-        module = load_file(Path(place)) if place.endswith(".py") else import_module(place)
+        module = load_file(Path(place)) if place.endswith(".py") else import_named(place)
     except Exception as error:  # whatever their code raises when it is imported is theirs to mend
         raise ConfigError(
             f"cannot import the family {place!r}: {type(error).__name__}: {error}; expected a module or a .py file"
@@ -69,6 +69,18 @@ def outside_family(place: str) -> Family:
     if not isinstance(family, Family):
         raise ConfigError(f"{place!r} has no FAMILY; expected FAMILY = vitrail.models.family.Family(…) at its end")
     return family
+
+
+def import_named(name: str) -> ModuleType:
+    """A module by its import path, also in the current folder: which nothing else is imported from."""
+    here = str(Path.cwd())
+    if here in sys.path:
+        return import_module(name)
+    sys.path.append(here)
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(here)
 
 
 def load_file(path: Path) -> ModuleType:

@@ -244,9 +244,9 @@ class OneRun:
 def runs_of(rows: Sequence[Row], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None) -> list[OneRun]:
     """All trainings, row by row, with how far each is on disk."""
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; expected a folder for the ablation")
+        raise CheckpointError(f"{folder} is a file; expected a folder for the runs")
     if (folder / PLAN).exists():
-        raise CheckpointError(f"{folder} is a run itself; expected a folder for the runs of the ablation")
+        raise CheckpointError(f"{folder} is a run itself; expected a folder for several")
     runs = list[OneRun]()
     for row in rows:
         for seed in seeds:
@@ -293,4 +293,7 @@ def flattened(request: Request) -> dict[str, Any]:
     told = plain(request.to_json())
     recipe = told.pop("recipe")
     seen = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
-    return {**told, **recipe.pop("fields"), **seen, **recipe}
+    fields = recipe.pop("fields")
+    for size in [name for name in ("image_size", "patch_size") if isinstance(fields.get(name), int)]:
+        fields[size] = 2 * [fields[size]]  # as a flag says it
+    return {**told, **fields, **seen, **recipe}

@@ -119,7 +119,9 @@ def test_what_is_not_whole_or_not_a_cait_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"attn\.kv\.\w+ is made of 2 tensors, and only blocks_token_only\.1"):
         read(path)
     torch.save({**tensors, "extra.weight": torch.zeros(2)}, path)
-    with pytest.raises(CheckpointError, match=r"1 tensors that a timm cait has no place for .* DeiT, CaiT, hybrid or"):
+    with pytest.raises(
+        CheckpointError, match=r"1 tensors that a timm cait has no place for .* DeiT, CaiT, T2T-ViT, hybrid or"
+    ):
         read(path)
     torch.save(tensors, path)
     with pytest.raises(CheckpointError, match=r"12 of another shape \(blocks\.0\.attn\.proj_l\.weight"):

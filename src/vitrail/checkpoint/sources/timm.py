@@ -84,6 +84,10 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tensors = unflattened(stripped(contents.tensors, *PREFIXES))
     if (convnet := family_in(tensors)) is not None:
         return read_convnet(contents, tensors, convnet, known)
+    if "patch_embed.proj.weight" not in tensors:
+        raise CheckpointError(
+            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another --from"
+        )
     card = contents.config or {}
     name = value(card, "architecture", str, contents.path.name.split(".")[0])
     refuse_others(name)
