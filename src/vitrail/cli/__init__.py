@@ -41,6 +41,7 @@ def app(names: Sequence[str] = COMMANDS) -> App:
         help="The Vision Transformer toolbox. Start with: vitrail train, then vitrail eval and vitrail runs; "
         "for what is in a photo: vitrail predict MODEL PHOTO.jpg, and vitrail export MODEL OUT; "
         "for what it looks at: vitrail explain MODEL PHOTO.jpg, vitrail report MODEL; "
+        "for what architectures cost and need: vitrail study cost, vitrail study positions; "
         "for what there is: vitrail models 'vit_base*', vitrail summary ViT-B/16; "
         "with a file of weights: vitrail inspect-checkpoint FILE, then vitrail convert FILE my_model --to vitrail",
         version=f"vitrail {__version__}",
