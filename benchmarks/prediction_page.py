@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
+from vitrail.files import make_folder, write_whole
 
 INTRODUCTION = """# Benchmarks of predicting
 

@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.errors import ConfigError
+from vitrail.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

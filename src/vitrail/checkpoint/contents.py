@@ -1,6 +1,5 @@
 """The tensors in a file that somebody else wrote, whatever its kind; nothing in it is run, and little of it copied."""
 
-import json
 import struct
 import warnings
 import zipfile
@@ -20,16 +19,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays
-from vitrail.checkpoint.atomic import FILES
 from vitrail.checkpoint.pickles import check_pickle, runs_code
 from vitrail.errors import CheckpointError, one_line
+from vitrail.files import FILES, read_text
+from vitrail.parsing import parse_json
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
 ENDINGS = (*FILES, ".th")
 WRAPPERS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
 LARGEST_JSON = 2**22  # bytes; also of the header of a safetensors file
-MOST_VALUES = 2**17  # in JSON: each becomes an object of a hundred bytes, of maybe three in the file
 MOST_TENSORS = 2**14  # in one file
 ELSEWHERE = {  # first bytes of what people also try
     b"\x89HDF": "an HDF5 file, as Keras writes",
@@ -104,25 +103,18 @@ def weights_in(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+    """The JSON object in a small file, None where there is no such file."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST_JSON:
-            raise CheckpointError(f"{path} is no file, or too large; expected a JSON object")
-        data = parse_json(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_json(read_text(path, LARGEST_JSON))
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link that leads nowhere; expected a JSON object") from None
+        return None
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}; expected a JSON object") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}; expected a JSON object")
     return data
-
-
-def parse_json(text: str) -> Any:
-    """json.loads, but not for a text that would become far more than it is."""
-    values = sum(text.count(mark) for mark in ",[{")
-    if values > MOST_VALUES:
-        raise ValueError(f"more than {MOST_VALUES} values")
-    return json.loads(text)
 
 
 def read_file(path: Path) -> Contents:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
-from vitrail.checkpoint.contents import parse_json
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown
+from vitrail.parsing import parse_json
 
 FORMAT = 1  # grows only when an older vitrail can no longer read the folder
 IN_WORDS: dict[type[Any], str] = {

@@ -14,11 +14,11 @@ from uuid import uuid4
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import Found, Layout
 from vitrail.errors import CheckpointError
+from vitrail.files import make_folder, write_whole
 
 HEADER = "vitrail"  # the key of the description in the weights' header
 

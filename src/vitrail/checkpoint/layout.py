@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.checkpoint.architecture import architecture, heads_of, known_size
-from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.contents import WRAPPERS, Contents
 from vitrail.checkpoint.convnets import with_counters
 from vitrail.checkpoint.description import IN_WORDS, Description
@@ -19,6 +18,7 @@ from vitrail.checkpoint.names import Entry, to_ours, to_theirs
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
+from vitrail.files import write_whole
 
 T = TypeVar("T")
 SAYS = "layout"  # the key of its name in the header of a safetensors file; there is nothing around it to tell by

@@ -62,8 +62,8 @@ def compare(
         if value < least:
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
-    from vitrail.checkpoint.atomic import make_folder
     from vitrail.figures import new_figure
+    from vitrail.files import make_folder
     from vitrail.study.compare import compare as compared
     from vitrail.study.compare import data_for
     from vitrail.train.distributed import Team, device_of

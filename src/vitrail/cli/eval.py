@@ -78,11 +78,11 @@ def eval(  # noqa: A001
         if value < least:
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
-    from vitrail.checkpoint.atomic import make_folder
     from vitrail.checkpoint.class_names import class_mapping
     from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.figures import new_figure
+    from vitrail.files import make_folder
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Team, device_of
     from vitrail.train.evaluate import evaluate

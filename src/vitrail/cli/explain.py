@@ -91,10 +91,10 @@ def explain(
     if check and "all" in (layer, head):
         raise ConfigError("--check of all layers or heads; expected one map to be checked: one of each, or none given")
 
-    from vitrail.checkpoint.atomic import make_writable
     from vitrail.data.images import open_image
     from vitrail.data.shown import pictures_at
     from vitrail.figures import new_figure
+    from vitrail.files import make_writable
     from vitrail.inspection.question import Question
 
     _, explainer = open_subject(checkpoint, labels, device)

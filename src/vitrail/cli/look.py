@@ -60,8 +60,8 @@ def look(
     if batch < 1:
         raise ConfigError(f"--batch {batch}; expected at least 1")
 
-    from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
+    from vitrail.files import make_writable
     from vitrail.inspection.look import look as looked
     from vitrail.inspection.question import Question
 

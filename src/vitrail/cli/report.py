@@ -59,8 +59,8 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {out}; expected a name that ends in .html")
 
-    from vitrail.checkpoint.atomic import make_writable
     from vitrail.figures import new_figure
+    from vitrail.files import make_writable
     from vitrail.report.model import report_parts
     from vitrail.report.page import html_page, write_page
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_json(report: Mapping[str, Any], path: Path) -> None:
-    from vitrail.checkpoint.atomic import write_whole
+    from vitrail.files import write_whole
 
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, lambda place: place.write_text(text, "utf-8"))

@@ -58,8 +58,8 @@ def cost(
 
     request = Request(tokens=lengths or TOKENS, width=width, budget=budget, seed=seed)
     if out is not None:  # what would fail in the end fails before the work
-        from vitrail.checkpoint.atomic import make_writable
         from vitrail.figures import new_figure
+        from vitrail.files import make_writable
 
         make_writable(out)
         new_figure(1, 1)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from vitrail.checkpoint.checksums import tensor_checksum
 from vitrail.data.photos import views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, one_line
@@ -164,11 +164,7 @@ def write_program(
 
 def digest(model: nn.Module) -> str:
     """Of the weights, by name and value."""
-    found = sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()[:32]
+    return tensor_checksum(model.state_dict())[:32]
 
 
 def count_classes(model: Any) -> int:

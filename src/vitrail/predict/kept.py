@@ -9,9 +9,9 @@ from shutil import rmtree
 from typing import Any, Literal
 
 from vitrail import __version__
-from vitrail.checkpoint.atomic import write_whole
 from vitrail.errors import CheckpointError, VitrailError, one_line
 from vitrail.export.exported import CONFIG, MODEL, Exported
+from vitrail.files import write_whole
 
 MEASURED = "engines.json"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.checkpoint.atomic import make_writable, synchronise, write_whole
 from vitrail.errors import ConfigError, VitrailError, one_line
+from vitrail.files import make_writable, synchronise, write_whole
 
 JOB, WHOLE = "job.json", "whole"
 WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".pth", ".pt", ".npz")

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.errors import ConfigError
 from vitrail.figures import Plate
+from vitrail.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
+from vitrail.files import make_folder, write_whole
 from vitrail.study.ablate import OneRun, Row
 from vitrail.tables import text_table
 from vitrail.train.runs import read_run

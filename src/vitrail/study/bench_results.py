@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.figures import COLOURS, GREY, Plate, drawable, new_figure, plain_axes
+from vitrail.files import make_folder, write_whole
 from vitrail.study.cold import Start
 from vitrail.study.contenders import shown
 from vitrail.study.turns import Spread, Timed

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.figures import COLOURS, Plate, new_figure, plain_axes
+from vitrail.files import make_folder, write_whole
 from vitrail.study.bench_results import machine, versions
 from vitrail.study.mixing import KERNEL, KEYS, Mixer
 from vitrail.study.turns import Spread

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.data.datasets import Data, Pictures, Subset
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
 from vitrail.errors import CheckpointError, DataError
+from vitrail.files import make_folder, write_whole
 from vitrail.train.distributed import Team
 from vitrail.train.losses import Inputs
 from vitrail.train.teacher import Lessons

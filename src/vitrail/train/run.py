@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.errors import CheckpointError, one_line
+from vitrail.files import make_folder, write_whole
 from vitrail.train.state import State, read_numbers, read_state, write_state
 
 PLAN, LOG, STATES, MODEL = "run.json", "log.jsonl", "checkpoints", "model"

@@ -5,8 +5,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.contents import CONFIG, parse_json
+from vitrail.checkpoint.contents import CONFIG
 from vitrail.errors import ConfigError, DataError, one_line
+from vitrail.parsing import parse_json
 from vitrail.train.run import LOG, MODEL, PLAN, STATES
 
 Row = dict[str, float]  # a line of the log

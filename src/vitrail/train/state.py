@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitrail.checkpoint.atomic import write_whole
 from vitrail.errors import CheckpointError, one_line
+from vitrail.files import write_whole
 
 HEADER = "vitrail-training"
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.atomic import write_whole
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import HALF, TABLE_AT_STEM, Found, Layout, agreed, found, holds
 from vitrail.checkpoint.names import SAME, Entry, Form, entry, to_theirs
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
+from vitrail.files import write_whole
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 POSITIONS, BIG_VISION_POSITIONS = "Transformer/posembed_input/pos_embedding", "pos_embedding"

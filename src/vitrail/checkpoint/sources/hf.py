@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.checkpoint.contents import CONFIG, PREPROCESSOR, WEIGHTS, Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
@@ -31,6 +30,7 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.names import HALVES, THIRDS, Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
+from vitrail.files import make_folder, write_whole
 from vitrail.models.checks import pair
 
 PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.atomic import make_folder, write_whole
 from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
 from vitrail.checkpoint.convnets import NAMES as CONVNETS
 from vitrail.checkpoint.convnets import family_in
@@ -30,6 +29,7 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.names import HALVES, Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
+from vitrail.files import make_folder, write_whole
 from vitrail.models.catalog import families
 
 ROOTS = ("patch_embed.backbone.stem.", "patch_embed.backbone.")

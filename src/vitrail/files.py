@@ -1,0 +1,150 @@
+"""Files, read within limits and written whole. Every small file of the package is read and written through here."""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from uuid import uuid4
+
+from vitrail.errors import CheckpointError, one_line
+
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # endings that a folder of weights is surely not meant to have
+FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of those who write to it
+LARGEST_TEXT = 2**24  # bytes of a text file: config.json, run.json, labels, recipes, index files
+LONGEST_LINE = 2**20  # bytes of one line of a log
+CHUNK = 2**20  # bytes read at once
+TEMPORARY = r"\.{name}\.[0-9a-f]{{32}}"  # what `write_whole` calls a file until it is complete
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: str | Path) -> int:
+    """Opens a regular file and returns its descriptor; anything else is an OSError and is never waited for.
+
+    Links are followed. The check is repeated on the open file, so that exchanging it in between gains nothing.
+    """
+    check_regular(os.stat(path))  # noqa: PTH116  # before it is opened: opening some devices does something
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        check_regular(os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_regular(found: os.stat_result) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError("it is a folder; expected a file")
+    if kind != stat.S_IFREG:
+        raise OSError(f"it is {KINDS.get(kind, 'not a regular file')}; expected a regular file")
+
+
+def read_bytes(path: str | Path, most: int = LARGEST_TEXT) -> bytes:
+    """The contents of a regular file of at most `most` bytes; else an OSError that says what is wrong."""
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > most:
+            raise OSError(f"it has {size:,} bytes; expected at most {most:,}")
+        parts, total = list[bytes](), 0
+        while part := os.read(descriptor, min(CHUNK, most + 1 - total)):
+            parts.append(part)
+            total += len(part)
+            if total > most:  # a file of the system has no size, and one that grows has another
+                raise OSError(f"it has more than {most:,} bytes; expected at most that")
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: str | Path, most: int = LARGEST_TEXT, *, errors: str = "strict") -> str:
+    """As `read_bytes`, decoded from UTF-8; what is not UTF-8 is a ValueError."""
+    return read_bytes(path, most).decode("utf-8", errors).replace("\r\n", "\n")
+
+
+def read_lines(path: str | Path, longest: int = LONGEST_LINE) -> Iterator[str]:
+    """Each line of a regular file with its line end, however long the file is; a line beyond `longest` is cut there."""
+    with open(open_regular(path), "rb") as file:  # which closes the descriptor, too
+        while line := file.readline(longest):
+            yield line.decode("utf-8", "replace")
+            while line and not line.endswith(b"\n"):
+                line = file.readline(longest)
+
+
+def file_checksum(path: str | Path) -> str:
+    """SHA-256 of a whole file, in chunks: about 1 GB per second."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets `write` fill a temporary file next to `path`, makes it durable, and only then gives it its name."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
+        try:
+            write(temporary)
+            temporary.chmod(mode)  # a writer that replaces the file may have made it private
+            synchronise(temporary)
+            temporary.replace(path)
+            synchronise(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except Exception as error:
+        if not (isinstance(error, FAILURES) or type(error).__name__ == "SafetensorError"):  # a library of its own
+            raise
+        raise CheckpointError(f"cannot write {path}: {one_line(error)}; what stood there before is whole") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda place: place.write_text(text, "utf-8"))
+
+
+def is_temporary(path: Path, name: str) -> bool:
+    """Whether a file is what an interrupted `write_whole` left of a file whose name matches the pattern `name`."""
+    return re.fullmatch(TEMPORARY.format(name=name), path.name) is not None and path.is_file() and not path.is_symlink()
+
+
+def remove(path: Path) -> None:
+    """Deletes a file of ours if it is there; of a link the link itself, and nothing inside a linked folder."""
+    if path.parent.is_symlink():
+        raise OSError(f"{path.parent} is a symbolic link; nothing is deleted in the folder that it points to")
+    path.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    if folder.suffix in FILES:
+        raise CheckpointError(f"{folder} has the name of a file; expected a folder, without {folder.suffix}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from error
+
+
+def make_writable(folder: Path) -> None:
+    """As `make_folder`, and tried: what could not be written in the end is told before the work."""
+    make_folder(folder)
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"cannot write in {folder}: {one_line(error)}; expected a place for results") from error
+
+
+def synchronise(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,113 @@
+"""One owner for a folder that is written over hours: a lock file in it, held for as long as the process lives.
+
+The system's record locks are used (fcntl). They end with the process, also by kill -9, so a lock file that is left over
+means nothing, and data workers that outlive their parent do not hold it. Where the system or the disk has no such
+locks (some network disks), the process number in the file is compared with the processes of this machine instead.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vitrail.errors import VitrailError, one_line
+
+try:
+    import fcntl
+except ImportError:  # not on this system
+    fcntl = None
+
+LOCK = ".lock"
+HELD = dict[tuple[int, Path], int]()  # (process, lock file) → thread; the system does not keep out a second thread
+GUARD = threading.Lock()
+
+
+class InUseError(VitrailError):
+    """Another process, or another thread of this one, is writing there."""
+
+
+@contextmanager
+def locked(folder: Path, what_else: str = "wait for it to finish") -> Generator[None]:
+    """Holds the folder's lock; InUseError at once if somebody else does. A thread that holds it may ask again."""
+    path = folder.resolve() / LOCK
+    key, thread = (os.getpid(), path), threading.get_ident()
+    with GUARD:
+        holder = HELD.get(key)
+        if holder is None:
+            HELD[key] = thread
+    if holder == thread:
+        yield
+        return
+    if holder is not None:
+        raise InUseError(f"{folder} is in use by another thread of this process; {what_else}")
+    try:
+        descriptor = acquire(path, folder, what_else)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the folder may be gone, or no longer ours to change
+                path.unlink()
+            os.close(descriptor)
+    finally:
+        with GUARD:
+            del HELD[key]
+
+
+def acquire(path: Path, folder: Path, what_else: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    while True:
+        try:
+            descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+        except OSError as error:
+            raise VitrailError(
+                f"cannot lock {folder}: {one_line(error)}; expected a folder that may be written"
+            ) from None
+        if not lock(descriptor):
+            owner = owner_of(descriptor)
+            os.close(descriptor)
+            raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
+        if is_same(descriptor, path):  # else its last owner deleted it in between
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            return descriptor
+        os.close(descriptor)
+
+
+def lock(descriptor: int) -> bool:
+    try:
+        if fcntl is not None:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # no locks on this disk
+        pass
+    return not is_alive(descriptor)
+
+
+def is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+def owner_of(descriptor: int) -> str:
+    process = os.pread(descriptor, 20, 0).split(b" ")[0]
+    return f" (pid {int(process)})" if process.isdigit() else ""
+
+
+def is_alive(descriptor: int) -> bool:
+    """Whether the process that wrote itself into the file still runs on this machine."""
+    process, _, host = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+    if not process.isdigit() or host != socket.gethostname() or int(process) == os.getpid():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True

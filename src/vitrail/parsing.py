@@ -1,0 +1,78 @@
+"""JSON and YAML from files that anybody may have written: bounded in values, nesting and aliases, and with a checksum.
+
+Everything here raises ValueError with one line that says what is wrong; callers add the name of the file.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MOST_VALUES = 2**17  # each becomes an object of a hundred bytes, of maybe three in the file
+DEEPEST = 64  # lists in lists in objects …
+LARGEST_YAML = 2**18  # characters: a recipe has a thousand, and the parser takes 20 seconds for a megabyte
+LONGEST_SCALAR = 2**12  # characters of one YAML value: a number of a million digits takes minutes
+CHECKSUM = "checksum"
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+BRACKET = re.compile(r"[\[\]{}]")
+
+
+def parse_json(text: str) -> Any:
+    """As json.loads, but not for a text that would become far more than it is."""
+    if sum(text.count(mark) for mark in ",[{") > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES} values")
+    depth = deepest = 0
+    for bracket in BRACKET.findall(STRING.sub('""', text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST:
+        raise ValueError(f"it is nested {deepest} deep; expected at most {DEEPEST}")
+    return json.loads(text)
+
+
+def parse_yaml(text: str) -> Any:
+    """As yaml.safe_load, without aliases, which make a gigabyte of a kilobyte."""
+    import yaml
+
+    if len(text) > LARGEST_YAML:
+        raise ValueError(f"it has {len(text):,} characters; expected at most {LARGEST_YAML:,}")
+    depth = 0
+    try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+                raise ValueError("it has anchors or aliases (& and *); expected plain values")
+            if isinstance(event, yaml.CollectionStartEvent | yaml.CollectionEndEvent):
+                depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1
+            if depth > DEEPEST:
+                raise ValueError(f"it is nested more than {DEEPEST} deep")
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
+                raise ValueError(
+                    f"one of its values has {len(event.value):,} characters; expected at most {LONGEST_SCALAR:,}"
+                )
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The object with a checksum of all its other entries as its last one, to be written as JSON."""
+    rest = {name: value for name, value in data.items() if name != CHECKSUM}
+    return {**rest, CHECKSUM: json_checksum(rest)}
+
+
+def without_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without its checksum, once that fits the rest; one without a checksum as it is."""
+    rest = {name: value for name, value in data.items() if name != CHECKSUM}
+    if CHECKSUM in data and data[CHECKSUM] != json_checksum(rest):
+        raise ValueError(
+            "its contents do not match its checksum: it is damaged, or was edited; "
+            f'if you edited it, delete its "{CHECKSUM}"'
+        )
+    return rest
+
+
+def json_checksum(data: Mapping[str, Any]) -> str:
+    """Of the values, not of how they are written: spaces and the order of the names do not matter."""
+    plain = json.loads(json.dumps(data, default=str))  # keys become texts before they are sorted
+    return "sha256:" + hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
