@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitrail.errors import VitrailError, one_line
+from vitrail.files import check_regular
 
 try:
     import fcntl
@@ -60,6 +61,7 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
     while True:
         try:
             descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+            check_regular(os.fstat(descriptor))
         except OSError as error:
             raise VitrailError(
                 f"cannot lock {folder}: {one_line(error)}; expected a folder that may be written"
@@ -69,7 +71,7 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
             os.close(descriptor)
             raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
         if is_same(descriptor, path):  # else its last owner deleted it in between
-            os.truncate(descriptor, 0)
+            os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             return descriptor
         os.close(descriptor)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from vitrail.checkpoint.resample import Policy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown
-from vitrail.parsing import parse_json
+from vitrail.parsing import parse_json, with_checksum, without_checksum
 
 FORMAT = 1  # grows only when an older vitrail can no longer read the folder
 IN_WORDS: dict[type[Any], str] = {
@@ -33,8 +33,10 @@ class Description:
     resampling: Policy = "timm"  # by which positions go to another image size, unless another policy is asked for
     save: str = ""  # the same in both files of a folder, unless a save was cut off between them
 
-    def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    def to_json(self, *, signed: bool = False) -> str:
+        """As text, with a checksum of all entries if `signed`."""
+        data = {"format": FORMAT, **asdict(self)}
+        return json.dumps(with_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Description":
@@ -49,17 +51,18 @@ class Description:
     def from_data(cls, data: Any, where: str) -> "Description":
         if not isinstance(data, dict) or type(data.get("format")) is not int:
             raise CheckpointError(f"{where} has no format number; expected what `vitrail.save` wrote")
-        if data.pop("format") > FORMAT:
+        if data["format"] > FORMAT:
             raise CheckpointError(f"{where} was written by a newer vitrail; expected format {FORMAT}: update vitrail")
         try:
-            return cls(**checked(data, cls))
-        except ConfigError as error:
+            return cls(**checked(without_checksum(data), cls))
+        except (ConfigError, ValueError) as error:
             raise CheckpointError(f"{where}: {error}") from None
 
 
 def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
     """The fields of a description, each of the type it should have; a ConfigError names the one that has not."""
     known = [each.name for each in fields(kind)]
+    data = {name: value for name, value in data.items() if name != "format"}
     for name in data:
         if name not in known:
             raise unknown("field", name, known)

@@ -2,7 +2,8 @@
 
 The weights carry a copy of the description in their header, and both copies the number of the save they come from.
 Replacing one file is atomic, replacing two is not: if a save was cut off between them the numbers differ, and the
-weights' own copy is used, since it is the one that fits them.
+weights' own copy is used, since it is the one that fits them. Both files carry a checksum; folders of earlier versions
+have none and still load.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,12 @@ from uuid import uuid4
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitrail.checkpoint.checksums import is_intact, sign_header
 from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import Found, Layout
 from vitrail.errors import CheckpointError
-from vitrail.files import make_folder, write_whole
+from vitrail.files import make_folder, write_text, write_whole
 
 HEADER = "vitrail"  # the key of the description in the weights' header
 
@@ -28,6 +30,11 @@ def matches(contents: Contents) -> bool:
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:  # noqa: ARG001  # it says all there is to know
+    if is_intact(contents.tensors, contents.header) is False:
+        raise CheckpointError(
+            f"{contents.path}: the weights do not match their checksum, so the file is damaged; "
+            "restore it from a copy, or save the model again"
+        )
     return Found(description=description_of(contents), tensors=contents.tensors)
 
 
@@ -57,10 +64,11 @@ def description_of(contents: Contents) -> Description:
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    text = replace(description, save=uuid4().hex).to_json()
+    description = replace(description, save=uuid4().hex)
+    header = sign_header(tensors, {HEADER: description.to_json()})
     make_folder(path)
-    write_whole(path / WEIGHTS[0], lambda place: save_file(dict(tensors), place, {HEADER: text}))
-    write_whole(path / CONFIG, lambda place: place.write_text(text, "utf-8"))
+    write_whole(path / WEIGHTS[0], lambda place: save_file(dict(tensors), place, header))
+    write_text(path / CONFIG, description.to_json(signed=True))
     return {}
 
 

@@ -1,0 +1,133 @@
+"""A folder has one owner, and a dead one is none."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from vitrail import locks
+from vitrail.errors import VitrailError
+from vitrail.locks import LOCK, InUseError, locked
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from vitrail.locks import locked
+with locked(Path(sys.argv[1])):
+    if "fork" in sys.argv and os.fork() == 0:
+        time.sleep(60)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def start_holder(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), *more], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) == process.pid
+    return process
+
+
+def end_group(process: "subprocess.Popen[str]") -> None:
+    """Ends it and what it forked."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize("with_system_locks", [True, False])
+def test_a_folder_in_use_is_refused_until_its_owner_is_killed(
+    with_system_locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_system_locks:
+        monkeypatch.setattr(locks, "fcntl", None)
+    process = start_holder(tmp_path)
+    try:
+        reason = rf"in use by another process \(pid {process.pid}\); do something"
+        with pytest.raises(InUseError, match=reason), locked(tmp_path, "do something"):
+            pass
+        assert (tmp_path / LOCK).exists()
+    finally:
+        end_group(process)
+    assert (tmp_path / LOCK).exists()  # left over, and without meaning
+    with locked(tmp_path):
+        pass
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
+    process = start_holder(tmp_path, "fork")
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with locked(tmp_path):
+            pass
+    finally:
+        end_group(process)
+
+
+def test_a_second_thread_is_kept_out_and_the_owner_may_ask_again(tmp_path: Path) -> None:
+    refused = list[str]()
+
+    def ask() -> None:
+        try:
+            with locked(tmp_path):
+                pass
+        except InUseError as error:
+            refused.append(str(error))
+
+    with locked(tmp_path):
+        with locked(tmp_path / "." if tmp_path.is_absolute() else tmp_path):
+            pass
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert "another thread of this process" in refused[0]
+    ask()
+    assert len(refused) == 1
+
+
+def test_the_lock_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
+        _ = 1 / 0
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.timeout(10)
+def test_a_lock_file_that_is_a_link_a_pipe_or_a_folder_is_one_line(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / LOCK).symlink_to(victim)
+    with pytest.raises(VitrailError, match="cannot lock"), locked(tmp_path):
+        pass
+    assert victim.read_bytes() == b"precious"
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(VitrailError, match="cannot lock"), locked(tmp_path):
+        pass
+    (tmp_path / LOCK).rmdir()
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(VitrailError, match="cannot lock"), locked(tmp_path):
+        pass
+
+
+def test_what_anybody_wrote_into_a_lock_file_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "fcntl", None)
+    for content in (
+        b"",
+        b"\xff\xfe",
+        b"0",
+        b"99999999999999999999 x",
+        b"-1 x",
+        f"{2**22 + 1} {os.uname().nodename}".encode(),
+    ):
+        (tmp_path / LOCK).write_bytes(content)
+        with locked(tmp_path):
+            pass
