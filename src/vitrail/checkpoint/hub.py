@@ -5,13 +5,14 @@ hub, or the hub refuses, a model that the cache holds whole is used, as huggingf
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from vitrail.checkpoint.contents import CONFIG, PREPROCESSOR, WEIGHTS
 from vitrail.errors import CheckpointError, one_line
+from vitrail.files import read_text
+from vitrail.parsing import parse_json
 
 PREFIX = "hf-hub:"
 NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
@@ -107,9 +108,9 @@ def shards_of(path: Path) -> list[str]:
         return []
     suffix = Path(path.name.removesuffix(INDEX)).suffix
     try:
-        shards = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
+        shards = sorted(set(parse_json(read_text(path))["weight_map"].values()))
         good = bool(shards) and all(Path(shard).name == shard and shard.endswith(suffix) for shard in shards)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         shards, good = [], False
     if not good:
         raise CheckpointError(f"{path.name} is no index of weights; expected a weight_map to {suffix} files beside it")
