@@ -68,7 +68,8 @@ def part_of_file(
         by = shrinkage(box, least)
         if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):  # None if it is no JPEG
             box = shrunk(box, by, -(-rows // by), -(-columns // by))
-        return cut(plain(upright(image, where)), box)
+        image = plain(upright(image, where))  # the one before it is freed
+        return cut(image, box)
 
 
 def quick_part(
