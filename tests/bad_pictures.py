@@ -1,6 +1,5 @@
 """Files that are no pictures, of every kind that a folder may hold."""
 
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -24,7 +23,6 @@ def damage(photos: Path) -> dict[str, str]:
     (photos / "b" / "gone.jpg").symlink_to("nowhere.jpg")
     (photos / "b" / "loop.jpg").symlink_to("loop.jpg")
     (photos / "b" / "page.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
-    os.mkfifo(photos / "b" / "pipe.png")
     return {
         "a/0.jpg": "is empty; expected",
         "a/text.png": "is no picture; expected",
@@ -33,5 +31,4 @@ def damage(photos: Path) -> dict[str, str]:
         "b/gone.jpg": "does not exist; expected",
         "b/loop.jpg": "cannot be read: Too many levels of symbolic links",
         "b/page.jpg": "is a PostScript file; expected JPEG",
-        "b/pipe.png": "is a pipe, a socket or a device; expected a file",
     }

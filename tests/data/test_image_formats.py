@@ -258,6 +258,15 @@ def test_fill_bytes_between_the_markers_of_a_jpeg_are_skipped(fill: int) -> None
     assert not jpeg.is_held_whole(padded)
 
 
+@pytest.mark.usefixtures("decoder")
+def test_a_walk_that_ends_at_the_last_byte_is_no_error() -> None:
+    """The fill byte is taken for a kind by who does not know it, and what follows for a length, to the last byte."""
+    plain = encoded("JPEG", 40, 60)
+    padded = (plain[:2] + b"\xff" + COMMENT + plain[2:]).ljust(4 + 0xFE00, b"\0") + b"\xff"
+    for name, read in READ.items():
+        assert np.array_equal(np.asarray(read(padded)), np.asarray(read(plain))), name
+
+
 def test_a_baseline_jpeg_in_one_scan_is_not_held_whole() -> None:
     assert not jpeg.is_held_whole(encoded("JPEG", 8, 8))
     assert not jpeg.is_held_whole(encoded("JPEG", 8, 8, mode="CMYK"))
