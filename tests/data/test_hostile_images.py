@@ -4,7 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import hostile_images
+import pytest
+from PIL import Image
 
 TESTS = Path(__file__).parents[1]
 ROUNDS = 30  # mutations for one round of all generators
@@ -67,3 +72,36 @@ def test_any_bytes_are_an_image_or_a_data_error(mutations: int) -> None:
     assert found["peak"] < PEAK
     assert found["longest"] < 60
     assert found["read"] > rounds // 2  # of some the pixels are decoded, too
+
+
+LARGEST = """
+import json, resource, sys, warnings
+from vitrail.data.framed import framed
+from vitrail.data.preprocessing import Preprocessing
+
+warnings.simplefilter("ignore")
+idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+shape = framed(sys.argv[1], Preprocessing()).shape
+print(json.dumps([shape, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 1024]))
+"""
+SIDE = 8192  # the square of which is the limit
+FILES: dict[str, Callable[[], bytes]] = {
+    "16-bit PNG": lambda: hostile_images.png(SIDE, SIDE, bits=16, colour=0),
+    "PNG with alpha": lambda: hostile_images.png(SIDE, SIDE, colour=6),
+    "progressive JPEG": lambda: hostile_images.jpeg(SIDE, SIDE, frame=0xC2, scans=60, factors=(0x11,) * 3),
+    "16-bit TIFF with alpha": lambda: hostile_images.tiff_of(SIDE, SIDE, bits=(16,) * 4),
+    "WebP": lambda: hostile_images.saved(Image.new("RGBA", (7094, 7094)), "WEBP", lossless=True, method=0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILES)
+def test_the_largest_image_of_a_format_takes_a_gigabyte_at_most(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "largest"
+    path.write_bytes(FILES[kind]())
+    assert path.stat().st_size < 10**6
+    command = [sys.executable, "-c", LARGEST, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    shape, peak = json.loads(done.stdout)
+    assert shape == [224, 224, 3]
+    assert peak < 1000

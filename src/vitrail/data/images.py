@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile
+from PIL import ExifTags, Image
 
 from vitrail.data.image_formats import DEFAULT, PILLOWS, Limits, faults_of, open_undecoded, read_image_file, read_stream
 from vitrail.errors import DataError
@@ -64,7 +64,7 @@ def pillows_limits() -> Limits:
 
 def check_format(image: Image.Image) -> None:
     """Of an image that someone else opened and that is not decoded yet: decoding some formats starts a program."""
-    if isinstance(image, ImageFile.ImageFile) and image.tile and image.format not in PILLOWS:
+    if getattr(image, "tile", None) and image.format not in PILLOWS:
         given = f"the picture given is a {image.format} file that is not decoded"
         raise DataError(f"{given}; expected one of {', '.join(PILLOWS)}, or its pixels: call its load() first")
 
