@@ -150,7 +150,7 @@ def test_an_image_opened_by_others_is_not_decoded_by_a_program(tmp_path: Path) -
     path.write_bytes(POSTSCRIPT)
     with (
         Image.open(path) as image,
-        pytest.raises(DataError, match="is a EPS file that is not decoded; expected one of"),
+        pytest.raises(DataError, match="is an undecoded EPS file; expected one of"),
     ):
         open_image(image)
 

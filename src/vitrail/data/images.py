@@ -65,7 +65,7 @@ def pillows_limits() -> Limits:
 def check_format(image: Image.Image) -> None:
     """Of an image that someone else opened and that is not decoded yet: decoding some formats starts a program."""
     if getattr(image, "tile", None) and image.format not in PILLOWS:
-        given = f"the picture given is a {image.format} file that is not decoded"
+        given = f"the picture given is an undecoded {image.format} file"
         raise DataError(f"{given}; expected one of {', '.join(PILLOWS)}, or its pixels: call its load() first")
 
 
