@@ -22,6 +22,7 @@ def damage(photos: Path) -> dict[str, str]:
     (photos / "b" / "cut.png").write_bytes((photos / "a" / "1.png").read_bytes()[:60])
     (photos / "b" / "gone.jpg").symlink_to("nowhere.jpg")
     (photos / "b" / "loop.jpg").symlink_to("loop.jpg")
+    (photos / "b" / "page.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
     return {
         "a/0.jpg": "is empty; expected",
         "a/text.png": "is no picture; expected",
@@ -29,4 +30,5 @@ def damage(photos: Path) -> dict[str, str]:
         "b/cut.png": "cannot be read",
         "b/gone.jpg": "does not exist; expected",
         "b/loop.jpg": "cannot be read: Too many levels of symbolic links",
+        "b/page.jpg": "is a PostScript file; expected JPEG",
     }

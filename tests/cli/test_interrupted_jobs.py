@@ -111,7 +111,7 @@ def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tm
         assert (said.code, f"was begun with {what} " in told(said.err)) == (2, True), told(said.err)
     said = vitrail_(*words)
     assert said.code == 1
-    assert told(said.err).endswith("6 of 10 pictures could not be read; the others are in out.csv\n")
+    assert told(said.err).endswith("7 of 11 pictures could not be read; the others are in out.csv\n")
     assert Path("out.csv").read_bytes() == whole
     assert vitrail_(*words) == (
         0,

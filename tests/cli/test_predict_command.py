@@ -86,7 +86,7 @@ def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path,
     *lines, last = told(said.err).splitlines()
     assert lines[0].startswith("vitrail: 'empty' holds no pictures; expected")
     assert lines[1].startswith("vitrail: 'no*.jpg' matches nothing; expected")
-    assert last == ("vitrail: 7 of 11 pictures and 2 of the places given could not be read; the others are in out.csv")
+    assert last == ("vitrail: 8 of 12 pictures and 2 of the places given could not be read; the others are in out.csv")
     rows = rows_of(Path("out.csv").read_text())
     assert [row["file"] for row in rows] == [*sorted([*NAMES, *(f"photos/{name}" for name in bad)]), "photos/none.png"]
     done = [row for row in rows if not row["error"]]

@@ -59,7 +59,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "BMP": {},
     "TIFF": {},
     "TIFF cmyk": {"mode": "CMYK"},
-    "PPM": {},
 }
 
 

@@ -154,13 +154,11 @@ def test_16_bits_are_scaled_not_clipped() -> None:
     expected = np.stack([np.rint(values / 257)] * 3, -1)
     little, big = Image.fromarray(values), Image.fromarray(values.astype(">u2"))
     assert (little.mode, big.mode) == ("I;16", "I;16B")
-    pgm = b"P5 64 64 65535\n" + values.astype(">u2").tobytes()
     for source in (
         little,
         big,
         encoded(little, "PNG"),
         encoded(big, "TIFF"),
-        pgm,
         Image.fromarray(values.astype("i4")),
     ):
         assert same(open_image(source), expected)
@@ -207,7 +205,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         io.BytesIO(b"text"),
         io.StringIO("text"),
     ):
-        assert "is no picture" in refused(source) or "cannot be read" in refused(source)
+        assert any(says in refused(source) for says in ("is no picture", "cannot be read", "is empty"))
     refused("a\0b")
     refused("a" * 300)
     refused(tmp_path / "two\nlines.jpg")
@@ -240,7 +238,7 @@ def test_decompression_bombs(limit: int, action: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     with warnings.catch_warnings():
         warnings.simplefilter(action)
-        assert f"too large; expected at most {limit} pixels" in refused(data)
+        assert f"is 40×60 pixels; expected at most {limit} pixels" in refused(data)
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
         open_image(data)
 

@@ -79,7 +79,9 @@ class JobFlags:
     merge
         Merge so many tokens in each layer that are alike: faster, and a little less right.
     max_pixels
-        A picture of more is refused before it is decoded: it may be a bomb.
+        An image of more pixels is refused before it is decoded. By default the limit depends on the format, so that
+        no image takes more than about 1 GB: 178,956,970 for JPEG, 67,108,864 for progressive JPEG, PNG, GIF, TIFF and
+        BMP, 50,331,648 for WebP.
     max_bytes
         A file of more is refused before it is read.
     device
@@ -96,7 +98,7 @@ class JobFlags:
     streams: int | None = None
     threads: int | None = None
     merge: int = 0
-    max_pixels: int = 178_956_970
+    max_pixels: int | None = None
     max_bytes: int = 2**28
     device: str = "auto"
 

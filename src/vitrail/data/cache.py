@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail.data.datasets import Data, Pictures
+from vitrail.data.image_formats import DEFAULT, open_undecoded, read_image_file
 from vitrail.data.images import open_image
 from vitrail.errors import DataError
 
@@ -57,7 +57,8 @@ def decoded_bytes(pictures: Pictures, samples: int = 32) -> float:
     for index in np.linspace(0, len(pictures) - 1, min(samples, len(pictures))).astype(int).tolist():
         source = pictures.source(index)
         if isinstance(source, str | Path):
-            with suppress(Exception), Image.open(source) as image:
+            with suppress(DataError):
+                image = open_undecoded(read_image_file(source, str(source), DEFAULT), str(source), DEFAULT)
                 sizes.append(3 * image.width * image.height)
     return len(pictures) * sum(sizes) / max(len(sizes), 1)
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.data import jpeg
-from vitrail.data.images import TURNS, faults_of, open_image, opened, orientation, upright_rgb
+from vitrail.data.image_formats import Limits, check_bytes, check_jpeg, faults_of, open_undecoded, read_image_file
+from vitrail.data.images import TURNS, open_image, orientation, pillows_limits, plain, upright
 
 DRAWS = 22  # that `resized_box` uses: where, and ten times how large and how wide
 
@@ -43,38 +43,43 @@ def part(source: Any, choose: Callable[[int, int], Box], least: tuple[int, int])
 
     A JPEG may be decoded at half, a quarter or an eighth of its size while the box keeps `least` rows and columns.
     """
+    limits = pillows_limits()
     if isinstance(source, str | Path):
         where = repr(str(source))
-        with faults_of(where):
-            data = Path(source).read_bytes()
-        return part_of_file(data, where, choose, least)
+        return part_of_file(read_image_file(source, where, limits), where, choose, least, limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return part_of_file(bytes(source), "the bytes given", choose, least)
+        return part_of_file(bytes(source), "the bytes given", choose, least, limits)
     image = open_image(source)
     return cut(image, choose(image.height, image.width))
 
 
 def part_of_file(
-    data: bytes, where: str, choose: Callable[[int, int], Box], least: tuple[int, int]
+    data: bytes, where: str, choose: Callable[[int, int], Box], least: tuple[int, int], limits: Limits
 ) -> NDArray[np.uint8]:
-    quick = quick_part(data, choose, least)
-    if quick is not None:
-        return quick
-    with opened(BytesIO(data), where) as image:
+    with faults_of(where):
+        check_bytes(data, where, limits)
+        quick = quick_part(data, where, choose, least, limits)
+        if quick is not None:
+            return quick
+        image = open_undecoded(data, where, limits)
         turned = orientation(image) in (5, 6, 7, 8)
         rows, columns = (image.width, image.height) if turned else (image.height, image.width)
         box = choose(rows, columns)
         by = shrinkage(box, least)
         if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):  # None if it is no JPEG
             box = shrunk(box, by, -(-rows // by), -(-columns // by))
-        return cut(upright_rgb(image, where), box)
+        image = plain(upright(image, where))  # the one before it is freed
+        return cut(image, box)
 
 
-def quick_part(data: bytes, choose: Callable[[int, int], Box], least: tuple[int, int]) -> NDArray[np.uint8] | None:
+def quick_part(
+    data: bytes, where: str, choose: Callable[[int, int], Box], least: tuple[int, int], limits: Limits
+) -> NDArray[np.uint8] | None:
     """By simplejpeg, if it is an upright JPEG with nothing to complain of; the rest is left to Pillow."""
     header = jpeg.header_of(data)
-    if header is None or header.turn in TURNS or header.rows * header.columns > (Image.MAX_IMAGE_PIXELS or math.inf):
+    if header is None or header.turn in TURNS:
         return None
+    check_jpeg(data, header.rows, header.columns, where, limits, whole=True)
     box = choose(header.rows, header.columns)
     by = shrinkage(box, least)
     pixels = jpeg.decoded(data, header, by)

@@ -14,7 +14,7 @@ from vitrail.data.images import open_image
 from vitrail.data.real import Answers, answers_for
 from vitrail.errors import DataError, one_line
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation", "test", "testing")  # the first there is
 UNLABELLED = ("test", "testing")  # competitions keep the labels of these to themselves

@@ -1,15 +1,15 @@
 """Any picture as 8-bit RGB, upright: from a file, bytes, Pillow, numpy or a tensor."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from io import BytesIO
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image
 
-from vitrail.errors import DataError, VitrailError, one_line
+from vitrail.data.image_formats import DEFAULT, PILLOWS, Limits, faults_of, open_undecoded, read_image_file, read_stream
+from vitrail.errors import DataError
 
 TURNS = {  # EXIF's orientation → what sets the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -20,6 +20,8 @@ TURNS = {  # EXIF's orientation → what sets the picture upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+PILLOWS_OWN = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS as Pillow sets it
+STRIP = 2**20  # pixels that are converted at once
 AS_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
 AS_TENSOR = "a tensor (1 or 3, rows, columns)"
 
@@ -30,66 +32,55 @@ def open_image(source: Any) -> Image.Image:
     `source` is a path, bytes, a binary file, a Pillow image, an array (rows, columns[, 1, 3 or 4]) or a tensor
     (1 or 3, rows, columns), these two of uint8, of bool or of floats from 0 to 1.
     """
+    limits = pillows_limits()
     if isinstance(source, str | Path):
-        return decoded(source, repr(str(source)))
+        where = repr(str(source))
+        return decoded(read_image_file(source, where, limits), where, limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return decoded(BytesIO(source), "the bytes given")
+        return decoded(bytes(source), "the bytes given", limits)
     if hasattr(source, "read"):
-        return decoded(source, f"the file {getattr(source, 'name', '')!r}")
+        where = f"the file {getattr(source, 'name', '')!r}"
+        return decoded(read_stream(source, where, limits), where, limits)
     if isinstance(source, Image.Image):
         with faults_of("the picture given"):
-            return upright_rgb(source, "the picture given")
+            check_format(source)
+            return plain(upright(source, "the picture given"), shared=source)
     if isinstance(source, np.ndarray):
-        return upright_rgb(from_array(source), "the array given")
+        with faults_of("the array given"):
+            return plain(upright(from_array(source), "the array given"))
     if hasattr(source, "detach") and hasattr(source, "numpy"):
         with faults_of("the tensor given"):
-            return upright_rgb(from_tensor(source), "the tensor given")
+            return plain(upright(from_tensor(source), "the tensor given"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {AS_ARRAY} or {AS_TENSOR}"
     raise DataError(f"the picture is a {type(source).__name__}; expected {kinds}")
 
 
-def decoded(file: Any, where: str) -> Image.Image:
-    with opened(file, where) as image:
-        return upright_rgb(image, where)
+def pillows_limits() -> Limits:
+    """PIL.Image.MAX_IMAGE_PIXELS where someone has set it, with None for no limit; else the limits by format."""
+    if Image.MAX_IMAGE_PIXELS == PILLOWS_OWN:
+        return DEFAULT
+    return Limits(pixels=sys.maxsize if Image.MAX_IMAGE_PIXELS is None else max(1, int(Image.MAX_IMAGE_PIXELS)))
 
 
-@contextmanager
-def opened(file: Any, where: str) -> Generator[Image.Image]:
-    """The picture with its header read and its pixels not."""
-    with faults_of(where), Image.open(file) as image:
-        # Pillow only warns up to twice its limit; nothing is decoded yet
-        if image.width * image.height > (Image.MAX_IMAGE_PIXELS or float("inf")):
-            raise too_large(where)
-        yield image
+def check_format(image: Image.Image) -> None:
+    """Of an image that someone else opened and that is not decoded yet: decoding some formats starts a program."""
+    if getattr(image, "tile", None) and image.format not in PILLOWS:
+        given = f"the picture given is an undecoded {image.format} file"
+        raise DataError(f"{given}; expected one of {', '.join(PILLOWS)}, or its pixels: call its load() first")
 
 
-@contextmanager
-def faults_of(where: str) -> Generator[None]:
-    """Whatever goes wrong inside is a DataError of one line that begins with `where`."""
-    try:
-        yield
-    except VitrailError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{where} does not exist; expected a picture") from None
-    except IsADirectoryError:
-        raise DataError(f"{where} is a folder; expected a picture: give its files one by one") from None
-    except UnidentifiedImageError:
-        raise DataError(f"{where} is no picture; expected one of a kind that Pillow reads, say JPEG or PNG") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise too_large(where) from None
-    except Exception as error:  # on broken bytes Pillow's plugins raise anything
-        raise DataError(f"{where} cannot be read: {one_line(error)}; expected a picture, whole and readable") from None
+def decoded(data: bytes, where: str, limits: Limits) -> Image.Image:
+    with faults_of(where), open_undecoded(data, where, limits) as image:
+        return plain(upright(image, where))
 
 
-def too_large(where: str) -> DataError:
-    limit = f"at most {Image.MAX_IMAGE_PIXELS} pixels: if it is no decompression bomb, raise PIL.Image.MAX_IMAGE_PIXELS"
-    return DataError(f"{where} is too large; expected {limit}")
-
-
-def upright_rgb(image: Image.Image, where: str) -> Image.Image:
-    image = upright(image, where).convert("RGB")
-    image.info = {}  # with its EXIF, or the picture would be turned again by the next who looks at it
+def plain(image: Image.Image, shared: Image.Image | None = None) -> Image.Image:
+    """In RGB and without a file or EXIF, by which it would be turned again; copied only if it is `shared`."""
+    if image.mode != "RGB" or image is shared:
+        image = image.convert("RGB")
+    elif type(image) is not Image.Image:  # of a file: its pixels without the file, and without a copy
+        image = image._new(image.im)  # pyright: ignore[reportPrivateUsage]
+    image.info = {}
     return image
 
 
@@ -102,13 +93,10 @@ def upright(image: Image.Image, where: str) -> Image.Image:
     if turn is not None:
         image = image.transpose(turn)
     if image.mode.startswith("I"):
-        image = from_16_bits(image, where)
+        return from_16_bits(image, where)
     if image.mode == "F":
         raise DataError(f"{where} is of floats; expected 8 or 16 bits: give an array of floats from 0 to 1")
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image
+    return in_strips(image, "RGB", over_white) if image.has_transparency_data else image
 
 
 def orientation(image: Image.Image) -> int:
@@ -118,13 +106,31 @@ def orientation(image: Image.Image) -> int:
         return 1
 
 
+def in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The image converted some rows at a time, so that a large one is not held in wider numbers as well."""
+    result, rows = Image.new(mode, image.size), max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        result.paste(convert(strip), (0, top))
+    return result
+
+
+def over_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
 def from_16_bits(image: Image.Image, where: str) -> Image.Image:
-    """To 8 bits by value, where Pillow would clip; its mode I is how it gives 16-bit PGM files."""
-    values = np.asarray(image).astype(np.int64)
-    low, high = values.min(), values.max()
+    """To 8 bits by value, where Pillow would clip; its mode I has 32 bits, of which 16 are expected."""
+    extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot have others
+    low, high = extremes
     if low < 0 or high > 65535:
         raise DataError(f"{where} has values from {low} to {high}; expected 16 bits, 0 to 65535")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    return in_strips(image, "L", lambda strip: Image.fromarray(to_8_bits(np.asarray(strip))))
+
+
+def to_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def from_array(array: np.ndarray[Any, Any], expected: str = AS_ARRAY) -> Image.Image:

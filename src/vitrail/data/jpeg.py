@@ -1,6 +1,8 @@
 """JPEG by simplejpeg, where it is installed and gives Pillow's bits: less to import than Pillow's, and no slower."""
 
+import re
 import struct
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,13 @@ except ImportError:  # Pillow decodes the same
     simplejpeg: Any = None
 
 SHORT = 3  # EXIF's number for the type of its orientation
+APP1, SOS = 0xE1, 0xDA  # kinds of segments: EXIF or XMP, and the start of a scan
+SCAN = bytes((0xFF, SOS))
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # how the image is coded
+SEQUENTIAL = (0xC0, 0xC1)  # of these: not progressive, with Huffman codes
+BARE = {0x00, 0x01, *range(0xD0, 0xDA)}  # kinds without a length, none of which stands before the first scan
+MARKER = re.compile(rb"\xff+[^\xff]", re.DOTALL)
+MOST_SEGMENTS = 2**16  # that are looked at
 
 
 class Header(NamedTuple):
@@ -47,19 +56,50 @@ def decoded(data: bytes, header: Header, by: int = 1) -> NDArray[np.uint8] | Non
 
 def turn_of(data: bytes) -> int | None:
     """EXIF's orientation, 1 if it has none; None if that takes a closer look, as where XMP alone tells of one."""
-    notes, at = list[bytes](), 2
-    while data[at : at + 1] == b"\xff" and data[at + 1] != 0xDA:  # each segment has its kind and its length
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if data[at + 1] == 0xE1:
-            notes.append(data[at + 4 : end])
-        at = end
-    if data[at : at + 1] != b"\xff":  # the walk got lost
+    notes, kind = list[bytes](), None
+    for kind, contents in segments(data):
+        if kind == APP1:
+            notes.append(contents)
+    if kind != SOS:  # the walk got lost
         return None
     exif = [note[6:] for note in notes if note.startswith(b"Exif\0\0")]
     turn = turn_in(exif[0]) if len(exif) == 1 else None if exif else 0
     if turn == 0:
         return None if any(b"Orientation" in note for note in notes) else 1
     return turn
+
+
+def is_held_whole(data: bytes) -> bool:
+    """Whether a decoder holds all of the image before it gives the first row: unless its only scan has all channels."""
+    frame = None
+    for kind, contents in segments(data):
+        if kind in FRAMES and frame is None:
+            frame = kind, contents[5:6]
+        elif kind in FRAMES:
+            return True
+        elif kind == SOS:
+            return frame is None or frame[0] not in SEQUENTIAL or not contents or contents[:1] != frame[1]
+    return True
+
+
+def segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The kind and the contents of each segment to the first scan; where a JPEG is unusual, it ends before that.
+
+    Any number of fill bytes may stand before the byte that says which kind a segment is.
+    """
+    at = 2
+    for _ in range(MOST_SEGMENTS):
+        found = MARKER.match(data, at)
+        if found is None:
+            return
+        at = found.end()
+        kind, end = data[at - 1], at + int.from_bytes(data[at : at + 2], "big")
+        if kind in BARE or end < at + 2 or end > len(data):
+            return
+        yield kind, data[at + 2 : end]
+        if kind == SOS:
+            return
+        at = end
 
 
 def turn_in(exif: bytes) -> int | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail.data.arrays import Arrays
+from vitrail.data.image_formats import DEFAULT, open_undecoded, read_image_file
 
 HERE = Path(__file__).parent
 SIDE = 28  # pixels
@@ -29,8 +29,8 @@ def read(folder: Path = HERE) -> tuple[Arrays, Arrays]:
 
 def cut(sheet: Path) -> NDArray[np.uint8]:
     """The pictures on a sheet, (classes, pictures, 28, 28)."""
-    with Image.open(sheet) as image:
-        pixels = np.asarray(image)
+    where = str(sheet)
+    pixels = np.asarray(open_undecoded(read_image_file(sheet, where, DEFAULT), where, DEFAULT))
     rows, columns = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
     panes = pixels.reshape(rows, SIDE, columns, SIDE).swapaxes(1, 2)
     return panes.reshape(len(CLASSES), -1, SIDE, SIDE)

@@ -1,0 +1,266 @@
+"""Which image files are read: six formats, recognised by their first bytes, each within limits on what it may cost."""
+
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vitrail.data import jpeg
+from vitrail.errors import ConfigError, DataError, VitrailError, one_line
+from vitrail.files import read_bytes
+
+PLUGINS = {  # format → the one module of Pillow that is imported for it, and what opens a file there
+    "JPEG": ("PIL.JpegImagePlugin", "jpeg_factory"),  # an MPO of a phone, too: its first image
+    "PNG": ("PIL.PngImagePlugin", "PngImageFile"),
+    "WebP": ("PIL.WebPImagePlugin", "WebPImageFile"),
+    "GIF": ("PIL.GifImagePlugin", "GifImageFile"),
+    "BMP": ("PIL.BmpImagePlugin", "BmpImageFile"),
+    "TIFF": ("PIL.TiffImagePlugin", "TiffImageFile"),
+}
+PILLOWS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow calls them
+FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+SIGNATURES = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"BM": "BMP",
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), "TIFF"),  # two are wrong but common
+}
+OTHERS = {  # what is recognised and not read
+    b"%PDF": "a PDF file",
+    b"%!PS": "a PostScript file",
+    b"\x04%!PS": "a PostScript file",
+    b"\xc5\xd0\xd3\xc6": "an EPS file",
+    b"8BPS": "a Photoshop file",
+    b"\0\0\1\0": "an icon (ICO)",
+    b"\0\0\2\0": "a cursor (CUR)",
+    **{b"P%d" % number: "a PPM, PGM or PBM file" for number in range(1, 8)},
+    b"\0\0\0\x0cjP  ": "a JPEG 2000 image",
+    b"\xffO\xffQ": "a JPEG 2000 image",
+    b"\0\0\0\x0cJXL ": "a JPEG XL image",
+    b"\xff\x0a": "a JPEG XL image",
+    b"PK\3\4": "a zip file",
+    b"\x1f\x8b": "a gzip file",
+    b"\x1aE\xdf\xa3": "a video",
+    b"\0\0\1\xba": "a video",
+    b"\0\0\1\xb3": "a video",
+}
+MARKUP = {b"<!doctype html": "an HTML page", b"<html": "an HTML page", b"<svg": "an SVG drawing"}
+HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # brands
+CONVERSIONS = {"an AVIF image": "magick IN.avif OUT.png", "a HEIC image": "heif-convert IN.heic OUT.png"}
+
+MOST_PIXELS = 2**26  # of an image: 256 MB in Pillow as RGB, and as much again while it is converted or turned
+MOST_WHOLE_JPEG = 89_478_485  # of a JPEG that is decoded as it comes, row by row: where Pillow warns
+MOST_JPEG = 178_956_970  # of the same decoded at a smaller size: where Pillow refuses
+MOST_WEBP = 3 * 2**24  # its decoder holds five copies
+MOST_RUNS = 2**24  # of a BMP in runs of pixels, which Pillow decodes in Python
+MOST_SCANNED = 2**32  # pixels × scans of a JPEG
+LONGEST_SIDE = 2**20  # resizing takes 32 bytes per row or column
+COMPRESSIONS = (  # of TIFF: not those that hardly anyone uses, and none that names the memory it wants
+    *("raw", "packbits", "tiff_ccitt", "group3", "group4", "tiff_lzw", "jpeg"),
+    *("tiff_adobe_deflate", "tiff_deflate", "zstd"),
+)
+TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of TIFF
+MOST_PLANES = 8  # times that the parts of a file may cover its image: once per channel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an image may take: what is larger is refused before it is decoded."""
+
+    pixels: int | None = None  # None: by format, so that any image takes about 1 GB at most
+    bytes: int = 2**28  # of its file
+
+    def __post_init__(self) -> None:
+        for name, value in (("pixels", self.pixels), ("bytes", self.bytes)):
+            if value is not None and value < 1:
+                raise ConfigError(f"the limit on {name} is {value}; expected 1 or more")
+
+
+DEFAULT = Limits()
+
+
+@contextmanager
+def faults_of(where: str) -> Generator[None]:
+    """Whatever goes wrong inside is a DataError of one line that begins with `where`."""
+    try:
+        yield
+    except VitrailError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{where} does not exist; expected a picture") from None
+    except IsADirectoryError:
+        raise DataError(f"{where} is a folder; expected a picture: give its files one by one") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{where} is too large: {one_line(error)}; expected fewer pixels") from None
+    except MemoryError:
+        raise DataError(f"{where} takes more memory than there is; expected a smaller picture") from None
+    except Exception as error:  # on broken bytes Pillow's plugins raise anything
+        raise DataError(f"{where} cannot be read: {one_line(error)}; expected a picture, whole and readable") from None
+
+
+@contextmanager
+def named(source: Any) -> Generator[None]:
+    """Where `source` is a path, a DataError inside begins with it."""
+    try:
+        yield
+    except DataError as error:
+        name = repr(str(source)) if isinstance(source, str | Path) else ""
+        if str(error).startswith(name):
+            raise
+        raise DataError(f"{name}: {error}") from None
+
+
+def read_image_file(path: str | Path, where: str, limits: Limits) -> bytes:
+    """The contents of a regular file within the limits; nothing else is opened, so nothing is waited for."""
+    with faults_of(where):
+        found = os.stat(path)  # noqa: PTH116
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(f"{where} is a pipe, a socket or a device; expected a file: give its bytes instead")
+        if found.st_size > limits.bytes:
+            raise too_long(where, f"{found.st_size}", limits)
+        return read_bytes(path, limits.bytes)
+
+
+def read_stream(file: Any, where: str, limits: Limits) -> bytes:
+    """A binary file from its beginning, and left there where it can be."""
+    with faults_of(where):
+        again = getattr(file, "seekable", bool)()
+        if again:
+            file.seek(0)
+        data = bytes(file.read(limits.bytes + 1))
+        if again:
+            file.seek(0)
+    return data
+
+
+def open_undecoded(data: bytes, where: str, limits: Limits, *, whole: bool = True) -> Image.Image:
+    """The image with its header read and checked and its pixels not; `whole` says that it will be decoded at full size.
+
+    Pillow's Image.open is not used: it asks all of its plugins, and some of them start programs.
+    """
+    with faults_of(where):
+        check_bytes(data, where, limits)
+        kind = format_of(data)
+        if kind is None:
+            raise not_read(data, where)
+        size = webp_size(data) if kind == "WebP" else None
+        if size is not None:  # before its decoder allocates the canvas
+            check_pixels(*size, where, limits, MOST_WEBP)
+        module, opener = PLUGINS[kind]
+        image: Any = getattr(import_module(module), opener)(BytesIO(data), "")
+        if kind == "JPEG":
+            check_jpeg(data, image.height, image.width, where, limits, whole=whole)
+        else:
+            check_pixels(image.height, image.width, where, limits, most_pixels(image, kind))
+        if kind == "TIFF":
+            check_tiff(image, where, limits)
+        covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
+        if covered > MOST_PLANES * image.width * image.height:
+            raise DataError(f"{where} stores its pixels many times over; expected each once: save it anew")
+        return image
+
+
+def format_of(data: bytes) -> str | None:
+    """The name of a format that is read, by the first bytes and not by the name of the file."""
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WebP"
+    return next((kind for signature, kind in SIGNATURES.items() if data.startswith(signature)), None)
+
+
+def not_read(data: bytes, where: str) -> DataError:
+    """What a file of another kind is, as far as its first bytes tell, and what to do with it."""
+    found = other_kind(data)
+    if found is None:
+        return DataError(f"{where} is no picture; expected one of a kind that is read: {FORMATS}")
+    example = f", for instance with '{CONVERSIONS[found]}'" if found in CONVERSIONS else ", for instance to PNG"
+    return DataError(f"{where} is {found}; expected {FORMATS}: convert it{example}")
+
+
+def other_kind(data: bytes) -> str | None:
+    if data[4:8] == b"ftyp":
+        brands = data[8:64]
+        if b"avif" in brands or b"avis" in brands:
+            return "an AVIF image"
+        return "a HEIC image" if brands[:4] in HEIC else "a video"
+    if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
+        return "a video"
+    text = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(b"<?xml") and b"<svg" in text:
+        return "an SVG drawing"
+    named = {**OTHERS, **MARKUP}
+    return next((kind for start, kind in named.items() if data.startswith(start) or text.startswith(start)), None)
+
+
+def most_pixels(image: Any, kind: str) -> int:
+    """By default, of all but JPEG."""
+    if kind == "BMP" and image.tile and image.tile[0][0] == "bmp_rle":
+        return MOST_RUNS
+    return MOST_WEBP if kind == "WebP" else MOST_PIXELS
+
+
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Rows and columns, from the header of a WebP file."""
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        columns, rows = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+        return rows, columns
+    if chunk == b"VP8 ":
+        columns, rows = (int.from_bytes(data[at : at + 2], "little") & 0x3FFF for at in (26, 28))
+        return rows, columns
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    return None
+
+
+def check_bytes(data: bytes, where: str, limits: Limits) -> None:
+    if len(data) > limits.bytes:
+        raise too_long(where, "more", limits)
+    if not data:
+        raise DataError(f"{where} is empty; expected a picture, not zero bytes")
+
+
+def check_pixels(rows: int, columns: int, where: str, limits: Limits, most: int = MOST_PIXELS) -> None:
+    """Against the limit that was given, or `most`, that of the format."""
+    most = most if limits.pixels is None else limits.pixels
+    if rows * columns > most:
+        hint = "if it is no decompression bomb, raise the limit on pixels"
+        raise DataError(f"{where} is {rows}×{columns} pixels; expected at most {most} pixels: {hint}")
+    if max(rows, columns) > LONGEST_SIDE:
+        raise DataError(f"{where} is {rows}×{columns} pixels; expected sides of at most {LONGEST_SIDE}: crop it first")
+
+
+def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: Limits, *, whole: bool) -> None:
+    """The pixels, and the scans: each goes over the whole image; ten are usual, and a small file may have thousands."""
+    if not jpeg.is_held_whole(data):
+        check_pixels(rows, columns, where, limits, MOST_WHOLE_JPEG if whole else MOST_JPEG)
+        return
+    check_pixels(rows, columns, where, limits)
+    scans, most = data.count(jpeg.SCAN), max(1, MOST_SCANNED // max(1, rows * columns))
+    if scans > most:
+        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {most} at this size: save it anew")
+
+
+def check_tiff(image: Any, where: str, limits: Limits) -> None:
+    compression = image.info.get("compression")
+    if compression not in COMPRESSIONS:
+        raise DataError(f"{where} is a TIFF file in the compression {compression}; expected another: save it as PNG")
+    across, down = image.tag_v2.get(TILE_WIDTH), image.tag_v2.get(TILE_LENGTH)
+    if across and down:  # of a thin image in wide tiles all of each tile is decoded
+        check_pixels(ceil(image.height / down) * down, ceil(image.width / across) * across, where, limits)
+
+
+def too_long(where: str, count: str, limits: Limits) -> DataError:
+    return DataError(f"{where} has {count} bytes; expected at most {limits.bytes}: raise the limit on bytes")
