@@ -46,6 +46,10 @@ class Opaque:
         return "…"
 
 
+class Members(Opaque):
+    """Stands for a set, whose members would be hashed and are not needed."""
+
+
 class Named(Opaque):
     """Stands for a class or function that may be passed on by name, and not called."""
 
@@ -186,6 +190,14 @@ class Evaluation:
             parts = self.since_mark()
             self.stack.append([] if name == "LIST" else {})
             (self.extend if name == "LIST" else self.set_items)(parts)
+        elif name in ("EMPTY_SET", "FROZENSET"):
+            if name == "FROZENSET":
+                self.since_mark()
+            self.stack.append(Members())
+        elif name == "ADDITEMS":
+            self.since_mark()
+            if not isinstance(self.top(), Members):
+                raise PickleError(f"adds members to a {type(self.top()).__name__}")
         elif name == "BUILD":
             state, target = self.pop(), self.top()
             if not hasattr(type(target), "set_state"):

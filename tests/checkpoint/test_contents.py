@@ -182,7 +182,8 @@ def test_weights_stay_when_their_file_is_overwritten_or_truncated(tmp_path: Path
     save_file(tensors, tmp_path / "a.safetensors")
     torch.save(tensors, tmp_path / "zip.pth")
     torch.save(tensors, tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
-    np.savez(tmp_path / "a.npz", **{name: each.numpy() for name, each in tensors.items()})
+    arrays: Any = {name: each.numpy() for name, each in tensors.items()}
+    np.savez(tmp_path / "a.npz", **arrays)
     files = sorted(tmp_path.iterdir())
     done = subprocess.run([sys.executable, "-c", CHANGED, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)  # -7 is SIGBUS

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -99,9 +100,7 @@ def test_a_damaged_binary_is_refused(tmp_path: Path, name: str, data: bytes, exp
 
 
 PICTURES = noise(2, 3072)
-DOUBLED: Any = [0]
-for _ in range(50):  # an array of it would have 2^50 numbers
-    DOUBLED = [DOUBLED, DOUBLED]
+DOUBLED: Any = reduce(lambda inner, _: [inner, inner], range(50), [0])  # an array of it would have 2^50 numbers
 
 
 @pytest.mark.parametrize(

@@ -253,10 +253,10 @@ def from_pickle(path: Path, data: Any, size: int, reader: StorageReader) -> Cont
         raise CheckpointError(f"{path} holds a {kind}; expected a dict of names and tensors")
     wrapper = wrapper_of(data)
     inside = data[wrapper] if wrapper else data
-    places = {name: each for name, each in inside.items() if isinstance(each, TensorPlace | Unplain)}
-    if not all(isinstance(name, str) for name in places):
+    odd = [name for name, each in inside.items() if isinstance(each, Unplain)]
+    places = {name: each for name, each in inside.items() if isinstance(each, TensorPlace)}
+    if not all(isinstance(name, str) for name in (*odd, *places)):
         raise CheckpointError(f"{path} has tensors under keys that are no texts; expected names")
-    odd = [name for name, each in places.items() if isinstance(each, Unplain)]
     if odd:
         raise CheckpointError(f"{path}: {odd[0]} is sparse, quantised or without values; expected plain tensors")
     if sum(each.size for each in places.values()) > UNPACKED * size:

@@ -84,7 +84,8 @@ def read_binary(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], Any]:
 
 def read_batch(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], Any]:
     batch = contents(path)
-    images, labels = batch.get("data"), batch.get(layout.labels_key)
+    images: Any = batch.get("data")
+    labels: Any = batch.get(layout.labels_key)
     if not isinstance(images, np.ndarray) or images.shape[1:] != (PIXELS,) or not is_list_of(labels, int):
         raise DataError(f"{path} has no pictures; expected 'data' of bytes (N, {PIXELS}) and '{layout.labels_key}'")
     if len(labels) != len(images):

@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
@@ -19,7 +20,7 @@ VALUES = st.recursive(
 )
 
 
-def value_of(data: bytes, names: dict[str, object] | None = None, size: int | None = None) -> Any:
+def value_of(data: bytes, names: Mapping[str, object] | None = None, size: int | None = None) -> Any:
     return evaluate(BytesIO(data), names or {}, Budget(len(data) if size is None else size))
 
 
