@@ -22,7 +22,7 @@ TIMES_THE_FILE, AND_BYTES = 4, 2**26  # what all tensors of a file may hold toge
 NUMBERS = (
     *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
 )
 STORAGES = {
     "Double": torch.float64,
