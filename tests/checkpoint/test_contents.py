@@ -140,7 +140,7 @@ def test_a_file_that_goes_away_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
     for name, save in WHOLE.items():
         save(tmp_path / name)
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "stat", gone)
+            patch.setattr(os, "stat", gone)
             patch.setattr(Path, "is_file", always(True))
             patch.setattr(Path, "is_dir", always(False))
             with pytest.raises(CheckpointError, match=r"cannot be read: No such file or directory"):
@@ -156,6 +156,38 @@ def test_tensors_outlive_their_file(tmp_path: Path) -> None:
         found: Contents = read_contents(tmp_path / name)
         (tmp_path / name).unlink()
         assert all(torch.equal(found.tensors[key], tensor) for key, tensor in TENSORS.items())
+
+
+CHANGED = """
+import sys
+from pathlib import Path
+from vitrail.checkpoint.contents import read_contents
+
+for name in sys.argv[1:]:
+    path = Path(name)
+    found = read_contents(path).tensors
+    before = {name: tensor.clone() for name, tensor in found.items()}
+    with path.open("r+b") as file:
+        file.write(b"\\xff" * path.stat().st_size)
+    assert all(found[name].equal(tensor) for name, tensor in before.items()), path
+    with path.open("r+b") as file:
+        file.truncate(0)
+    assert all(found[name].equal(tensor) for name, tensor in before.items()), path
+    print(path.name)
+"""
+
+
+def test_weights_stay_when_their_file_is_overwritten_or_truncated(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(100_000), "b": torch.randn(3, 7, dtype=torch.float64), "c": torch.ones(())}
+    save_file(tensors, tmp_path / "a.safetensors")
+    torch.save(tensors, tmp_path / "zip.pth")
+    torch.save(tensors, tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
+    arrays: Any = {name: each.numpy() for name, each in tensors.items()}
+    np.savez(tmp_path / "a.npz", **arrays)
+    files = sorted(tmp_path.iterdir())
+    done = subprocess.run([sys.executable, "-c", CHANGED, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)  # -7 is SIGBUS
+    assert done.stdout.split() == [path.name for path in files]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -60,3 +60,39 @@ def test_damaged_pickles_are_refused_in_one_line() -> None:
                 read_pickle(bytes(data), Path("toy"))
             except DataError as error:
                 assert "\n" not in str(error)  # noqa: PT017
+
+
+def nested(start: bytes) -> bytes:
+    """Steps that leave a tuple or list of twice itself, fifty times over."""
+    steps = start
+    for level in range(50):
+        put, get = b"q" + bytes([level]), b"h" + bytes([level])
+        steps += put + (get + b"\x86" if start == b")" else b"0(" + get + get + b"l")
+    return steps
+
+
+CALLS = {
+    "dtype": b"cnumpy\ndtype\n(%bK\0K\1tR",
+    "array": b"cnumpy\nndarray\n)R(K\1%bK\0K\0C\0tb",
+    "buffer": b"cnumpy.core.numeric\n_frombuffer\n(C\0K\0%bK\0tR",
+    "encode": b"c_codecs\nencode\n(%bK\0tR",
+    "key": b"}(%bK\1u",
+    "value": b"}(K\1%bu",
+}
+
+
+@pytest.mark.parametrize("start", [b")", b"]"], ids=["tuple", "list"])
+@pytest.mark.parametrize("place", CALLS)
+def test_what_holds_itself_twice_over_and_over_costs_nothing(place: str, start: bytes) -> None:
+    data = b"\x80\x04" + CALLS[place] % nested(start) + b"."
+    try:
+        assert len(read_pickle(data, Path("toy"))) == 1
+    except DataError as error:
+        assert len(str(error)) < 200  # noqa: PT017
+
+
+def test_a_text_is_not_encoded_over_and_over() -> None:
+    text = b"X" + (10**6).to_bytes(4, "little") + b"x" * 10**6
+    data = b"\x80\x02" + text + b"q\0" + b"0c_codecs\nencode\nh\0X\6\0\0\0latin1\x86R" * 10_000 + b"."
+    with pytest.raises(DataError, match=r"^toy has more than \d+ steps; expected a pickle of arrays$"):
+        read_pickle(data, Path("toy"))

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -99,6 +100,7 @@ def test_a_damaged_binary_is_refused(tmp_path: Path, name: str, data: bytes, exp
 
 
 PICTURES = noise(2, 3072)
+DOUBLED: Any = reduce(lambda inner, _: [inner, inner], range(50), [0])  # an array of it would have 2^50 numbers
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,7 @@ PICTURES = noise(2, 3072)
         ({"data": PICTURES, "labels": [0]}, "has 2 pictures and 1 labels; expected as many of each"),
         ({"data": PICTURES, "labels": [0, 11]}, "label 11 of picture 1; expected one from 0 to 9"),
         ({"data": PICTURES.astype(float), "labels": [0, 1]}, "an array of 'f8', not of bytes"),
+        ({"data": PICTURES, "labels": [DOUBLED, DOUBLED]}, "has no pictures; expected 'data' of bytes"),
     ],
 )
 def test_a_strange_batch_is_refused(tmp_path: Path, batch: Any, expected: str) -> None:

@@ -1,6 +1,8 @@
 """MNIST's files: however they are called and packed, as torchvision reads them, and damaged ones in one line."""
 
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +89,31 @@ def test_a_damaged_archive_and_a_label_out_of_range_are_refused(tmp_path: Path) 
     fashion = tmp_path.rename(tmp_path.with_name("fashion"))
     with pytest.raises(DataError, match="label 10 of picture 5; expected one from 0 to 9"):
         open_data(fashion)
+
+
+BOMBS = """
+import resource, sys
+from pathlib import Path
+from vitrail.data.idx import read_idx
+from vitrail.errors import DataError
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_idx(Path(sys.argv[1]), 3)
+except DataError as error:
+    print(error)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.parametrize("said", [(6, 28, 28), (2000, 512, 512)], ids=["more than it says", "what it says"])
+def test_an_archive_that_unpacks_to_far_more_than_it_is(tmp_path: Path, said: tuple[int, ...]) -> None:
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(bytes((0, 0, 8, 3)) + np.array(said, ">u4").tobytes())
+        for _ in range(500):
+            file.write(b"\0" * 2**20)
+    done = subprocess.run([sys.executable, "-c", BOMBS, path], capture_output=True, text=True, check=True)
+    message, grown = done.stdout.splitlines()
+    assert path.name in message
+    assert "bytes of values; expected 4704" in message or "would unpack to more than" in message
+    assert int(grown) < 64 * path.stat().st_size + 2**27

@@ -18,6 +18,7 @@ from vitrail.errors import CheckpointError
 UNPACKED = 2  # no file unpacks to more than so many times its size
 LARGEST_DIRECTORY = 2**20  # bytes, and one for so many of the file; a hundred for an entry, which becomes a thousand
 BYTES_A_BYTE = 64
+LARGEST_READ = 2**30  # bytes read at once; some systems refuse more than 2 GB
 END, LOCATOR, END64 = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"  # the last 22 bytes; 20 and 56 before them, or not
 
 
@@ -49,9 +50,7 @@ def check_archive(path: Path, file: IO[bytes], size: int, archive: zipfile.ZipFi
     for entry, limit in zip(entries, limits, strict=False):
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
             raise CheckpointError(f"{path}: {entry.filename} is packed in a way that neither torch nor NumPy uses")
-        file.seek(entry.header_offset + 26)
-        name, extra = struct.unpack("<2H", file.read(4))
-        if entry.header_offset + 30 + name + extra + entry.compress_size > limit:
+        if content_start(file, entry) + entry.compress_size > limit:
             raise CheckpointError(f"{path}: {entry.filename} reaches into the next part; it may be damaged")
         if entry.compress_type == zipfile.ZIP_STORED and entry.file_size != entry.compress_size:
             raise CheckpointError(f"{path}: {entry.filename} says two sizes; it may be damaged")
@@ -62,7 +61,34 @@ def check_archive(path: Path, file: IO[bytes], size: int, archive: zipfile.ZipFi
         )
 
 
-def read_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
+def content_start(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
+    """Where the bytes of an entry begin: behind its header, name and extra fields."""
+    file.seek(entry.header_offset + 26)
+    name, extra = struct.unpack("<2H", file.read(4))
+    return entry.header_offset + 30 + name + extra
+
+
+def read_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo, memory: memoryview) -> None:
+    """Fills memory with the first bytes of an entry; one that is stored as it is goes there without a copy."""
+    if entry.compress_type == zipfile.ZIP_STORED:
+        read_into(file, content_start(file, entry), memory)
+    else:
+        with archive.open(entry) as stream:
+            read_into(stream, 0, memory)
+
+
+def read_into(file: IO[bytes], start: int, memory: memoryview) -> None:
+    """Fills memory with the bytes of a file from `start` on."""
+    file.seek(start)
+    done = 0
+    while done < len(memory):
+        count = file.readinto(memory[done : done + LARGEST_READ])  # pyright: ignore[reportAttributeAccessIssue]
+        if not count:
+            raise EOFError(f"{len(memory) - done} bytes are missing at its end")
+        done += count
+
+
+def read_arrays(path: Path, file: IO[bytes], archive: zipfile.ZipFile) -> dict[str, Tensor]:
     """The arrays of numbers; each header is checked against the bytes that are there before anything is made for it."""
     kinds: dict[str, np.dtype[Any]] = {}
     for info in archive.infolist():
@@ -81,7 +107,8 @@ def read_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
                 )
         kinds[info.filename.removesuffix(".npy")] = dtype
     numbers = [name for name, kind in kinds.items() if kind.kind in "fiub" or is_bfloat16(kind)]
-    with np.load(path, allow_pickle=False) as arrays:
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as arrays:
         return {name: from_array(arrays[name]) for name in numbers}
 
 

@@ -1,16 +1,17 @@
 """The tensors in a file that somebody else wrote, whatever its kind; nothing in it is run, and little of it copied."""
 
+import json
+import os
 import struct
 import warnings
 import zipfile
 import zlib
-from argparse import Namespace
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from io import BytesIO
+from math import prod
 from pathlib import Path
-from pickle import UnpicklingError
 from tokenize import TokenError
 from typing import IO, Any, Literal
 
@@ -18,11 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays
-from vitrail.checkpoint.pickles import check_pickle, runs_code
+from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays, read_entry, read_into
+from vitrail.checkpoint.pickles import Descriptions, Storage, StorageReader, TensorPlace, Unplain
 from vitrail.errors import CheckpointError, one_line
-from vitrail.files import FILES, read_text
+from vitrail.files import FILES, open_regular, read_text
 from vitrail.parsing import parse_json
+from vitrail.pickles import LARGEST_PICKLE, BoundedStream, PickleError, UnwantedNameError
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
@@ -30,6 +32,28 @@ ENDINGS = (*FILES, ".th")
 WRAPPERS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
 LARGEST_JSON = 2**22  # bytes; also of the header of a safetensors file
 MOST_TENSORS = 2**14  # in one file
+MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001  # of torch.save's format until 1.6
+DTYPES = {  # as safetensors calls them
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 ELSEWHERE = {  # first bytes of what people also try
     b"\x89HDF": "an HDF5 file, as Keras writes",
     b"version https://git-lfs": "the pointer of a Git LFS file (get the file itself: git lfs pull)",
@@ -39,7 +63,7 @@ ELSEWHERE = {  # first bytes of what people also try
 }
 DAMAGE = (
     SafetensorError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOFError, SyntaxError,
-    UnpicklingError, ArithmeticError, MemoryError, AssertionError, TokenError, struct.error, zipfile.BadZipFile,
+    ArithmeticError, MemoryError, AssertionError, TokenError, struct.error, zipfile.BadZipFile,
     zlib.error,
 )  # fmt: skip
 
@@ -122,12 +146,12 @@ def read_file(path: Path) -> Contents:
     with damage_named(path):
         if not path.is_file():  # opening a pipe would wait for somebody to write to it
             raise CheckpointError(f"{path} is missing, or no file; expected weights")
-        with path.open("rb") as file:
-            start, size = file.read(32), path.stat().st_size
+        with os.fdopen(open_regular(path), "rb") as file:
+            start, size = file.read(32), os.fstat(file.fileno()).st_size
             if start[:2] == b"PK":
                 return read_archive(path, file, size)
             if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
-                return read_safetensors(path, file)
+                return read_safetensors(path, file, size)
             if start[:1] == b"\x80":
                 return read_legacy(path, file, size)
     found = next((what for first, what in ELSEWHERE.items() if start.startswith(first)), "of no known kind")
@@ -136,61 +160,110 @@ def read_file(path: Path) -> Contents:
     raise CheckpointError(f"{path} is {found}; expected .safetensors, a .pth or .bin by torch.save, or .npz")
 
 
-def read_safetensors(path: Path, file: IO[bytes]) -> Contents:
+def read_safetensors(path: Path, file: IO[bytes], size: int) -> Contents:
+    """Each tensor in memory of its own and not mapped: whatever happens to the file later, they stay as they are."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
-    if length > LARGEST_JSON or file.read(length).count(b"{") > MOST_TENSORS:
+    text = file.read(min(length, LARGEST_JSON))
+    if length > LARGEST_JSON or text.count(b"{") > MOST_TENSORS or text.count(b",") > 16 * MOST_TENSORS:
         raise CheckpointError(f"{path} has a header of {length} bytes, with too many tensors; expected weights")
-    with safe_open(path, "pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        return Contents(path=path, kind="safetensors", tensors=tensors, header=opened.metadata() or {})
+    with safe_open(path, "pt"):  # which refuses a header that is not one
+        header: dict[str, Any] = json.loads(text)
+    metadata, tensors = header.pop("__metadata__", None) or {}, dict[str, Tensor]()
+    for name, said in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
+        dtype, (start, end) = DTYPES.get(said["dtype"]), said["data_offsets"]
+        if dtype is None:
+            raise CheckpointError(f"{path}: {name} is of {said['dtype']}; expected {', '.join(DTYPES)}")
+        if not 0 <= start <= end <= size - 8 - length or prod(said["shape"]) * dtype.itemsize != end - start:
+            raise CheckpointError(f"{path}: {name} is not where it says; it may be damaged")
+        tensors[name] = torch.empty(said["shape"], dtype=dtype)
+        read_into(file, 8 + length + start, tensors[name].flatten().view(torch.uint8).numpy().data)
+    return Contents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 
 
 def read_archive(path: Path, file: IO[bytes], size: int) -> Contents:
     check_directory(path, file, size)
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
         check_archive(path, file, size, archive)
-        names = archive.namelist()
-        if any(name.endswith(".npy") for name in names):
-            return Contents(path=path, kind="npz", tensors=read_arrays(path, archive))
-        folder = names[0].split("/")[0] if names else ""  # as torch finds it
-        if f"{folder}/data.pkl" not in names:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        if any(name.endswith(".npy") for name in entries):
+            return Contents(path=path, kind="npz", tensors=read_arrays(path, file, archive))
+        folder = next(iter(entries), "").split("/")[0]  # as torch finds it
+        pickled = entries.get(f"{folder}/data.pkl")
+        if pickled is None:
             raise CheckpointError(f"{path} is a zip file without tensors; expected what torch.save or np.savez wrote")
-        with archive.open(f"{folder}/data.pkl") as stream:
-            check_pickle(path, stream, size)
-    return read_pickle(path)
+        if pickled.file_size > LARGEST_PICKLE:
+            raise CheckpointError(f"{path} has a pickle of {pickled.file_size} bytes next to its tensors")
+
+        def entry_of(key: str) -> zipfile.ZipInfo:
+            if f"{folder}/data/{key}" not in entries:
+                raise PickleError(f"lacks the numbers of storage {key}")
+            return entries[f"{folder}/data/{key}"]
+
+        def read(key: str, memory: memoryview) -> None:
+            read_entry(file, archive, entry_of(key), memory)
+
+        described = Descriptions(size, lambda key: entry_of(key).file_size)
+        data = described.evaluate(BytesIO(archive.read(pickled)))
+        order = archive.read(f"{folder}/byteorder").decode() if f"{folder}/byteorder" in entries else "little"
+        if order not in ("little", "big"):
+            raise PickleError(f"has a byte order {order!r}")
+        return from_pickle(path, data, size, StorageReader(described.storages, read, order))
 
 
 def read_legacy(path: Path, file: IO[bytes], size: int) -> Contents:
     """What torch.save wrote until 1.6: five pickles, the first of them a magic number, and then the numbers."""
     file.seek(0)
-    wanted = check_pickle(path, file, size)
-    if file.tell() == size:
-        wants = f" that wants to run {wanted[0]}" if wanted else ""
-        raise CheckpointError(f"{path} is a plain pickle{wants}; refused: expected what torch.save wrote")
-    for _ in range(4):  # the version, the machine, what was saved, and in which order its numbers follow
-        check_pickle(path, file, size)
-    return read_pickle(path)
+    described = Descriptions(size, lambda _: size)
+    stream = BoundedStream(file)
+    magic = described.evaluate(stream)
+    if type(magic) is not int or magic != MAGIC:
+        raise CheckpointError(f"{path} is a plain pickle; refused: expected what torch.save wrote")
+    version, _machine, data, keys = (described.evaluate(stream) for _ in range(4))
+    if type(version) is not int or version != VERSION or not isinstance(keys, list):
+        raise PickleError("is of another version of torch.save's format")
+    places = legacy_places(file, described.storages, keys, size)
+
+    def read(key: str, memory: memoryview) -> None:
+        read_into(file, places[key], memory)
+
+    return from_pickle(path, data, size, StorageReader(described.storages, read, "little"))
 
 
-def read_pickle(path: Path) -> Contents:
-    with torch.serialization.safe_globals([Namespace]):  # of a script's arguments: holds values, runs nothing
-        # not mapped: torch.save writes in place, and would pull the memory from under a model that lies in the file
-        data = torch.load(path, map_location="cpu", weights_only=True)
+def legacy_places(file: IO[bytes], storages: Mapping[str, Storage], keys: list[Any], size: int) -> dict[str, int]:
+    """Where the numbers of each storage begin: they follow each other, each with its count before it."""
+    places = dict[str, int]()
+    for key in keys:
+        if type(key) is not str or key not in storages or key in places:
+            raise PickleError("has numbers of a storage that it does not describe")
+        count, place = int.from_bytes(file.read(8), "little"), file.tell()
+        if count != storages[key].count or place + storages[key].size > size:
+            raise PickleError("describes more numbers than it holds")
+        places[key] = place
+        file.seek(place + storages[key].size)
+    if len(places) < len(storages):
+        raise PickleError("describes more numbers than it holds")
+    return places
+
+
+def from_pickle(path: Path, data: Any, size: int, reader: StorageReader) -> Contents:
+    """The tensors in what a pickle describes; those that stand next to them, such as an optimiser's, are not read."""
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds a {type(data).__name__}; expected a dict of names and tensors")
+        kind = "Tensor" if isinstance(data, TensorPlace | Unplain) else type(data).__name__
+        raise CheckpointError(f"{path} holds a {kind}; expected a dict of names and tensors")
     wrapper = wrapper_of(data)
     inside = data[wrapper] if wrapper else data
-    tensors = {name: tensor.detach() for name, tensor in inside.items() if isinstance(tensor, Tensor)}
-    if not all(isinstance(name, str) for name in tensors):
+    odd = [name for name, each in inside.items() if isinstance(each, Unplain)]
+    places = {name: each for name, each in inside.items() if isinstance(each, TensorPlace)}
+    if not all(isinstance(name, str) for name in (*odd, *places)):
         raise CheckpointError(f"{path} has tensors under keys that are no texts; expected names")
-    odd = [name for name, tensor in tensors.items() if not is_plain(tensor)]
     if odd:
         raise CheckpointError(f"{path}: {odd[0]} is sparse, quantised or without values; expected plain tensors")
-    if sum(tensor.numel() * tensor.itemsize for tensor in tensors.values()) > UNPACKED * path.stat().st_size:
+    if sum(each.size for each in places.values()) > UNPACKED * size:
         raise CheckpointError(f"{path} describes more numbers than it holds; expected weights")
     others = tuple(str(key) for key in data if key != wrapper) if wrapper else ()
-    return Contents(path=path, kind="pickle", tensors=apart(tensors), wrapper=wrapper, others=others)
+    tensors = apart({name: reader.tensor(each) for name, each in places.items()})
+    return Contents(path=path, kind="pickle", tensors=tensors, wrapper=wrapper, others=others)
 
 
 def wrapper_of(data: Mapping[Any, Any]) -> str:
@@ -200,7 +273,7 @@ def wrapper_of(data: Mapping[Any, Any]) -> str:
 
 
 def any_tensor(values: Mapping[Any, Any]) -> bool:
-    return any(isinstance(each, Tensor) for each in values.values())
+    return any(isinstance(each, TensorPlace | Unplain) for each in values.values())
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -213,11 +286,6 @@ def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
-def is_plain(tensor: Tensor) -> bool:
-    strided = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-    return strided and not tensor.is_meta and type(tensor) in (Tensor, torch.nn.Parameter)
-
-
 @contextmanager
 def damage_named(path: Path) -> Generator[None]:
     """Whatever a damaged file makes the libraries raise is one line; one that wants to run code is refused by name."""
@@ -227,15 +295,11 @@ def damage_named(path: Path) -> Generator[None]:
             yield
     except CheckpointError:
         raise
+    except UnwantedNameError as error:
+        raise CheckpointError(
+            f"{path} {error}; refused: expected tensors only, such as torch.save(model.state_dict(), path) writes"
+        ) from None
+    except PickleError as error:
+        raise CheckpointError(f"{path} {error}; expected weights") from None
     except DAMAGE as error:
-        text = str(error)
-        if "weights_only" in text or "Unsupported" in text:
-            wants = next(iter(named_in(text)), "something that is no tensor")
-            raise runs_code(path, wants) from None
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}; it may be truncated or damaged") from None
-
-
-def named_in(text: str) -> Iterable[str]:
-    """What torch refused, out of its long message: `Unsupported global: GLOBAL posix.system was not …`."""
-    words = pairwise(text.replace("`", " ").split())
-    return (after.rstrip(".,") for word, after in words if word in ("GLOBAL", "class", "function"))

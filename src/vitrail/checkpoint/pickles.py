@@ -1,98 +1,282 @@
-"""What a pickle would do, from its steps without taking them.
+"""The pickle in a file that torch.save wrote: which tensors it describes, checked before a byte is read for them.
 
-torch.load(weights_only=True) runs no code, and is what keeps us safe. But it takes harmless steps however many there
-are, and some cost memory or time without end: those are refused here before torch sees the file, and what a pickle
-wants to run is found here by name.
+torch.load(weights_only=True) runs no code, but it allows functions that make memory of any size out of a few bytes. So
+it is not used: the pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor is then a
+place in a storage, and that lies within the file.
 """
 
-import pickletools
-import re
-from pathlib import Path
-from typing import IO
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
 
-from vitrail.errors import CheckpointError
+import torch
+from torch import Tensor
 
-MOST_STEPS = 2**16  # and one for so many bytes of the file, since a step can make an object of some hundred bytes
-BYTES_A_STEP = 256
-LARGEST_TUPLE = 2**12  # with those inside it: of one that holds itself twice, forty times over, no hash is ever done
-USELESS = ("bytearray", "encode")  # torch allows both: one makes memory of any size, one has codecs that take days
-USUAL = re.compile(
-    r"torch\.\w+|torch\.(_utils|_tensor|storage|serialization)\..*|.*\.Parameter|collections\..*|.*\.Namespace"
+from vitrail.pickles import Budget, Call, Named, Opaque, PickleError, evaluate, safe_key
+
+MOST_DIMENSIONS = 16
+TIMES_THE_FILE, AND_BYTES = 4, 2**26  # what all tensors of a file may hold together
+
+NUMBERS = (
+    *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
 )
-ADDED = ("APPEND", "APPENDS", "BUILD", "SETITEM", "SETITEMS")  # to what lies below
-POPPED = dict(TUPLE1=1, TUPLE2=2, TUPLE3=3, BINPERSID=1, REDUCE=2, NEWOBJ=2, BUILD=2, APPEND=2, SETITEM=3)  # noqa: C408
-PUSHED = (
-    *("NONE", "NEWFALSE", "NEWTRUE", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "GLOBAL"),
-    *("BININT", "BININT1", "BININT2", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING", "LONG1"),
-)
+STORAGES = {
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "ComplexDouble": torch.complex128,
+    "ComplexFloat": torch.complex64,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "QInt8": torch.qint8,
+    "QInt32": torch.qint32,
+    "QUInt8": torch.quint8,
+    "QUInt4x2": torch.quint4x2,
+    "QUInt2x4": torch.quint2x4,
+}
+SCHEMES = ("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric")
+UNPLAIN = ("qtensor", "sparse_tensor", "nested_tensor", "meta_tensor_no_storage", "wrapper_subclass")
 
 
-def check_pickle(path: Path, stream: IO[bytes], size: int) -> list[str]:
-    """What a pickle in a file of so many bytes would call; refused if torch would be long about it, or not take it."""
-    wanted, texts, odd, most = list[str](), ["", ""], "", MOST_STEPS + size // BYTES_A_STEP
-    stack = Stack(path)
-    for step, (operation, argument, _) in enumerate(pickletools.genops(stream)):
-        if step > most:
-            raise CheckpointError(f"{path} has more than {most} steps beside its tensors; expected weights")
-        if isinstance(argument, str):
-            texts = [texts[-1], argument]
-        if operation.name in ("GLOBAL", "STACK_GLOBAL"):
-            wanted.append(str(argument or " ".join(texts)).replace(" ", "."))
-            if wanted[-1].endswith(USELESS):
-                raise CheckpointError(f"{path} wants to run {wanted[-1]}, which no tensor needs; refused")
-        odd = odd or stack.take(operation.name, argument)
-    strange = [name for name in wanted if not USUAL.fullmatch(name)]
-    if odd and strange:
-        raise runs_code(path, strange[0])
-    if odd:
-        raise CheckpointError(
-            f"{path} has a step {odd} that torch does not take; expected pickle protocol 2, as is usual"
-        )
-    return strange or wanted
+class StorageType(Named):
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        super().__init__(name)
+        self.dtype = dtype
 
 
-def runs_code(path: Path, wanted: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a pickle that wants to run {wanted}; refused: expected tensors only, "
-        "such as torch.save(model.state_dict(), path) writes"
-    )
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Numbers of one dtype in the file, by the key that says where; of a view, from which of them on."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+    start: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.count * self.dtype.itemsize
 
 
-class Stack:
-    """What torch's unpickler would have on its stack: the names of what can be called, and the sizes of all else."""
+@dataclass(frozen=True, eq=False)
+class TensorPlace:
+    """A tensor, as the pickle describes it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.top = list[str | int]()
-        self.below = list[list[str | int]]()
-        self.memo = dict[int, str | int]()
+    storage: Storage
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
 
-    def take(self, name: str, argument: object) -> str:
-        """Takes a step; gives its name if torch would not take it."""
-        if name in PUSHED:
-            self.top.append(str(argument) if name == "GLOBAL" else 1)
-        elif name in ("BINPUT", "LONG_BINPUT") and isinstance(argument, int):
-            self.memo[argument] = self.top[-1]
-        elif name in ("BINGET", "LONG_BINGET") and isinstance(argument, int):
-            self.top.append(self.memo[argument])
-        elif name == "MARK":
-            self.below.append(self.top)
-            self.top = []
-        elif name in ("TUPLE", "APPENDS", "SETITEMS"):
-            parts, self.top = self.top, self.below.pop()
-            self.push(name, parts if name == "TUPLE" else [self.top.pop()])
-        elif name in POPPED:
-            parts = self.top[-POPPED[name] :]
-            del self.top[-POPPED[name] :]
-            if name in ("REDUCE", "NEWOBJ") and not isinstance(parts[0], str):
-                return name  # torch would say what it is instead, however long that takes
-            self.push(name, parts)
-        elif name not in ("PROTO", "STOP"):
-            return name
-        return ""
+    @property
+    def size(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
-    def push(self, name: str, parts: list[str | int]) -> None:
-        size = 1 + sum(part if isinstance(part, int) else 1 for part in parts) if name.startswith("TUPLE") else 1
-        if size > LARGEST_TUPLE:
-            raise CheckpointError(f"{self.path} has tuples in tuples, of {size} parts; expected weights")
-        self.top.append(parts[0] if name in ADDED else size)
+
+class Unplain(Opaque):
+    """A tensor that is sparse, quantised, nested, without values or of a class of its own."""
+
+
+class Entries(dict[Any, Any]):
+    """Stands for an OrderedDict; its attributes, such as the versions of modules, are not needed."""
+
+    def set_state(self, state: Any) -> None:
+        """Nothing of it is needed."""
+
+
+class Arguments(Opaque):
+    """Stands for the arguments of a script."""
+
+    def set_state(self, state: Any) -> None:
+        """Nothing of it is needed."""
+
+
+class Descriptions:
+    """The storages and tensors that the pickle of a file of `size` bytes describes.
+
+    `there` gives how many bytes the file has for a key.
+    """
+
+    def __init__(self, size: int, there: Callable[[str], int]) -> None:
+        self.there = there
+        self.budget = Budget(size)
+        self.storages = dict[str, Storage]()
+        self.most = self.left = TIMES_THE_FILE * size + AND_BYTES
+
+    def evaluate(self, stream: Any) -> Any:
+        return evaluate(stream, self.names(), self.budget, persistent=self.storage, strings="utf-8")
+
+    def names(self) -> Mapping[str, object]:
+        """All that a plain checkpoint needs; anything else is refused by its name."""
+        calls: dict[str, Callable[..., Any]] = {
+            "collections.OrderedDict": self.entries,
+            "collections.Counter": counter,
+            "argparse.Namespace": Arguments,
+            "torch.Size": shape_of,
+            "torch.device": opaque,
+            "torch.serialization._get_layout": opaque,
+            "builtins.set": opaque,
+            "__builtin__.set": opaque,
+            "builtins.complex": opaque,
+            "__builtin__.complex": opaque,
+            "torch._utils._rebuild_tensor": self.tensor,
+            "torch._utils._rebuild_tensor_v2": self.tensor_v2,
+            "torch._utils._rebuild_tensor_v3": self.tensor_v3,
+            "torch._utils._rebuild_parameter": parameter,
+            "torch._utils._rebuild_parameter_with_state": parameter,
+            "torch.nn.parameter.Parameter": parameter,
+            "torch._tensor._rebuild_from_type_v2": self.from_type,
+            **{f"torch._utils._rebuild_{name}": unplain for name in UNPLAIN},
+        }
+        return {
+            **{name: Call(function) for name, function in calls.items()},
+            **{f"torch.{name}": getattr(torch, name) for name in NUMBERS if hasattr(torch, name)},
+            **{f"torch.{name}": Opaque() for name in SCHEMES},
+            **{
+                name: StorageType(name, dtype)
+                for kind, dtype in STORAGES.items()
+                for name in (f"torch.{kind}Storage", f"torch.cuda.{kind}Storage")
+            },
+            "torch.storage.UntypedStorage": StorageType("torch.storage.UntypedStorage", torch.uint8),
+            "torch.Tensor": Named("torch.Tensor"),
+        }
+
+    def entries(self, pairs: Any = ()) -> Entries:
+        """An OrderedDict; Python 2 wrote its entries as a list of pairs."""
+        if not isinstance(pairs, list | tuple):
+            raise PickleError(f"makes an OrderedDict of a {type(pairs).__name__}")
+        self.budget.spend(len(pairs))
+        if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+            raise PickleError("makes an OrderedDict of what are not pairs")
+        return Entries({safe_key(key): value for key, value in pairs})
+
+    def storage(self, identifier: Any) -> Storage:
+        """What stands for ("storage", its type, its key, the device, how many numbers), in old files with a view."""
+        if not isinstance(identifier, tuple) or len(identifier) not in (5, 6):
+            raise PickleError("refers to something that is not a storage")
+        word, kind, key, _, count, *rest = identifier
+        if type(word) is not str or word != "storage" or not isinstance(kind, StorageType) or type(key) is not str:
+            raise PickleError("refers to something that is not a storage")
+        if not is_count(count) or count * kind.dtype.itemsize > self.there(key):
+            raise PickleError("describes more numbers than it holds")
+        stored = self.storages.setdefault(key, Storage(key, kind.dtype, count))
+        if (stored.dtype, stored.count) != (kind.dtype, count):
+            raise PickleError(f"describes storage {key} in two ways")
+        view = rest[0] if rest else None
+        if view is None:
+            return stored
+        if not isinstance(view, tuple) or len(view) != 3 or not is_count(view[1]) or not is_count(view[2]):
+            raise PickleError("refers to a view that is not one")
+        if view[1] + view[2] > count:
+            raise PickleError("describes more numbers than it holds")
+        return Storage(key, kind.dtype, view[2], view[1])
+
+    def tensor_v2(
+        self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, _metadata: Any = None
+    ) -> Any:
+        return self.tensor(storage, offset, shape, stride)
+
+    def tensor_v3(
+        self,
+        storage: Any,
+        offset: Any,
+        shape: Any,
+        stride: Any,
+        _gradient: Any,
+        _hooks: Any,
+        dtype: Any,
+        _metadata: Any = None,
+    ) -> Any:
+        if not isinstance(dtype, torch.dtype):
+            raise PickleError("describes a tensor without a dtype")
+        return self.tensor(storage, offset, shape, stride, dtype)
+
+    def tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> Any:
+        if not isinstance(storage, Storage):
+            raise PickleError("describes a tensor without a storage")
+        if str(storage.dtype).removeprefix("torch.") not in NUMBERS:
+            return Unplain()
+        if not is_count(offset) or not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride):
+            raise PickleError("describes a tensor without a shape")
+        dtype = dtype or storage.dtype
+        place = TensorPlace(storage, dtype, offset, shape, stride)
+        last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if prod(shape) else -1
+        if (offset + last + 1) * dtype.itemsize > storage.size:
+            raise PickleError("describes more numbers than it holds")
+        self.left -= place.size
+        if self.left < 0:
+            raise PickleError(f"describes more numbers than it holds: tensors of more than {self.most} bytes")
+        return place
+
+    def from_type(self, rebuild: Any, kind: Any, arguments: Any, _state: Any) -> Any:
+        """A tensor with attributes of its own; one of a class of its own is not plain."""
+        known = (self.tensor, self.tensor_v2, self.tensor_v3, parameter, unplain)
+        if not isinstance(rebuild, Call) or rebuild.function not in known or not isinstance(arguments, tuple):
+            raise PickleError("describes a tensor without a function that makes it")
+        self.budget.spend(len(arguments))
+        made = rebuild.function(*arguments)
+        return made if isinstance(kind, Named | Call) else Unplain()
+
+
+def counter(_entries: Any = None) -> Entries:
+    return Entries()
+
+
+def opaque(_value: Any = None, *_: Any) -> Opaque:
+    return Opaque()
+
+
+def unplain(*_: Any) -> Unplain:
+    return Unplain()
+
+
+def shape_of(lengths: Any = ()) -> Any:
+    if not is_shape(lengths):
+        raise PickleError("makes a torch.Size of what is not a shape")
+    return lengths
+
+
+def parameter(data: Any, *_: Any) -> Any:
+    return data if isinstance(data, TensorPlace) else Unplain()
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) <= MOST_DIMENSIONS and all(is_count(each) for each in value)
+
+
+class StorageReader:
+    """Storages of a file, each read once into memory of its own. `read` fills memory with the bytes of a key."""
+
+    def __init__(
+        self, storages: Mapping[str, Storage], read: Callable[[str, memoryview], None], byte_order: str
+    ) -> None:
+        self.storages, self.read, self.byte_order = storages, read, byte_order
+        self.done = dict[str, Any]()
+
+    def tensor(self, place: TensorPlace) -> Tensor:
+        start = place.storage.start * place.storage.dtype.itemsize // place.dtype.itemsize
+        bare = torch.empty(0, dtype=place.dtype)
+        return bare.set_(self.numbers(place.storage.key), start + place.offset, place.shape, place.stride)
+
+    def numbers(self, key: str) -> Any:
+        if key not in self.done:
+            storage = self.storages[key]
+            memory = torch.empty(storage.size, dtype=torch.uint8)
+            self.read(key, memory.numpy().data)
+            self.done[key] = memory.untyped_storage()
+            if self.byte_order != sys.byteorder:
+                self.done[key].byteswap(storage.dtype)
+        return self.done[key]

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from vitrail.checkpoint.sources import NAMES
 from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
 from vitrail.models.catalog import families
 from vitrail.models.family import Family
+
+RUNNABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ def load(
     load(path, image_size=384, classes=37). Positions are resampled to another image size by the policy of those who
     made the checkpoint, or the named one; the patch kernel to another patch size as FlexiViT does it; and a head for
     other classes starts at zero. `source` names the layout where it should not be found out; fields that a file does
-    not say, such as heads, may be given too. Weights keep the type they are stored in unless `dtype` is given. Nothing
-    in a file is ever run: a family from outside the package is given as `family`.
+    not say, such as heads, may be given too. Weights keep the type they are stored in unless `dtype` is given; of
+    several, all get the widest. Nothing in a file is ever run: a family from outside the package is given as `family`.
     """
-    found = read(path, source=source, family=family, policy=policy, **fields)
+    found = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_of(found, path)
-    return found.model if dtype is None else found.model.to(dtype)
+    return found.model
 
 
 def read(
@@ -64,6 +66,7 @@ def read(
     source: str | None = None,
     family: Family | None = None,
     policy: Policy | None = None,
+    dtype: torch.dtype | None = None,
     **fields: Any,
 ) -> Checkpoint:
     """`load`, with the description and the report beside the model."""
@@ -75,18 +78,19 @@ def read(
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
     source_model = built(found, family, where)
+    tensors, mixed = in_one_dtype(found.tensors, source_model)
     model = source_model
     if fields:
         with torch.device("meta"):
             model = family.build(adapted(source_model.config, family.configure(source_model.config, **fields)))
     used = policy or description.resampling
-    fitted, report = fit(found.tensors, source_model, model, used)
+    fitted, report = fit(tensors, source_model, model, used)
     model.load_state_dict(fitted, assign=True)
     foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
-    said = (*found.warnings, *(zero_head(model, report) if foreign else ()))
+    said = (*found.warnings, *(zero_head(model, report) if foreign else ()), *(mixed if dtype is None else ()))
     report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
     description = as_loaded(description, source_model.config, model.config, used)
-    return Checkpoint(model.eval(), description, report, found.layout)
+    return Checkpoint((model if dtype is None else model.to(dtype)).eval(), description, report, found.layout)
 
 
 def built(found: Found, family: Family, where: str) -> Any:
@@ -217,12 +221,12 @@ def known_family(name: str, where: str) -> Family:
 def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Every tensor of the model is there, of its shape, and no other."""
     expected = model.state_dict()
-    counters = {name for name, tensor in expected.items() if not tensor.is_floating_point()}  # batch norm has one
+    odd = [name for name, tensor in tensors.items() if not is_runnable(tensor, expected.get(name))]
     wrong = {
         "missing": [name for name in expected if name not in tensors],
         "unexpected": [name for name in tensors if name not in expected],
         "of another shape": [n for n, t in tensors.items() if n in expected and t.shape != expected[n].shape],
-        "not of floats": [n for n, t in tensors.items() if not t.is_floating_point() and n not in counters],
+        "not of floats": odd,
         "without values": [name for name, tensor in tensors.items() if tensor.is_meta],
     }
     found = [
@@ -230,5 +234,30 @@ def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -
         for what, names in wrong.items()
         if names
     ]
+    if len(found) == 1 and odd:
+        kinds = f"{', '.join(dtype_name(each) for each in RUNNABLE[:-1])} or {dtype_name(RUNNABLE[-1])}"
+        raise CheckpointError(f"{where}: {odd[0]} is of {dtype_name(tensors[odd[0]].dtype)}; expected {kinds}")
     if found:
         raise CheckpointError(f"{where} does not fit its config: {'; '.join(found)} of {len(expected)} tensors")
+
+
+def is_runnable(tensor: Tensor, expected: Tensor | None) -> bool:
+    """Of a dtype that a model computes in, or an integer where one is expected, such as batch norm's counter."""
+    integer = not tensor.is_floating_point() and not tensor.is_complex()
+    return tensor.dtype in RUNNABLE or (integer and expected is not None and not expected.is_floating_point())
+
+
+def in_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors in the widest of their floating dtypes, and a warning where they had several."""
+    counters = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name not in counters}
+    if len(dtypes) < 2:
+        return dict(tensors), ()
+    widest = reduce(torch.promote_types, dtypes)
+    cast = {name: tensor if name in counters else tensor.to(widest) for name, tensor in tensors.items()}
+    named = ", ".join(sorted(dtype_name(each) for each in dtypes))
+    return cast, (f"its tensors are of {named}: all are used as {dtype_name(widest)} (dtype=… chooses another)",)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

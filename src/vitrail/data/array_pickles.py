@@ -1,7 +1,5 @@
 """Pickles of arrays of bytes and plain containers, read without running anything: what else they ask for is refused."""
 
-import pickle
-import pickletools
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,84 +8,84 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import DataError, VitrailError, one_line
+from vitrail.pickles import BYTES_PER_STEP, Budget, Call, PickleError, UnwantedNameError, evaluate
+
+MOST_DIMENSIONS = 8
 
 
 def read_pickle(data: bytes, path: Path) -> Any:
     """What is in the pickle; if that is a dictionary, its values may be arrays of bytes."""
     try:
-        check_sizes(data)
-        read = Unpickler(BytesIO(data), path).load()
+        read = evaluate(BytesIO(data), names(budget := Budget(len(data))), budget)
     except VitrailError:
         raise
-    except Exception as error:  # on broken bytes pickle raises anything
+    except UnwantedNameError as error:
+        raise DataError(f"{path} {error}; refused: expected arrays only") from None
+    except PickleError as error:
+        raise DataError(f"{path} {error}; expected a pickle of arrays") from None
+    except Exception as error:  # on broken bytes the parser raises anything
         raise DataError(f"{path} cannot be read: {one_line(error)}; expected a pickle, whole and readable") from None
     if isinstance(read, dict):
         return {key: value.values if isinstance(value, Array) else value for key, value in read.items()}
     return read
 
 
-def check_sizes(data: bytes) -> None:
-    """Refuses sizes that are larger than the file, for which pickle would take gigabytes before it looks."""
-    for operation, argument, _ in pickletools.genops(data):  # which itself misses what a string says it has
-        if operation.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
-            raise ValueError(f"number {argument} of what is remembered")
+def names(budget: Budget) -> dict[str, object]:
+    """The few names that numpy's arrays are pickled with, each a stand-in of ours."""
 
+    def encode(text: Any, _: Any) -> bytes:
+        """How Python 3 writes bytes for Python 2; another codec would do something."""
+        if not isinstance(text, str):
+            raise PickleError(f"encodes a {type(text).__name__}")
+        budget.spend(len(text) // BYTES_PER_STEP)
+        return text.encode("latin1")
 
-class Unpickler(pickle.Unpickler):
-    """Knows the few names that numpy's arrays are pickled with, each a stand-in of ours."""
-
-    def __init__(self, file: BytesIO, path: Path) -> None:
-        super().__init__(file, encoding="bytes")
-        self.path = path
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        stand_in = STAND_INS.get((module_name.replace("numpy._core", "numpy.core"), global_name))
-        if stand_in is None:
-            wanted = f"{module_name}.{global_name}"
-            raise DataError(f"{self.path} is a pickle that wants to run {wanted}; refused: expected arrays only")
-        return stand_in
+    core = ("numpy.core", "numpy._core")
+    return {
+        **{f"{each}.multiarray._reconstruct": Call(reconstruct) for each in core},
+        **{f"{each}.numeric._frombuffer": Call(from_buffer) for each in core},
+        "numpy.ndarray": Call(Array),
+        "numpy.dtype": Call(DType),
+        "_codecs.encode": Call(encode),
+    }
 
 
 class DType:
     """Stands for numpy.dtype, of which only that of bytes is known."""
 
-    def __init__(self, code: Any, *_: Any) -> None:
-        if code not in ("u1", b"u1"):
-            raise ValueError(f"an array of {code!r}, not of bytes")
+    def __init__(self, code: Any, _align: Any = None, _copy: Any = None) -> None:
+        if not isinstance(code, str | bytes) or code not in ("u1", b"u1"):
+            shown = repr(code[:20]) if isinstance(code, str | bytes) else f"a {type(code).__name__}"
+            raise PickleError(f"has an array of {shown}, not of bytes")
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         """Bytes have no order."""
 
 
 class Array:
-    """Stands for numpy.ndarray: made empty, then told its values."""
+    """Stands for numpy.ndarray: made empty, then given its values."""
 
     values: NDArray[np.uint8] | None = None
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise PickleError("has an array without values")
         _, shape, _, columns_first, values = state
+        self.fill(values, shape, columns_first=bool(columns_first))
+
+    def fill(self, values: Any, shape: Any, *, columns_first: bool) -> None:
+        if not isinstance(values, bytes | bytearray):
+            raise PickleError("has an array without values")
+        if not isinstance(shape, tuple) or len(shape) > MOST_DIMENSIONS or any(type(each) is not int for each in shape):
+            raise PickleError("has an array without a shape")
         self.values = np.frombuffer(values, np.uint8).reshape(shape, order="F" if columns_first else "C")
 
 
-def reconstruct(*_: Any) -> Array:
+def reconstruct(_class: Any, _shape: Any, _code: Any) -> Array:
     return Array()
 
 
-def from_buffer(values: Any, kind: DType, shape: Any, order: str) -> Array:
+def from_buffer(values: Any, _kind: Any, shape: Any, order: Any) -> Array:
     array = Array()
-    array.__setstate__((1, shape, kind, order == "F", values))
+    array.fill(values, shape, columns_first=isinstance(order, str) and order == "F")
     return array
-
-
-def encode(text: str, _: Any) -> bytes:
-    """How Python 3 writes bytes for Python 2; another codec would do something."""
-    return text.encode("latin1")
-
-
-STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): reconstruct,
-    ("numpy.core.numeric", "_frombuffer"): from_buffer,
-    ("numpy", "ndarray"): Array,
-    ("numpy", "dtype"): DType,
-    ("_codecs", "encode"): encode,
-}

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from vitrail.data.array_pickles import read_pickle
 from vitrail.data.arrays import Arrays, labels_in_range
 from vitrail.errors import DataError, one_line
+from vitrail.files import read_bytes
 
 SIDE = 32
+LARGEST_FILE = 2**30  # bytes; CIFAR-100's largest has 155 million
 PIXELS = 3 * SIDE * SIDE  # of a picture: the reds row by row, the greens, the blues
 
 
@@ -82,8 +84,9 @@ def read_binary(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], Any]:
 
 def read_batch(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], Any]:
     batch = contents(path)
-    images, labels = batch.get("data"), batch.get(layout.labels_key)
-    if not isinstance(images, np.ndarray) or images.shape[1:] != (PIXELS,) or not isinstance(labels, list):
+    images: Any = batch.get("data")
+    labels: Any = batch.get(layout.labels_key)
+    if not isinstance(images, np.ndarray) or images.shape[1:] != (PIXELS,) or not is_list_of(labels, int):
         raise DataError(f"{path} has no pictures; expected 'data' of bytes (N, {PIXELS}) and '{layout.labels_key}'")
     if len(labels) != len(images):
         raise DataError(f"{path} has {len(images)} pictures and {len(labels)} labels; expected as many of each")
@@ -95,7 +98,7 @@ def read_names(path: Path, layout: Layout) -> tuple[str, ...]:
         names = bytes_of(path).decode("utf-8", "replace").split("\n")
     else:
         listed: Any = contents(path).get(layout.names_key)
-        names = [text(name) for name in listed] if isinstance(listed, list) else []
+        names = [text(name) for name in listed] if is_list_of(listed, str, bytes) else []
     names = [name.strip() for name in names if name.strip()]
     if len(names) != layout.classes:
         raise DataError(f"{path} has {len(names)} names of classes; expected {layout.classes}")
@@ -107,15 +110,20 @@ def contents(path: Path) -> Mapping[str, Any]:
     read: Any = read_pickle(bytes_of(path), path)
     if not isinstance(read, dict):
         raise DataError(f"{path} holds a {type(read).__name__}; expected the dictionary of a CIFAR batch")
-    return {text(key): value for key, value in read.items()}
+    return {text(key): value for key, value in read.items() if isinstance(key, str | bytes)}
 
 
-def text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def is_list_of(values: Any, *kinds: type) -> bool:
+    """Lists in lists, one in itself twice, would become an array without end."""
+    return isinstance(values, list) and all(type(value) in kinds for value in values)
+
+
+def text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, LARGEST_FILE)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {one_line(error)}; expected a file that may be read") from None

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 from vitrail.data.arrays import Arrays
 from vitrail.data.fashion import CLASSES as FASHION
 from vitrail.errors import DataError, one_line
+from vitrail.files import read_bytes
 
+LARGEST_FILE = 2**30  # bytes, also unpacked
+UNPACKED, AND_BYTES = 64, 2**26  # a file unpacks to at most so many times its size, and so many bytes
 PARTS = {"train": ("train",), "val": ("t10k", "test")}
 KINDS = {"images": 3, "labels": 1}  # and how many dimensions
 FASHION_STARTS = (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)  # its first labels: the files are called as MNIST's are
@@ -62,17 +66,23 @@ def classes_of(labels: dict[str, NDArray[Any]], folder: Path) -> tuple[str, ...]
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """An idx file of bytes: what it is, the sizes, the values."""
+    length = 4 * (1 + dimensions)
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        packed = read_bytes(path, LARGEST_FILE)
+        stream = gzip.GzipFile(fileobj=BytesIO(packed)) if path.suffix == ".gz" else BytesIO(packed)
+        header = stream.read(length)
+        if header[:4] != bytes((0, 0, 8, dimensions)) or len(header) < length:
+            raise DataError(
+                f"{path} begins with {header[:4].hex(' ') or 'nothing'}; expected 00 00 08 0{dimensions}, idx of bytes"
+            )
+        shape: list[int] = np.frombuffer(header[4:], ">u4").tolist()
+        most = min(UNPACKED * len(packed) + AND_BYTES, LARGEST_FILE)  # before anything is unpacked to it
+        values = stream.read(min(prod(shape), most) + 1)  # one more, where the checksum would be checked
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {one_line(error)}; expected an idx file, whole and readable") from None
-    header = 4 * (1 + dimensions)
-    if data[:4] != bytes((0, 0, 8, dimensions)) or len(data) < header:
-        raise DataError(
-            f"{path} begins with {data[:4].hex(' ') or 'nothing'}; expected 00 00 08 0{dimensions}, idx of bytes"
-        )
-    shape: list[int] = np.frombuffer(data[4:header], ">u4").tolist()
-    if len(data) - header != prod(shape):
-        raise DataError(f"{path} has {len(data) - header} bytes of values; expected {prod(shape)}, as its header says")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    if len(values) > most:
+        raise DataError(f"{path} of {len(packed)} bytes would unpack to more than {most}; expected images or labels")
+    if len(values) != prod(shape):
+        there = "more" if len(values) > prod(shape) else len(values)
+        raise DataError(f"{path} has {there} bytes of values; expected {prod(shape)}, as its header says")
+    return np.frombuffer(values, np.uint8).reshape(shape)

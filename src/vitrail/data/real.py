@@ -3,13 +3,14 @@
 Beyer et al., "Are we done with ImageNet?" (2020); the file is real.json of google-research/reassessed-imagenet.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import DataError, one_line
+from vitrail.files import read_text
+from vitrail.parsing import parse_json
 
 PICTURES = 50_000
 CLASSES = 1000
@@ -22,7 +23,7 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     """The classes of each of ImageNet's validation pictures, in their order."""
     expected = f"expected real.json: a list of {PICTURES} lists of class numbers"
     try:
-        read: Any = json.loads(path.read_bytes())
+        read: Any = parse_json(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {one_line(error)}; {expected}") from None
     if not isinstance(read, list) or len(read) != PICTURES or not all(is_answer(each) for each in read):

@@ -112,7 +112,10 @@ def test_another_size_and_other_classes(tmp_path: Path) -> None:
         ({"module.linear.weight": torch.ones(10)}, r"fc\.weight is of shape \(10,\); expected 2 dimensions"),
         ({"module.layer2.0.shortcut.0.weight": torch.ones(32, 16, 1, 1)}, r"1 tensors that a akamaster resnet has no"),
         ({"module.layer2.0.bn1.running_mean": None}, r"missing \(layer2\.0\.bn1\.running_mean"),
-        ({"module.bn1.weight": torch.ones(16, dtype=torch.int64)}, r"1 not of floats \(bn1\.weight\)"),
+        (
+            {"module.bn1.weight": torch.ones(16, dtype=torch.int64)},
+            r"bn1\.weight is of int64; expected float32, float16, bfloat16 or float64",
+        ),
     ],
 )
 def test_bad_files_are_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -1,0 +1,271 @@
+"""Pickles of anybody's, evaluated step by step by a reader of our own: Python's and torch's unpicklers never see them.
+
+A pickle is a program. Here it can make plain values, and call the functions of a table that its caller gives: each is
+a stand-in of ours, so that nothing of the file's choice is imported or run. Every step costs a part of a budget that
+grows with the file, and so does every value that a stand-in copies. What is expensive for a few bytes does not happen:
+no tuple is hashed, compared or shown, since one that holds itself twice, forty times over, would take forever.
+"""
+
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Protocol
+
+MOST_STEPS = 2**16  # and one per so many bytes of the file, since a step can make an object of some hundred bytes
+BYTES_PER_STEP = 256
+LARGEST_PICKLE = 2**26  # bytes, without the numbers of the tensors
+LARGEST_NUMBER = 2**11  # bits
+
+VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
+TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
+BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
+ARGUMENTS = {*NUMBERS, *TEXTS, *BYTES}
+STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes, and often meant as text
+PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
+GETS = {"GET", "BINGET", "LONG_BINGET"}
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+SCALARS = (str, bytes, float, bool, type(None))
+
+
+class PickleError(ValueError):
+    """A pickle that is refused; the message goes behind the name of the file."""
+
+
+class UnwantedNameError(PickleError):
+    """A pickle that wants to run something that is not in the table."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"is a pickle that wants to run {name}")
+        self.name = name
+
+
+class Opaque:
+    """Stands for a value that is not needed. Two of them are never equal, and hashing one costs nothing."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+class Members(Opaque):
+    """Stands for a set, whose members would be hashed and are not needed."""
+
+
+class Named(Opaque):
+    """Stands for a class or function that may be passed on by name, and not called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Call:
+    """A function that a pickle may call: a stand-in of ours, which copies nothing without paying for it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+class Stateful(Protocol):
+    """What a pickle may give a state after it was made."""
+
+    def set_state(self, state: Any) -> None: ...
+
+
+class Budget:
+    """What the steps of a pickle may cost together."""
+
+    def __init__(self, size: int) -> None:
+        self.most = self.left = MOST_STEPS + size // BYTES_PER_STEP
+
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise PickleError(f"has more than {self.most} steps")
+
+
+class BoundedStream:
+    """A file of which only so many bytes can be read, whatever length a pickle claims."""
+
+    def __init__(self, file: IO[bytes], most: int = LARGEST_PICKLE) -> None:
+        self.file, self.end = file, file.tell() + most
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def read(self, count: int) -> bytes:
+        if count > self.end - self.file.tell():
+            raise PickleError(f"claims a value of {count} bytes")
+        return self.file.read(count)
+
+    def readline(self) -> bytes:
+        return self.file.readline(self.end - self.file.tell())
+
+
+def evaluate(
+    stream: Any,
+    names: Mapping[str, object],
+    budget: Budget,
+    *,
+    persistent: Callable[[Any], Any] | None = None,
+    strings: str | None = None,
+) -> Any:
+    """The value of one pickle. `names` holds each known name with its `Call` or its value; all others are refused.
+
+    `persistent` gives the value of an identifier; `strings` is the encoding of Python 2's strings, None for bytes.
+    """
+    evaluation = Evaluation(names, budget, persistent, strings)
+    for operation, argument, _ in pickletools.genops(stream):
+        budget.spend(1)
+        if operation.name == "STOP":
+            return evaluation.pop()
+        evaluation.step(operation.name, argument)
+    raise PickleError("is a pickle without an end")
+
+
+class Evaluation:
+    """The stack and the memo of one pickle."""
+
+    def __init__(
+        self,
+        names: Mapping[str, object],
+        budget: Budget,
+        persistent: Callable[[Any], Any] | None,
+        strings: str | None,
+    ) -> None:
+        self.names, self.budget, self.persistent, self.strings = names, budget, persistent, strings
+        self.stack = list[Any]()
+        self.below = list[list[Any]]()  # one stack per mark
+        self.memo = dict[int, Any]()
+
+    def step(self, name: str, argument: Any) -> None:
+        push = self.stack.append
+        if name in ARGUMENTS:
+            if isinstance(argument, int) and argument.bit_length() > LARGEST_NUMBER:
+                raise PickleError(f"has a number of {argument.bit_length()} bits")
+            push(argument)
+        elif name in VALUES:
+            push(VALUES[name])
+        elif name in STRINGS:
+            text = argument.encode("latin-1")
+            push(text if self.strings is None else text.decode(self.strings))
+        elif name in PUTS:
+            self.memo[argument] = self.top()
+        elif name == "MEMOIZE":
+            self.memo[len(self.memo)] = self.top()
+        elif name in GETS:
+            if argument not in self.memo:
+                raise PickleError(f"asks for value {argument}, which it did not store")
+            push(self.memo[argument])
+        elif name in TUPLES:
+            push(tuple(reversed([self.pop() for _ in range(TUPLES[name])])))
+        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
+            push([] if name == "EMPTY_LIST" else {})
+        elif name == "MARK":
+            self.below.append(self.stack)
+            self.stack = []
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            self.find(argument)
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, function = self.pop(), self.pop()
+            push(self.call(function, arguments))
+        elif name == "BINPERSID" and self.persistent is not None:
+            push(self.persistent(self.pop()))
+        elif name not in ("PROTO", "FRAME"):
+            self.fill(name)
+
+    def fill(self, name: str) -> None:
+        """The steps that put values into containers and objects, or drop them."""
+        if name == "APPEND":
+            self.extend([self.pop()])
+        elif name == "APPENDS":
+            self.extend(self.since_mark())
+        elif name == "SETITEM":
+            value, key = self.pop(), self.pop()
+            self.set_items([key, value])
+        elif name == "SETITEMS":
+            self.set_items(self.since_mark())
+        elif name == "TUPLE":
+            parts = self.since_mark()
+            self.stack.append(tuple(parts))
+        elif name in ("LIST", "DICT"):
+            parts = self.since_mark()
+            self.stack.append([] if name == "LIST" else {})
+            (self.extend if name == "LIST" else self.set_items)(parts)
+        elif name in ("EMPTY_SET", "FROZENSET"):
+            if name == "FROZENSET":
+                self.since_mark()
+            self.stack.append(Members())
+        elif name == "ADDITEMS":
+            self.since_mark()
+            if not isinstance(self.top(), Members):
+                raise PickleError(f"adds members to a {type(self.top()).__name__}")
+        elif name == "BUILD":
+            state, target = self.pop(), self.top()
+            if not hasattr(type(target), "set_state"):
+                raise PickleError(f"sets the state of a {type(target).__name__}")
+            target.set_state(state)
+        elif name == "POP" and self.stack:
+            self.pop()
+        elif name in ("POP", "POP_MARK"):
+            self.since_mark()
+        elif name == "DUP":
+            self.stack.append(self.top())
+        else:
+            raise PickleError(f"has a step {name}, which no plain pickle has")
+
+    def top(self) -> Any:
+        if not self.stack:
+            raise PickleError("takes a value from an empty stack")
+        return self.stack[-1]
+
+    def pop(self) -> Any:
+        value = self.top()
+        self.stack.pop()
+        return value
+
+    def since_mark(self) -> list[Any]:
+        if not self.below:
+            raise PickleError("lacks a mark on its stack")
+        values, self.stack = self.stack, self.below.pop()
+        return values
+
+    def find(self, argument: str | None) -> None:
+        if argument is None:
+            parts = self.pop(), self.pop()
+            if not all(isinstance(part, str) for part in parts):
+                raise PickleError("names a function by something that is not a text")
+            argument = f"{parts[1]} {parts[0]}"
+        name = argument.replace(" ", ".")
+        if name not in self.names:
+            raise UnwantedNameError(name)
+        self.stack.append(self.names[name])
+
+    def call(self, function: Any, arguments: Any) -> Any:
+        if isinstance(function, Named):
+            raise UnwantedNameError(function.name)
+        if not isinstance(function, Call) or not isinstance(arguments, tuple):
+            raise PickleError(f"calls a {type(function).__name__}")
+        self.budget.spend(len(arguments))  # which Python copies
+        return function.function(*arguments)
+
+    def extend(self, values: list[Any]) -> None:
+        target = self.top()
+        if not isinstance(target, list):
+            raise PickleError(f"appends to a {type(target).__name__}")
+        target.extend(values)
+
+    def set_items(self, values: list[Any]) -> None:
+        target = self.top()
+        if not isinstance(target, dict) or len(values) % 2:
+            raise PickleError(f"sets an item of a {type(target).__name__}")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            target[safe_key(key)] = value
+
+
+def safe_key(key: Any) -> Any:
+    """The key itself if hashing and comparing it cost nothing; else one that stands for it.
+
+    Tuples may be nested without end, and of tuples and long numbers any number with the same hash can be made.
+    """
+    if type(key) in SCALARS or (type(key) is int and key.bit_length() <= 64):
+        return key
+    return Opaque()

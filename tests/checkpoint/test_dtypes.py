@@ -1,0 +1,81 @@
+"""Dtypes that no model runs in are refused by name; several floating dtypes become the widest of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import vitrail
+from vitrail.checkpoint import read
+from vitrail.checkpoint.contents import DTYPES
+from vitrail.checkpoint.reading import RUNNABLE
+from vitrail.errors import CheckpointError
+from vitrail.inspection.checkpoint import inspect
+
+FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
+ODD = sorted({*DTYPES.values()} - {*RUNNABLE}, key=str)
+
+
+def written(path: Path, **changes: torch.dtype) -> Path:
+    """A toy ViT by timm's names, some of its tensors in another dtype."""
+    tensors = {
+        name: each.clone() for name, each in vitrail.create("vit_tiny_patch16_224", **FIELDS).state_dict().items()
+    }
+    for name, dtype in changes.items():
+        key = name.replace("__", ".")
+        tensors[key] = tensors[key].to(dtype)
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
+@pytest.mark.parametrize("dtype", ODD, ids=str)
+def test_a_dtype_that_no_model_runs_in_is_refused_by_name_and_can_be_inspected(
+    dtype: torch.dtype, ending: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / f"a{ending}", norm__bias=dtype)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        CheckpointError, match=rf"norm\.bias is of {name}; expected float32, float16, bfloat16 or float64"
+    ) as caught:
+        read(path, heads=2)
+    assert len(str(caught.value).splitlines()) == 1
+    seen = inspect(path, heads=2)
+    assert seen.dtypes[name] == 1
+    assert name in (seen.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "widest"),
+    [
+        (torch.float16, torch.float32, torch.float32),
+        (torch.bfloat16, torch.float64, torch.float64),
+        (torch.bfloat16, torch.float16, torch.float32),
+    ],
+)
+def test_several_floating_dtypes_become_the_widest_with_a_warning(
+    one: torch.dtype, two: torch.dtype, widest: torch.dtype, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "a.safetensors", norm__bias=one, norm__weight=two)
+    found = read(path, heads=2)
+    assert {each.dtype for each in found.model.parameters()} == {torch.promote_types(widest, torch.float32)}
+    assert found.model(torch.zeros(1, 3, 16, 16, dtype=torch.promote_types(widest, torch.float32))).shape == (1, 3)
+    said = [warning for warning in found.report.warnings if "its tensors are of" in warning]
+    assert len(said) == 1
+    assert str(one).removeprefix("torch.") in said[0]
+    given = read(path, heads=2, dtype=torch.bfloat16)
+    assert {each.dtype for each in given.model.parameters()} == {torch.bfloat16}
+    assert not any("its tensors are of" in warning for warning in given.report.warnings)
+
+
+def test_one_dtype_is_kept_and_counters_do_not_count(tmp_path: Path) -> None:
+    model = vitrail.create("resnet20_cifar", stages=(1, 1, 1)).bfloat16()
+    vitrail.save(model, tmp_path / "a.th", to="akamaster")
+    found = read(tmp_path / "a.th")
+    assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
+    assert not any("its tensors are of" in warning for warning in found.report.warnings)

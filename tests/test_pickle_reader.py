@@ -1,0 +1,106 @@
+"""Our reader gives what Python's would for plain values, and no step costs more than it should."""
+
+import pickle
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitrail.pickles import BoundedStream, Budget, Call, Named, PickleError, UnwantedNameError, evaluate
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats(allow_nan=False) | st.text()
+KEYS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text()
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner), max_leaves=20
+)
+
+
+def value_of(data: bytes, names: Mapping[str, object] | None = None, size: int | None = None) -> Any:
+    return evaluate(BytesIO(data), names or {}, Budget(len(data) if size is None else size))
+
+
+@given(value=VALUES, protocol=st.integers(0, 5))
+def test_plain_values_come_out_as_they_went_in(value: Any, protocol: int) -> None:
+    assert value_of(pickle.dumps(value, protocol)) == value
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
+    # what pickletools raises is named by whoever opened the file
+    with suppress(ValueError, LookupError, OverflowError, MemoryError, AttributeError, TypeError, struct.error):
+        value_of(b"\x80\x02" + data)
+
+
+def remembered(start: bytes, step: bytes, times: int) -> bytes:
+    """A pickle that keeps one value and takes a step with it, over and over."""
+    return b"\x80\x02" + start + b"q\0" + step * times + b"."
+
+
+LONG = b"(" + b"K\x01" * 30_000  # a mark, and many numbers
+EXPENSIVE = {
+    "a long tuple as the arguments of a call": remembered(LONG + b"t", b"0cf\ng\nh\0R", 30_000),
+    "more steps than the file allows": b"\x80\x02" + b"]0" * 100_000 + b"N.",
+}
+
+
+@pytest.mark.parametrize("kind", EXPENSIVE)
+def test_what_is_copied_is_paid_for(kind: str) -> None:
+    def takes(*_: Any) -> None:
+        """Anything."""
+
+    with pytest.raises(PickleError, match=r"has more than \d+ steps"):
+        value_of(EXPENSIVE[kind], {"f.g": Call(takes)}, 0)
+
+
+@pytest.mark.parametrize("container", [b"\x86", b"0(h\0h\0l", b"0(h\0h\0d"])
+@pytest.mark.parametrize("place", ["key", "value", "call", "state", "name"])
+def test_what_holds_itself_twice_fifty_times_over_costs_nothing(container: bytes, place: str) -> None:
+    steps = b")"
+    for level in range(50):
+        put, get = b"q" + bytes([level]), b"h" + bytes([level])
+        steps += put + (get + b"\x86" if container == b"\x86" else b"0(" + get + get + container[-1:])
+    whole = {
+        "key": b"\x80\x02}(" + steps + b"K\x01u.",
+        "value": b"\x80\x02}(K\x01" + steps + b"u.",
+        "call": b"\x80\x02" + steps + b")R.",
+        "state": b"\x80\x02]" + steps + b"b.",
+        "name": b"\x80\x04" + steps + steps + b"\x93.",
+    }[place]
+    if place in ("key", "value"):
+        assert len(value_of(whole)) == 1
+    else:
+        with pytest.raises(PickleError):
+            value_of(whole)
+
+
+def test_numbers_whose_hashes_can_be_chosen_are_not_hashed() -> None:
+    same = [number * (2**61 - 1) for number in (2**80, 2**81, 2**82)]
+    assert len({hash(number) for number in same}) == 1
+    found = value_of(pickle.dumps(dict.fromkeys((*same, (1, 2), 7)), 2))
+    assert [key for key in found if isinstance(key, int | tuple)] == [7]
+    assert len(found) == 5
+
+
+def test_names_are_refused_unless_known_and_values_are_not_called() -> None:
+    with pytest.raises(UnwantedNameError, match=r"is a pickle that wants to run posix\.system"):
+        value_of(b"\x80\x02cposix\nsystem\n.")
+    known = {"a.b": Named("a.b")}
+    assert value_of(b"\x80\x02ca\nb\n.", known) is known["a.b"]
+    for call in (b"R", b"\x81"):
+        with pytest.raises(UnwantedNameError, match=r"wants to run a\.b"):
+            value_of(b"\x80\x02ca\nb\n)" + call + b".", known)
+
+
+def test_a_stream_gives_no_more_than_it_may() -> None:
+    file = BytesIO(b"12345\n7890")
+    stream = BoundedStream(file, 6)
+    assert stream.read(2) == b"12"
+    assert stream.readline() == b"345\n"
+    with pytest.raises(PickleError, match=r"claims a value of 1 bytes"):
+        stream.read(1)
+    assert stream.readline() == b""
