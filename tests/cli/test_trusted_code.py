@@ -57,7 +57,9 @@ MODULES = ("own_module:mixer_tiny", "OWN_MODULE:mixer_tiny", "own_module.:x", ":
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_a_run_runs_nothing_that_only_its_file_names(name: str, command: str) -> None:
     write_plan(Path("theirs"), model=name)
-    with pytest.raises(VitrailError, match=r"^theirs names the model .*which runs the code of .*--trust-code") as caught:
+    with pytest.raises(
+        VitrailError, match=r"^theirs names the model .*which runs the code of .*--trust-code"
+    ) as caught:
         vitrail_(f"{command} --resume theirs")
     assert "\n" not in str(caught.value)
     assert not has_run()
@@ -109,7 +111,7 @@ def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch:
 
     monkeypatch.setattr("vitrail.train.opened.from_timm", fail)
     write_plan(Path("theirs"), model="DeiT-Ti", teacher=f"timm:{name}")
-    with pytest.raises(VitrailError, match="theirs names the teacher .*--trust-code"):
+    with pytest.raises(VitrailError, match=r"theirs names the teacher .*--trust-code"):
         vitrail_("distill --resume theirs")
 
 
