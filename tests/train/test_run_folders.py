@@ -8,8 +8,9 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vitrail.train.run import Run
 from vitrail.train.runs import finished_run, read_run, read_runs
 from vitrail.train.sitting import StoppedError
 from vitrail.train.state import HEADER, State, read_state, write_state
+from vitrail.train.watch import Start
 
 SAVING = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=1))
 FORK = multiprocessing.get_context("fork")
@@ -37,11 +39,14 @@ class Watching:
     """Calls a function after each step."""
 
     def __init__(self, call: Callable[[int], object]) -> None:
-        self.stepped = call
+        self.call = call
 
-    def started(self, start: object) -> None: ...
-    def logged(self, record: object) -> None: ...
+    def started(self, start: Start) -> None: ...
+    def logged(self, record: Mapping[str, float]) -> None: ...
     def finished(self) -> None: ...
+
+    def stepped(self, step: int) -> None:
+        self.call(step)
 
 
 @pytest.fixture(scope="module")
@@ -432,12 +437,16 @@ def test_nothing_is_written_through_a_linked_log(tmp_path: Path) -> None:
 # requests of others
 
 
+def trust_nothing(given: Any) -> Request:
+    return Request.from_json(given, "run").trusting((), "run")
+
+
 def test_a_request_of_other_kinds_is_one_line() -> None:
     good = Request(data="photos", recipe=Recipe(name="r")).to_json()
     for name in (*good, "unknown"):
         for value in (5, [], {}, float("nan"), "", "\0", {"name": 3}, [[]], None):
-            given = {**good, name: value}
-            assert "\n" not in refusal(lambda given=given: Request.from_json(given, "run").trusting((), "run"))
+            given: Any = {**good, name: value}
+            assert "\n" not in refusal(partial(trust_nothing, given))
 
 
 # signals and workers

@@ -58,7 +58,7 @@ class Request:
     def from_json(cls, data: Any, where: str) -> "Request":
         """As a file has it, which nobody vouches for: what it names as code is not run, see `trusting`."""
         try:
-            given = {**data, "trusted": None}  # no file says what may be trusted
+            given: dict[str, Any] = {**data, "trusted": None}  # no file says what may be trusted
             flat = dict(given.pop("recipe"))
             recipe = Recipe(name=str(flat.pop("name"))).changed(flat)
             return cls(recipe=recipe, **given)
