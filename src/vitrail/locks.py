@@ -7,6 +7,7 @@ locks (some network disks), the process number in the file is compared with the 
 
 import os
 import socket
+import stat
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -66,6 +67,9 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
             raise VitrailError(
                 f"cannot lock {folder}: {one_line(error)}; expected a folder that may be written"
             ) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise VitrailError(f"cannot lock {folder}: {path} is not a regular file; expected one: remove it")
         if not lock(descriptor):
             owner = owner_of(descriptor)
             os.close(descriptor)

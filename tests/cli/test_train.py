@@ -229,6 +229,10 @@ def test_a_run_that_changed_under_its_feet_is_not_resumed(photos: Path) -> None:
     plan = json.loads(Path("run/run.json").read_text())
     plan["request"]["recipe"]["fields"]["depth"] = 2
     Path("run/run.json").write_text(json.dumps(plan))
+    with pytest.raises(VitrailError, match=r'it is damaged, or was edited; if you edited it, delete its "checksum"'):
+        train("--resume run")
+    del plan["checksum"]
+    Path("run/run.json").write_text(json.dumps(plan))
     with pytest.raises(VitrailError, match="began with another model: depth 1, now 2"):
         train("--resume run")
     plan["request"]["recipe"]["fields"]["depth"] = 1
@@ -285,6 +289,4 @@ def test_a_run_that_took_no_step_may_be_begun_again(photos: Path) -> None:
     shutil.rmtree("run/model")
     with pytest.raises(VitrailError, match="there is no other"):
         train("--resume run")
-    states[-1].with_name("step-00000002.safetensors").write_bytes(b"older")
-    with pytest.raises(VitrailError, match="to go on from step-00000002, delete it"):
-        train("--resume run")
+    assert states[-1].read_bytes() == b"damaged"

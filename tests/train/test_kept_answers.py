@@ -1,5 +1,7 @@
 """Answers kept on disk: the same as live ones, asked once, whole or not at all, and never another teacher's."""
 
+import os
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from vitrail.data.mixing import normalise
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.train.distill import distilling
 from vitrail.train.fit import fit
+from vitrail.train.kept_answers import read_file, save_array
 from vitrail.train.losses import Distil, Inputs
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import Lessons, Teacher
@@ -64,11 +67,39 @@ def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
     for damage in (b"\x93NUMPY", b"", b"PK\x03\x04", b"text"):
         (folder / "00001.npy").write_bytes(damage)
         net = Convnet()
-        objective(tmp_path, teacher(net))
+        with pytest.warns(match=r"00001\.npy is damaged \(.*\); the teacher is asked again"):
+            objective(tmp_path, teacher(net))
         assert sum(map(len, net.shown)) == 2 + (32 if damage == b"\x93NUMPY" else 16)
     for path, array in zip(sorted(folder.glob("*.npy")), before, strict=True):
         assert np.array_equal(np.load(path), array)
     assert not [each for each in folder.iterdir() if each.name.startswith(".")]
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+def test_a_flipped_bit_is_asked_again_and_never_taught(tmp_path: Path, mutations: int) -> None:
+    save_array(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32))
+    whole, content, chance = np.load(tmp_path / "a.npy"), (tmp_path / "a.npy").read_bytes(), random.Random(0)
+    asked = 0
+    for _ in range(max(mutations // 10, 100)):
+        place = chance.randrange(len(content))
+        changed = bytes([content[place] ^ (1 << chance.randrange(8))])
+        (tmp_path / "a.npy").write_bytes(content[:place] + changed + content[place + 1 :])
+        found = read_file(tmp_path / "a.npy", (16, 4))
+        asked += found is None
+        assert found is None or np.array_equal(found, whole)
+    assert asked
+    (tmp_path / "a.npy").write_bytes(content[:-72])
+    old = read_file(tmp_path / "a.npy", (16, 4))
+    assert old is not None, "as an earlier version wrote it"
+    assert np.array_equal(old, whole)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_answers_that_are_not_a_file_are_one_line(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "a.npy")
+    with pytest.raises(CheckpointError, match=r"a\.npy cannot be used: it is a "):
+        read_file(tmp_path / "a.npy", (16, 4))
 
 
 def test_answers_that_are_none(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
 
+from vitrail.cli.summary import parse_field
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find
 from vitrail.train.recipe import SECTIONS, Recipe, open_recipe, recipes, settings
@@ -100,3 +102,35 @@ def test_an_unknown_recipe_is_named() -> None:
         open_recipe("finetuning")
     with pytest.raises(ConfigError, match="cannot be read"):
         open_recipe("missing.yaml")
+
+
+ALIASES = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
+    f"c{number}: &c{number} [*{'b' if number == 0 else f'c{number - 1}'}, *b]\n" for number in range(30)
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (ALIASES, r"it has anchors or aliases"),
+        ("lr: " + "[" * 5000, r"it is nested more than"),
+        ("lr: 1" + "0" * 10**5, r"one of its values has"),
+        ("x" * 10**6, r"expected at most"),
+        ("lr: \x00", r"special characters"),
+    ],
+)
+def test_a_recipe_that_would_become_far_more_than_it_is(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        open_recipe(str(tmp_path / "mine.yaml"))
+    if len(content) < 10**5:
+        with pytest.raises(ConfigError, match="expected FIELD=VALUE"):
+            parse_field(f"lr={content}" if "&" not in content else "lr=[&a [x], *a]")
+
+
+@pytest.mark.timeout(60)
+def test_a_recipe_that_is_not_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match="it is a named pipe"):
+        open_recipe(str(tmp_path / "mine.yaml"))

@@ -47,7 +47,7 @@ def test_the_newest_states_stay(tmp_path: Path) -> None:
 
 def test_what_was_cut_off_is_no_state_and_goes_with_the_next_save(tmp_path: Path) -> None:
     run = Run.begun(tmp_path / "run", {})
-    (run.folder / "checkpoints" / ".step-00000003.safetensors.abc").write_bytes(b"half")
+    (run.folder / "checkpoints" / f".step-00000003.safetensors.{'ab' * 16}").write_bytes(b"half")
     (run.folder / "checkpoints" / ".tmpAbCdEf").write_bytes(b"half, by safetensors")
     assert run.states() == []
     run.save(state(4), 4)

@@ -70,7 +70,7 @@ def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
     [
         ("run.json", "{", "damaged: run.json: Expecting property name"),
         ("run.json", "", "damaged: run.json: Expecting value"),
-        ("run.json", "[]", "damaged: run.json is no plan of a run"),
+        ("run.json", "[]", "damaged: run.json: it is no plan of a run"),
         ("run.json", "\xff\xfe", "damaged: run.json: "),
         ("run.json", 10**5 * "[", "damaged: run.json: "),
         ("run.json", None, "damaged: run.json: No such file"),
@@ -90,7 +90,7 @@ def test_a_log_that_is_a_folder(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "log.jsonl").unlink()
     (folder / "log.jsonl").mkdir()
-    assert read_run(folder).state == "damaged: log.jsonl: Is a directory"
+    assert read_run(folder).state == "damaged: log.jsonl: it is a folder; expected a file"
 
 
 def test_values_of_other_kinds_are_left_out(tmp_path: Path) -> None:
@@ -131,6 +131,7 @@ def test_what_a_run_leaves_for_evaluation(tmp_path: Path) -> None:
     assert finished_run(tmp_path) is None
     assert finished_run(tmp_path / "nowhere") is None
     (folder / "run.json").write_text("{")
-    assert finished_run(folder) == Finished(model=folder / "model")
+    with pytest.warns(match="which images it was not trained on is not known"):
+        assert finished_run(folder) == Finished(model=folder / "model")
     with pytest.raises(ConfigError, match=r"is a run that has not finished; .* vitrail train --resume .*unfinished$"):
         finished_run(make_run(tmp_path / "unfinished", finished=False))

@@ -169,7 +169,7 @@ def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str,
             print(f"\n── {number}/{len(runs)} {run.folder.name}: {run.row.said}", flush=True)
         try:
             if run.state == "stopped":
-                go_on(run.folder, here)
+                go_on(run.folder, here, run.request.code)
             else:
                 begin(run.request, run.folder, here, start=monotonic(), dry_run=False)
         except StoppedError as error:

@@ -53,6 +53,9 @@ class SharedFlags:
         ReaL labels of ImageNet's validation pictures, a .json file.
     strict
         An unreadable picture is an error; else it is skipped and named at the end.
+    trust_code
+        A model of your own that a run or a recipe file names, FILE.py:NAME or MODULE:NAME: its code is run only if it
+        is named here, or by --model; may be repeated.
     """
 
     data: str | None = None
@@ -68,6 +71,7 @@ class SharedFlags:
     val_share: float | None = None
     real: Path | None = None
     strict: Annotated[bool, Parameter(negative=())] = False
+    trust_code: Annotated[list[str] | None, Parameter(negative=())] = None
 
     @property
     def rates(self) -> dict[str, float]:
@@ -92,13 +96,21 @@ class SharedFlags:
         named = self.model or recipe.model or (None if self.init else model)
         return recipe.changed({**changes, "fields": at_model, "model": named})
 
+    @property
+    def code(self) -> list[str]:
+        """All outside code that this command line names."""
+        from vitrail.models.catalog import is_outside
+
+        by_model = [self.model] if self.model is not None and is_outside(self.model) else []
+        return list(dict.fromkeys([*by_model, *(self.trust_code or ())]))
+
     def request(self, recipe: Recipe, teacher: str | None = None, kept: Path | None = None) -> "Request":
         """All that a run of this recipe depends on; `kept` is a folder for the teacher's answers."""
         if self.cache is not None and self.cache < 0:
             raise ConfigError(f"--cache {self.cache}; expected gigabytes, or 0 for none")
         from vitrail.train.job import Request
 
-        return Request(
+        asked = Request(
             data=anywhere("fashion" if self.data is None else self.data),
             recipe=recipe,
             init=None if self.init is None else anywhere(self.init),
@@ -108,6 +120,8 @@ class SharedFlags:
             real=None if self.real is None else anywhere(str(self.real)),
             cache=1.0 if self.cache is None else self.cache,
         )
+        named = [teacher] if teacher is not None and teacher.startswith("timm:") else []  # here and now, so no file did
+        return asked.trusting([*self.code, *named], f"the recipe {recipe.name}")
 
 
 @reflowed
@@ -159,7 +173,7 @@ def carry_out(
         flags.check_alone({**changes, "teacher": teacher, "teacher_cache": kept})
         from vitrail.cli.runner import Here, go_on
 
-        go_on(flags.resume, Here(device=flags.device, workers=flags.workers, strict=flags.strict))
+        go_on(flags.resume, Here(device=flags.device, workers=flags.workers, strict=flags.strict), flags.code)
         return
     recipe = flags.chosen(flags.recipe, changes, STUDENT if distilling else None)
     if distilling and recipe.distillation.distill == "none":

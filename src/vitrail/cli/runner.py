@@ -3,8 +3,8 @@
 import ctypes
 import json
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -24,17 +24,19 @@ from vitrail.cli.progress import progress
 from vitrail.cli.runs import duration
 from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError, ConfigError, one_line
+from vitrail.files import make_folder
 from vitrail.train.distill import check_fixed, distilling
 from vitrail.train.distributed import Team, device_of, joined
 from vitrail.train.fit import fit
 from vitrail.train.job import Job, Request, assemble
 from vitrail.train.pictures import curves
 from vitrail.train.recipe import Recipe, names
-from vitrail.train.run import MODEL, Run, step_of
+from vitrail.train.run import CURVES, MODEL, Run, step_of
+from vitrail.train.runs import name_of
 from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
-from vitrail.train.watch import Several, TensorBoard, Terminal, Watch
+from vitrail.train.watch import Several, Start, TensorBoard, Terminal, Watch
 
 RUNS = Path("runs")
 SHOWN = 10  # skipped pictures that are named
@@ -68,39 +70,50 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
             tell(team, *foreseen(speed, steps, setup.order, recipe))
         if dry_run:
             return
-        run = None
+        run = team.from_first(Run(out or new_folder(job, recipe)) if team.first else None)
         if team.first:
-            run = Run.begun(out or free_folder(job, recipe), plan_of(job, request, setup, steps, taught_by))
+            Run.check_free(run.folder)
+        with run.owned() if team.first else nullcontext():
+            if team.first:
+                Run.begun(run.folder, plan_of(job, request, setup, steps, taught_by))
             tell(team, f"run    {run.folder}: {steps} steps, {steps / setup.order.steps:.4g} epochs")
-        sit(team.from_first(run), request, job, setup, steps, here)
+            sit(run, request, job, setup, steps, here)
 
 
-def go_on(folder: Path, here: Here) -> None:
-    """A run from its last checkpoint, or from its beginning if there is none yet."""
+def go_on(folder: Path, here: Here, code: Sequence[str] = ()) -> None:
+    """A run from its last checkpoint, or from its beginning if there is none yet.
+
+    `code` is what the user named now: an outside model that run.json names is imported only if it is among it.
+    """
     keep_freed_memory()
     run = Run(folder)
-    plan = run.plan()
-    request, steps = Request.from_json(plan.get("request"), str(folder)), plan.get("steps")
-    if type(steps) is not int or steps < 1:
-        raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
     with joined() as team:
-        if finished(run, plan):
+        if finished(run, run.plan()):
             tell(team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}")
             return
-        job = assembled(request, team)
-        setup, taught_by = setup_of(job, request, here, team)
-        now = plan_of(job, request, setup, steps, taught_by)
-        for what in ("model", "data", "teacher"):
-            if apart := differences(plan.get(what), now[what]):
-                raise CheckpointError(
-                    f"{folder} began with another {what}: {apart[0]}; expected the same: put it back, or begin anew"
-                )
-        for what in ("torch", "simplejpeg", "world"):
-            if plan.get(what) != now[what]:
-                tell(team, f"note   {what} was {plan.get(what)} and is {now[what]}: it goes on, but not to the bit")
-        states = run.states()
-        tell(team, f"run    {folder}: on from {states[-1].stem if states else 'its beginning'} of {steps} steps")
-        sit(run, request, job, setup, steps, here)
+        with run.owned() if team.first else nullcontext():
+            resume(run, here, team, code)
+
+
+def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
+    folder, plan = run.folder, run.plan()
+    request, steps = Request.from_json(plan.get("request"), str(folder)).trusting(code, str(folder)), plan.get("steps")
+    if type(steps) is not int or steps < 1:
+        raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
+    job = assembled(request, team)
+    setup, taught_by = setup_of(job, request, here, team)
+    now = plan_of(job, request, setup, steps, taught_by)
+    if request.trusted is not None:  # the user's name for it counts, which may be another path to the same code
+        now["model"]["name"] = name_of(plan.get("model"))
+    for what in ("model", "data", "teacher"):
+        if apart := differences(plan.get(what), now[what]):
+            raise CheckpointError(
+                f"{folder} began with another {what}: {apart[0]}; expected the same: put it back, or begin anew"
+            )
+    for what in ("torch", "simplejpeg", "world"):
+        if plan.get(what) != now[what]:
+            tell(team, f"note   {what} was {plan.get(what)} and is {now[what]}: it goes on, but not to the bit")
+    sit(run, request, job, setup, steps, here, resumed=True)
 
 
 def setup_of(
@@ -154,7 +167,7 @@ def finished(run: Run, plan: Mapping[str, Any]) -> bool:
     return bool(states) and step_of(states[-1]) == plan.get("steps") and (run.folder / MODEL / CONFIG).exists()
 
 
-def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: Here) -> None:
+def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: Here, *, resumed: bool = False) -> None:
     """Trains to the end, and leaves the model, the curves and a last word."""
     team = setup.team
     result = fit(
@@ -169,7 +182,7 @@ def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: He
         workers=setup.workers,
         strict=here.strict,
         team=team,
-        watch=watches(team),
+        watch=watches(team, resumed=resumed),
     )
     if not team.first:
         return
@@ -186,8 +199,8 @@ def sit(run: Run, request: Request, job: Job, setup: Setup, steps: int, here: He
     tell(team, *said_of_skipped(result.skipped))
     drawn = ""
     if find_spec("matplotlib"):
-        curves({run.folder.name: run.records()}, run.folder / "curves.png")
-        drawn = f", curves in {run.folder / 'curves.png'}"
+        curves({run.folder.name: run.records()}, run.folder / CURVES)
+        drawn = f", curves in {run.folder / CURVES}"
     if result.evaluation is not None:
         tell(team, f"done   validation top-1 {result.evaluation.top1:.2%}, loss {result.evaluation.loss:.4f}{drawn}")
     tell(
@@ -217,11 +230,20 @@ def workers_for(job: Job, here: Here, team: Team) -> int:
     return 0 if in_memory else max(1, min(8, (cpu_count() or 1) // team.world))
 
 
-def watches(team: Team) -> Watch:
+def watches(team: Team, *, resumed: bool = False) -> Watch:
     if not team.first:
         return Several()
     board: list[Watch] = [TensorBoard()] if find_spec("tensorboard") else []
-    return Several([Terminal(), *board])
+    return Resumed([Terminal(), *board]) if resumed else Several([Terminal(), *board])
+
+
+class Resumed(Several):
+    """Says where a run resumes, which is known once its checkpoint is verified."""
+
+    def started(self, start: Start) -> None:
+        where = f"step-{start.done:08}" if start.done else "its beginning"
+        print(f"run    {start.folder}: on from {where} of {start.steps} steps", flush=True)
+        super().started(start)
 
 
 def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
@@ -286,10 +308,20 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int, taught_by: dic
     }
 
 
-def free_folder(job: Job, recipe: Recipe) -> Path:
-    """runs/DATA-RECIPE-1, or the next number that is free."""
+def new_folder(job: Job, recipe: Recipe) -> Path:
+    """runs/DATA-RECIPE-1, or the next number that is free; made at once, so that nobody else takes it."""
     name = f"{Path(job.data.name).name or 'data'}-{recipe.name}"
-    return next(folder for number in count(1) if not (folder := RUNS / f"{name}-{number}").exists())
+    make_folder(RUNS)
+    for number in count(1):
+        folder = RUNS / f"{name}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from None
+        return folder
+    raise AssertionError("numbers do not end")
 
 
 def said_of_skipped(skipped: tuple[str, ...]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.errors import ConfigError
+from vitrail.parsing import parse_yaml
 
 
 def summary(
@@ -75,12 +76,10 @@ def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
 
 def parse_field(text: str, option: str = "--set") -> tuple[str, Any]:
     """FIELD=VALUE; a value is read as YAML, but 1e-5 as the number that everyone means by it."""
-    import yaml
-
     name, equals, value = text.partition("=")
     if name and equals:
         with suppress(ValueError):
             return name.replace("-", "_"), float(value) if set(value) & set(".eE") else int(value)
-        with suppress(yaml.YAMLError, ValueError, RecursionError):
-            return name.replace("-", "_"), yaml.safe_load(value)
+        with suppress(ValueError):
+            return name.replace("-", "_"), parse_yaml(value)
     raise ConfigError(f"{option} {text[:60]!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")

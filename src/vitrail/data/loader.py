@@ -241,6 +241,32 @@ def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool = Fal
         return iter(loader)
 
 
+def died_of_worker(error: BaseException | None) -> bool:
+    """Whether an error tells, itself or below what was made of it, that a data worker was killed.
+
+    torch raises it from a signal's handler, so at any point of the main thread, not only where a batch is asked for.
+    """
+    while error is not None:
+        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def naming_dead_workers(workers: int) -> Generator[None]:
+    """One line where a data worker is killed, in place of torch's traceback."""
+    try:
+        yield
+    except Exception as error:
+        if not died_of_worker(error):
+            raise
+        raise DataError(
+            f"one of {workers} data workers was killed, maybe since memory ran out; "
+            "expected fewer --workers, or more memory"
+        ) from None
+
+
 def as_it_is(batch: Batch) -> Batch:
     return batch
 

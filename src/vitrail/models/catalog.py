@@ -1,16 +1,19 @@
 """Every model by name: the presets of all families, their aliases, and families from outside the package."""
 
-import importlib.util
 import re
 import sys
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any
 
 from vitrail.errors import ConfigError, unknown
+from vitrail.files import check_regular
 from vitrail.models import FAMILIES
 from vitrail.models.family import Family
 
@@ -21,7 +24,7 @@ def create(name: str, /, **fields: Any) -> Any:
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
     """
-    family, preset = find(name)
+    family, preset = find(name, trusted=name)
     return family.build(family.configure(preset, **fields))
 
 
@@ -32,10 +35,12 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(named | aliased, key=natural)
 
 
-def find(name: str) -> tuple[Family, Any]:
-    """The family and the config that a name stands for."""
+def find(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
+    """The family and the config that a name stands for; one from outside is imported only if it is `trusted`."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a model's name is {name!r}; expected text, such as 'ViT-B/16'")
+    if is_outside(name) and name != trusted:
+        raise UntrustedError(name)
     if name.endswith(".py"):
         some = next(iter(outside_family(name).presets), "preset")
         raise ConfigError(f"{name!r} names no preset; expected {name}:{some} or another of its presets")
@@ -50,6 +55,29 @@ def find(name: str) -> tuple[Family, Any]:
             return family, family.presets[preset]
     names = [known for family in found for known in (*family.presets, *family.aliases)]
     raise unknown("model", preset, names)
+
+
+def is_outside(name: object) -> bool:
+    """Whether a name stands for a family outside the package, so that code must run to find it."""
+    return isinstance(name, str) and (":" in name or name.endswith(".py"))
+
+
+class UntrustedError(ConfigError):
+    """A file names code that nobody has named here and now."""
+
+    def __init__(self, name: str, where: str = "a file") -> None:
+        place = name.rpartition(":")[0] or name
+        kind = "file" if place.endswith(".py") else "module"
+        super().__init__(
+            f"{where} names the model {name!r}, which runs the code of the {kind} {place}; expected it to be named "
+            f"here as well: if you trust that code, add --trust-code {quote(name)}"
+        )
+
+
+def resolved(name: str) -> str:
+    """The name of an outside family so that it is the same from any folder: a file by its full path."""
+    place, _, preset = name.rpartition(":")
+    return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name
 
 
 @cache
@@ -72,15 +100,13 @@ def outside_family(place: str) -> Family:
 
 
 def import_named(name: str) -> ModuleType:
-    """A module by its import path, also in the current folder: which nothing else is imported from."""
-    here = str(Path.cwd())
-    if here in sys.path:
-        return import_module(name)
-    sys.path.append(here)
-    try:
-        return import_module(name)
-    finally:
-        sys.path.remove(here)
+    """A module by its import path, also in the current folder: which nothing else is imported from, at no time."""
+    top = name.partition(".")[0]
+    if top and top not in sys.modules and find_spec(top) is None:
+        spec = PathFinder.find_spec(top, [str(Path.cwd())])
+        if spec is not None:
+            execute(top, spec)
+    return import_module(name)
 
 
 def load_file(path: Path) -> ModuleType:
@@ -88,12 +114,19 @@ def load_file(path: Path) -> ModuleType:
     name = str(path.resolve())
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    check_regular(path.stat())
+    spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    return execute(name, spec)
+
+
+def execute(name: str, spec: ModuleSpec) -> ModuleType:
+    """Runs a module once; one that fails leaves nothing."""
+    sys.modules[name] = module = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        if spec.loader is not None:  # else it is a plain folder of modules
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -182,7 +182,7 @@ class Ablation:
         if key not in self.jobs:
             with warnings.catch_warnings():  # the run warns
                 warnings.simplefilter("ignore")
-                self.jobs[key] = continued(request, self.data) if request.init else on_meta(recipe, self.data)
+                self.jobs[key] = continued(request, self.data) if request.init else on_meta(request, self.data)
         job = self.jobs[key]
         Setup(
             model=job.model,
@@ -200,9 +200,9 @@ class Ablation:
         return job
 
 
-def on_meta(recipe: recipes.Recipe, data: Data) -> Job:
+def on_meta(request: Request, data: Data) -> Job:
     with torch.device("meta"):
-        return begun(recipe, data)
+        return begun(request.recipe, data, request.trusted)
 
 
 def settled(request: Request) -> Request:

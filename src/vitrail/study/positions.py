@@ -64,7 +64,7 @@ CELLS = (
 def position_rows(asked: Request) -> tuple[Ablation, list[Row]]:
     """A row for each cell, that without positions first; all are checked before any is trained."""
     name = asked.recipe.model
-    if name is not None and not hasattr(find(name)[1], "positions_at"):
+    if name is not None and not hasattr(find(name, trusted=asked.trusted)[1], "positions_at"):
         raise ConfigError(f"{name} has no choice of positions; expected a ViT, such as --model ViT-Ti/16")
     ablation = Ablation(replace(asked, recipe=asked.recipe.changed({"fields": NONE.fields})))
     others = [replace(ablation.replaced(cell.fields), name=cell.name) for cell in CELLS[1:]]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -23,6 +24,7 @@ from vitrail.train.run import Run
 from vitrail.train.setup import Setup
 from vitrail.train.sitting import Sitting, interrupts
 from vitrail.train.speed import measure
+from vitrail.train.state import State, read_state
 from vitrail.train.tally import Evaluation
 from vitrail.train.teacher import Teacher
 from vitrail.train.watch import Several, Watch
@@ -96,17 +98,28 @@ def fit(
         objective=objective or classify,
         transform=transform,
     )
-    steps = steps or (run.steps_planned() if run else None)
-    if steps is None and recipe.loop.minutes is not None:
-        left = recipe.loop.minutes * 60 - (monotonic() - start)
-        steps = measure(setup).steps_within(team.from_first(left), setup.order.steps, recipe.loop.eval_every)
-    if recipe.loop.whiten:
-        setup.whiten()
-    training = setup.training(steps or setup.steps)
-    torch.manual_seed(recipe.loop.seed * 1009 + team.rank + 1)  # dropout's, other than that of the starting weights
-    sitting = Sitting(training, setup.data.val, run, workers, strict, watch or Several())
-    with interrupts() as pressed:
-        sitting.go_on_from_last()
-        sitting.run_all(setup.batches(range(training.done, training.steps)), pressed)
+    with run.owned() if run and team.first else nullcontext():
+        state = last_state(run, team)
+        planned = state.numbers.get("steps") if state else None
+        steps = steps or (planned if type(planned) is int and planned > 0 else None)
+        if steps is None and recipe.loop.minutes is not None:
+            left = recipe.loop.minutes * 60 - (monotonic() - start)
+            steps = measure(setup).steps_within(team.from_first(left), setup.order.steps, recipe.loop.eval_every)
+        if recipe.loop.whiten:
+            setup.whiten()
+        training = setup.training(steps or setup.steps)
+        torch.manual_seed(recipe.loop.seed * 1009 + team.rank + 1)  # dropout's, other than that of the starting weights
+        sitting = Sitting(training, setup.data.val, run, workers, strict, watch or Several())
+        with interrupts() as pressed:
+            sitting.go_on_from(state)
+            del state  # as large as the model and its optimizer
+            sitting.run_all(setup.batches(range(training.done, training.steps)), pressed)
     skipped = set[str]().union(*team.all_of(sitting.skipped))
     return Fitted(training.result.eval(), training.done, sitting.evaluation, sitting.records, tuple(sorted(skipped)))
+
+
+def last_state(run: Run | None, team: Team) -> State | None:
+    """The checkpoint to resume from: the first process chooses it, and puts damaged ones aside."""
+    state = run.latest() if run and team.first else None
+    path = team.from_first(state.path if state else None)
+    return read_state(path) if path is not None and not team.first else state

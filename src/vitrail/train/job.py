@@ -1,7 +1,8 @@
 """From what was asked for to what is trained: data, model, preprocessing put together, the same again on resuming."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Data, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import find
+from vitrail.models.catalog import UntrustedError, find, is_outside, resolved
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
+from vitrail.train.opened import TIMM, check_recorded
 from vitrail.train.recipe import Recipe
 from vitrail.train.runs import finished_run
 
@@ -33,18 +35,30 @@ class Request:
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
     cache: float = 1.0  # gigabytes; a JPEG that is held is decoded whole, which gives slightly other crops
+    trusted: str | None = field(default=None, compare=False)  # the outside model that was named now; never in a file
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, number = getattr(self, each.name), each.name in ("val_share", "cache")
+            if number and not (type(value) in (int, float) and isfinite(value)):
+                raise ConfigError(f"{each.name} is {value!r}; expected a number")
+            if not number and each.name != "recipe" and not isinstance(value, str | None):
+                raise ConfigError(f"{each.name} is {value!r}; expected text")
 
     def opened_data(self) -> Data:
         real = Path(self.real) if self.real else None
         return open_data(self.data, seed=self.recipe.loop.seed, val_share=self.val_share, real=real)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(replace(self, recipe=Recipe())), "recipe": self.recipe.flat()}
+        recorded = asdict(replace(self, recipe=Recipe()))
+        del recorded["trusted"]
+        return {**recorded, "recipe": self.recipe.flat()}
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> "Request":
+        """As a file has it, which nobody vouches for: what it names as code is not run, see `trusting`."""
         try:
-            given = dict(data)
+            given: dict[str, Any] = {**data, "trusted": None}  # no file says what may be trusted
             flat = dict(given.pop("recipe"))
             recipe = Recipe(name=str(flat.pop("name"))).changed(flat)
             return cls(recipe=recipe, **given)
@@ -52,6 +66,22 @@ class Request:
             raise CheckpointError(f"{where}: run.json lacks {error}; expected what `vitrail train` wrote") from None
         except (TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(f"{where}: {error}; expected run.json as `vitrail train` wrote it") from None
+
+    @property
+    def code(self) -> list[str]:
+        """What of it the user named, to be named again where it is read back from its run."""
+        teacher = self.teacher if self.teacher is not None and self.teacher.startswith(TIMM) else None
+        return [name for name in (self.trusted, teacher) if name is not None]
+
+    def trusting(self, code: Sequence[str], where: str) -> "Request":
+        """With the outside model and teacher that the user names in `code`, in place of those that a file names."""
+        model, left = named_now(self.recipe.model, code, where)
+        if self.teacher is not None:
+            left = check_recorded(self.teacher, left, where)
+        if left:
+            raise ConfigError(f"--trust-code {left[0]}, which {where} does not name; expected it without")
+        outside = model if is_outside(model) else None
+        return replace(self, recipe=replace(self.recipe, model=model), trusted=outside)
 
 
 @dataclass(frozen=True)
@@ -73,16 +103,35 @@ def assemble(request: Request) -> Job:
     """Opens the data, and makes the model for its classes, from the seed or from a checkpoint."""
     recipe, found = request.recipe, request.opened_data()
     torch.manual_seed(recipe.loop.seed)
-    return continued(request, found) if request.init else begun(recipe, found)
+    return continued(request, found) if request.init else begun(recipe, found, request.trusted)
 
 
-def begun(recipe: Recipe, data: Data) -> Job:
+def named_now(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
+    """The model to use for the one that a file names, and what of `code` is for something else.
+
+    An outside model is what the user's words name, not the file's; both must mean the same preset.
+    """
+    if not is_outside(recorded):
+        return recorded, list(code)
+    models = [name for name in code if not name.startswith(TIMM)]
+    if not models:
+        raise UntrustedError(str(recorded), where)
+    preset = str(recorded).rpartition(":")[2]
+    if len(models) > 1 or models[0].rpartition(":")[2] != preset:
+        raise ConfigError(
+            f"--trust-code {' --trust-code '.join(models)}, and {where} names the model {recorded!r}; "
+            f"expected one that ends in :{preset}"
+        )
+    return resolved(models[0]), [name for name in code if name not in models]
+
+
+def begun(recipe: Recipe, data: Data, trusted: str | None = None) -> Job:
     """A new model at its starting weights; grey pictures get a model of one channel."""
     if recipe.model is None:
         raise ConfigError(
             "no model is named; expected --model, such as ViT-Ti/16, a --recipe that names one, or --init"
         )
-    family, preset = find(recipe.model)
+    family, preset = find(recipe.model, trusted=trusted)
     images = data.train.images if isinstance(data.train, Arrays) else None
     channels = preset.channels if images is None else images.shape[3]
     channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe's for colours makes grey pictures so
@@ -103,7 +152,7 @@ def continued(request: Request, data: Data) -> Job:
     fields: dict[str, Any] = dict(recipe.fields)
     found = read(init, **fields)
     if recipe.model is not None:
-        family, preset = find(recipe.model)
+        family, preset = find(recipe.model, trusted=request.trusted)
         check_same(family, preset, found, init)
     if found.description.labels != data.classes:
         fields["classes"] = len(data.classes)

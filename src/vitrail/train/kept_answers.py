@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -14,8 +18,8 @@ from torch import Tensor
 from vitrail.data.datasets import Data, Pictures, Subset
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.mixing import normalise
-from vitrail.errors import CheckpointError, DataError
-from vitrail.files import make_folder, write_whole
+from vitrail.errors import CheckpointError, DataError, one_line
+from vitrail.files import CHUNK, make_folder, open_regular, write_text, write_whole
 from vitrail.train.distributed import Team
 from vitrail.train.losses import Inputs
 from vitrail.train.teacher import Lessons
@@ -23,6 +27,7 @@ from vitrail.train.teacher import Lessons
 KEPT = 4096  # pictures a file
 NOTE = "teacher.json"  # for people: whose answers these are
 LOOKED_AT = 64  # pictures, spread over all, that are part of the key
+TRAILER = b"\nsha256:"  # what the checksum at the end of a file begins with
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class KeptAnswers:
         make_folder(folder)
         if team.first:
             about = {"teacher": lessons.teacher.name, "data": data.name, "pictures": len(pictures)}
-            write_whole(folder / NOTE, lambda place: place.write_text(json.dumps(about, indent=2), "utf-8"))
+            write_text(folder / NOTE, json.dumps(about, indent=2))
         count = -(-len(pictures) // KEPT)
         for number in range(team.rank, count, team.world):
             rows = range(number * KEPT, min((number + 1) * KEPT, len(pictures)))
@@ -106,14 +111,58 @@ def answered(
 
 
 def save_array(path: Path, array: NDArray[np.float32]) -> None:
-    with path.open("wb") as file:
+    """As a .npy file, which ends in a checksum of all before it; who does not know of it does not see it."""
+    with path.open("w+b") as file:
         np.save(file, array, allow_pickle=False)
+        size = file.tell()
+        file.seek(0)
+        checksum = checksum_of(file, size)
+        file.seek(size)
+        file.write(TRAILER + checksum)
 
 
 def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """None where it is not there, or not whole."""
+    """None where it is not there, or damaged: then with a warning."""
     try:
-        found = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError):
+        return verified(path, shape)
+    except FileNotFoundError:
         return None
-    return found if found.shape == shape and found.dtype == np.float32 else None
+    except (OSError, ValueError) as error:
+        if not path.is_file():
+            raise CheckpointError(f"{path} cannot be used: {one_line(error)}") from None
+        warnings.warn(f"{path} is damaged ({one_line(error)}); the teacher is asked again", stacklevel=3)
+        return None
+
+
+def verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """The array in a file that passes its checksum; those of earlier versions have none, and end with the array."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        header = header_of(shape)
+        if file.read(len(header)) != header:
+            raise ValueError(f"it is not an array of shape {shape}")
+        start = len(header)
+        size = start + 4 * shape[0] * shape[1]
+        file.seek(size)
+        trailer = file.read(len(TRAILER) + 65)
+        if os.fstat(file.fileno()).st_size < size:
+            raise ValueError("it is cut off")
+        file.seek(0)
+        if trailer and trailer != TRAILER + checksum_of(file, size):
+            raise ValueError("checksum mismatch")
+    return np.memmap(path, np.float32, "r", start, shape)
+
+
+def header_of(shape: tuple[int, int]) -> bytes:
+    """What numpy begins such a file with: compared, since parsing what somebody wrote is a risk for nothing."""
+    written = BytesIO()
+    about = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(written, about)
+    return written.getvalue()
+
+
+def checksum_of(file: BinaryIO, size: int) -> bytes:
+    found = hashlib.sha256()
+    while size and (part := file.read(min(size, CHUNK))):
+        found.update(part)
+        size -= len(part)
+    return found.hexdigest().encode()

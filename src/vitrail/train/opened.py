@@ -1,9 +1,11 @@
 """A trained model by whatever name people have for it: a run, a checkpoint of any layout, or one of timm's."""
 
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import nn
@@ -15,6 +17,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, one_line
 from vitrail.train.runs import Finished, finished_run
 
 TIMM = "timm:"
+PLAIN = re.compile(r"[\w.]+")  # a name in timm's registry: not hf-hub:… nor local-dir:…, which bring files of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,16 @@ def open_model(name: str) -> Opened:
     if not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
     return Opened(name=name, model=found.model, preprocessing=how, classes=config.classes, labels=about.labels, run=run)
+
+
+def check_recorded(name: str, code: Sequence[str], where: str) -> list[str]:
+    """Of timm's models a file may name those that timm has itself, others only the user; gives the rest of `code`."""
+    if name.startswith(TIMM) and not PLAIN.fullmatch(name.removeprefix(TIMM)) and name not in code:
+        raise ConfigError(
+            f"{where} names the teacher {name!r}, which timm would open from outside; expected it to be named here as "
+            f"well: if you trust it, add --trust-code {quote(name)}"
+        )
+    return [each for each in code if each != name]
 
 
 def from_timm(name: str) -> Opened:

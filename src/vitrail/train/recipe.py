@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.augmentation import Augmentation, explained
 from vitrail.errors import ConfigError, one_line, unknown
+from vitrail.files import read_text
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
+from vitrail.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -188,12 +190,9 @@ def open_recipe(name: str) -> Recipe:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if path.parent == FOLDER and name not in recipes():
         raise unknown("recipe", name, recipes())
-    import yaml
-
     try:
-        text = path.read_text("utf-8")
-        data = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        data = parse_yaml(read_text(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the recipe {path} cannot be read: {one_line(error)}; expected YAML, name: value") from None
     if not isinstance(data, dict) or not all(isinstance(each, str) for each in data):
         raise ConfigError(f"the recipe {path} holds no settings; expected YAML, name: value")

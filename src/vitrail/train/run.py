@@ -1,22 +1,36 @@
 """A training's folder: what it was told (run.json), what it saw (log.jsonl), where it stands (checkpoints/).
 
 Everything in it is whole at any moment: run.json and checkpoints appear by renaming, and a line of the log that a crash
-cut off, or that a later resume goes through again, is removed when the run is resumed.
+cut off, or that a later resume goes through again, is removed when the run is resumed. Who writes in it owns it alone
+(`owned`), and only what this file wrote is ever deleted. What is read may be anybody's: within limits, and verified.
 """
 
 import json
+import os
 import re
-from collections.abc import Mapping
+import shutil
+import stat
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import CheckpointError, one_line
-from vitrail.files import make_folder, write_whole
-from vitrail.train.state import State, read_numbers, read_state, write_state
+from vitrail.files import KINDS, is_temporary, make_folder, read_lines, read_text, remove, write_text
+from vitrail.locks import LOCK, locked
+from vitrail.parsing import parse_json, with_checksum, without_checksum
+from vitrail.train.state import DamagedError, State, read_state, write_state
 
-PLAN, LOG, STATES, MODEL = "run.json", "log.jsonl", "checkpoints", "model"
-NAME = re.compile(r"step-(\d{8,})\.safetensors")
+PLAN, LOG, STATES, MODEL, CURVES, BOARD = "run.json", "log.jsonl", "checkpoints", "model", "curves.png", "tensorboard"
+FOLDERS = (STATES, MODEL, BOARD)
+NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
+CUT_OFF = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # what safetensors calls a file until it is complete
+LARGEST = 1e300  # of a number in the log
+LARGEST_LOG = 2**27  # characters; numbers in memory take ten times as much
+Record = dict[str, float]  # a line of the log
 
 
 @dataclass(frozen=True)
@@ -26,11 +40,14 @@ class Run:
     @classmethod
     def begun(cls, folder: Path, plan: Mapping[str, Any]) -> "Run":
         """A new run: the folder with its plan, before anything else happens."""
+        run = cls(folder)
         cls.check_free(folder)
-        make_folder(folder / STATES)
-        text = json.dumps(plan, indent=2, ensure_ascii=False) + "\n"
-        write_whole(folder / PLAN, lambda place: place.write_text(text, "utf-8"))
-        return cls(folder)
+        make_folder(folder)
+        with run.owned():
+            cls.check_free(folder)  # another may have begun in between
+            make_folder(folder / STATES)
+            write_text(folder / PLAN, json.dumps(with_checksum(plan), indent=2, ensure_ascii=False) + "\n")
+        return run
 
     @classmethod
     def check_free(cls, folder: Path) -> None:
@@ -43,21 +60,40 @@ class Run:
                 raise CheckpointError(
                     f"{folder} already holds a run; expected a new folder, or to go on with it: --resume {folder}"
                 )
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and any(each.name != LOCK for each in folder.iterdir()):
             raise CheckpointError(f"{folder} holds other things; expected a new folder, or an empty one")
+
+    @contextmanager
+    def owned(self) -> Generator[None]:
+        """Of several processes one writes here, the others are refused; readers need not ask."""
+        make_folder(self.folder)
+        with locked(self.folder, "wait for it to finish, or start a new run with -o"):
+            self.check_kinds()
+            yield
+
+    def check_kinds(self) -> None:
+        """Nothing is written or deleted through a link, and nothing that is not a file is waited for."""
+        for name in (PLAN, LOG, CURVES, *FOLDERS):
+            path = self.folder / name
+            try:
+                kind = stat.S_IFMT(path.lstat().st_mode)
+            except FileNotFoundError:
+                continue
+            if kind == stat.S_IFLNK:
+                raise CheckpointError(f"{path} is a symbolic link; expected none in a run: link {self.folder} itself")
+            if kind != (stat.S_IFDIR if name in FOLDERS else stat.S_IFREG):
+                expected = "a folder" if name in FOLDERS else "a regular file"
+                raise CheckpointError(f"{path} is {KINDS.get(kind, 'a file')}; expected {expected}")
 
     def plan(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / PLAN).read_text("utf-8"))
+            return read_plan(self.folder / PLAN)
         except FileNotFoundError:
             raise CheckpointError(f"{self.folder} holds no {PLAN}; expected the folder of a run") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.folder / PLAN} cannot be read: {one_line(error)}; expected what `vitrail train` wrote"
             ) from None
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{self.folder / PLAN} is no object; expected what `vitrail train` wrote")
-        return found
 
     def states(self) -> list[Path]:
         """The checkpoints, the oldest first."""
@@ -65,59 +101,159 @@ class Run:
             (path for path in (self.folder / STATES).glob("step-*") if NAME.fullmatch(path.name)), key=step_of
         )
 
-    def latest(self) -> State | None:
-        states = self.states()
-        try:
-            return read_state(states[-1]) if states else None
-        except CheckpointError as error:
-            other = f"to go on from {states[-2].stem}, delete it" if len(states) > 1 else "there is no other"
-            raise CheckpointError(f"{error}; {other}") from None
+    def newest(self) -> tuple[State | None, dict[Path, str]]:
+        """The newest checkpoint that passes its checksum, and what is wrong with those that are newer."""
+        damaged = dict[Path, str]()
+        for path in reversed(self.states()):
+            try:
+                return read_numbered(path), damaged
+            except DamagedError as error:
+                damaged[path] = error.reason
+        return None, damaged
 
-    def steps_planned(self) -> int | None:
-        """How many steps the last checkpoint was on its way to, if there is one."""
-        states = self.states()
-        return read_numbers(states[-1]).get("steps") if states else None
+    def latest(self) -> State | None:
+        """Where to resume; damaged checkpoints after it are put aside under another name, with a warning."""
+        state, damaged = self.newest()
+        if state is None and damaged:
+            reasons = ", ".join(f"{path.name} is damaged ({reason})" for path, reason in damaged.items())
+            raise CheckpointError(
+                f"no checkpoint of {self.folder} can be read: {reasons}; there is no other: start a new run with -o"
+            )
+        for path, reason in damaged.items():
+            put_aside(path)
+            where = "" if state is None or state.path is None else state.path.stem
+            warnings.warn(f"{path.name} is damaged ({reason}); resuming from {where}", stacklevel=2)
+        return state
 
     def save(self, state: State, step: int, keep: int = 2) -> Path:
         """The new checkpoint, and only once it is durable the old ones go."""
-        make_folder(self.folder / STATES)
-        path = self.folder / STATES / f"step-{step:08}.safetensors"
+        folder = self.folder / STATES
+        if folder.is_symlink():
+            raise CheckpointError(f"{folder} is a symbolic link; expected a folder: old checkpoints are deleted in it")
+        make_folder(folder)
+        path = folder / f"step-{step:08}.safetensors"
         write_state(state, path)
-        for old in self.states()[:-keep]:
-            old.unlink(missing_ok=True)
-        for cut_off in (self.folder / STATES).glob(
-            ".*"
-        ):  # by a crash, earlier; safetensors has names of its own for it
-            cut_off.unlink(missing_ok=True)
+        try:
+            for old in [*self.states()[:-keep], *filter(is_cut_off, folder.glob(".*"))]:
+                if old.is_file() and not old.is_symlink():
+                    remove(old)
+        except OSError as error:
+            raise CheckpointError(f"cannot delete old checkpoints in {folder}: {one_line(error)}") from None
         return path
 
     def log(self, record: Mapping[str, float | int]) -> None:
         try:
-            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            with os.fdopen(os.open(self.folder / LOG, flags, 0o666), "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise CheckpointError(f"cannot write {self.folder / LOG}: {one_line(error)}") from None
 
-    def records(self) -> list[dict[str, Any]]:
-        """The log's lines; one that was cut off is left out."""
+    def records(self) -> list[Record]:
+        """The log's lines; one that was cut off or is damaged is left out."""
+        return [record for _, record in self.lines() if record is not None]
+
+    def lines(self) -> list[tuple[str, Record | None]]:
         try:
-            lines = (self.folder / LOG).read_text("utf-8", errors="replace").splitlines()
+            return list(read_log(self.folder / LOG))
         except FileNotFoundError:
             return []
-        found = list[dict[str, Any]]()
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-        return found
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.folder / LOG} cannot be read: {one_line(error)}; expected what `vitrail train` wrote"
+            ) from None
 
     def forget_after(self, step: int) -> None:
-        """Takes from the log what a resumed run will write again."""
-        if not (self.folder / LOG).exists():
-            return
-        kept = [json.dumps(each) + "\n" for each in self.records() if each.get("step", 0) <= step]
-        write_whole(self.folder / LOG, lambda place: place.write_text("".join(kept), "utf-8"))
+        """Takes from the log what a resumed run will write again; one with damaged lines is kept beside it."""
+        lines = self.lines()
+        damaged = count_damaged(lines)
+        if damaged:
+            aside = copy_aside(self.folder / LOG)
+            warnings.warn(
+                f"{damaged} of {len(lines)} lines of {LOG} are damaged and left out; as it was, it is {aside.name}",
+                stacklevel=2,
+            )
+        if lines:
+            kept = [line.rstrip("\n") for line, record in lines if record is not None and record["step"] <= step]
+            write_text(self.folder / LOG, "".join(f"{line}\n" for line in kept))
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """What a run was told, once it fits its checksum."""
+    found: Any = parse_json(read_text(path))
+    if not isinstance(found, dict):
+        raise ValueError("it is no plan of a run")  # noqa: TRY004  # what is in a file, not an argument
+    return without_checksum(found)
+
+
+def read_log(path: Path) -> Iterator[tuple[str, Record | None]]:
+    """Each line with the finite numbers in it; None where it is damaged."""
+    total = 0
+    for line in read_lines(path):
+        total += len(line)
+        if total > LARGEST_LOG:
+            raise ValueError(f"it has more than {LARGEST_LOG:,} characters; expected at most that")
+        yield line, record_in(line)
+
+
+def count_damaged(lines: list[tuple[str, Record | None]]) -> int:
+    """A last line that was cut off is not damaged: the run was killed as it wrote it."""
+    cut_off = bool(lines) and lines[-1][1] is None and not lines[-1][0].endswith("\n")
+    return sum(record is None for _, record in lines) - cut_off
+
+
+def record_in(line: str) -> Record | None:
+    try:
+        values = parse_json(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    record = {str(name): value for name, value in values.items() if is_number(value)}
+    return record if type(record.get("step")) is int and record["step"] >= 0 else None
+
+
+def is_number(value: object) -> bool:
+    """Finite; Python's whole numbers may be larger than any float."""
+    return type(value) in (int, float) and -LARGEST < value < LARGEST  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+
+
+def read_numbered(path: Path) -> State:
+    """A checkpoint that is of the step in its name."""
+    state = read_state(path)
+    if state.numbers.get("step") != step_of(path):
+        raise DamagedError(path, ValueError(f"it is of step {str(state.numbers.get('step'))[:20]}"))
+    return state
+
+
+def put_aside(path: Path) -> Path:
+    """Gives a damaged file another name."""
+    aside = free_name(path)
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise CheckpointError(f"cannot rename the damaged {path}: {one_line(error)}") from None
+    return aside
+
+
+def copy_aside(path: Path) -> Path:
+    """Keeps a damaged file as it is under another name, while its own stays."""
+    aside = free_name(path)
+    try:
+        shutil.copyfile(path, aside)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep the damaged {path}: {one_line(error)}") from None
+    return aside
+
+
+def free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.damaged{number if number > 1 else ''}") for number in count(1))
+    return next(each for each in names if not os.path.lexists(each))
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether a crash left it of a checkpoint."""
+    return CUT_OFF.fullmatch(path.name) is not None or is_temporary(path, NAME.pattern)
 
 
 def step_of(path: Path) -> int:

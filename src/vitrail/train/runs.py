@@ -1,16 +1,15 @@
 """Run folders as trainings left them, also where one was killed or damaged: what each says of itself."""
 
+import warnings
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.contents import CONFIG
 from vitrail.errors import ConfigError, DataError, one_line
-from vitrail.parsing import parse_json
-from vitrail.train.run import LOG, MODEL, PLAN, STATES
-
-Row = dict[str, float]  # a line of the log
+from vitrail.locks import LOCK
+from vitrail.train import run as runs
+from vitrail.train.run import LOG, MODEL, PLAN, STATES, Record, count_damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,7 @@ class RunSummary:
     recipe: str = ""
     step: int = 0  # the last one that was logged
     steps: int | None = None  # planned
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Record, ...] = ()
 
     def last(self, name: str) -> float | None:
         values = self.all_of(name)
@@ -65,7 +64,7 @@ def is_run(folder: Path) -> bool:
         names = {each.name for each in folder.iterdir()}
     except OSError:  # a file, or not ours to read
         return False
-    return not names or not names.isdisjoint((PLAN, LOG, STATES))
+    return names <= {LOCK} or not names.isdisjoint((PLAN, LOG, STATES))
 
 
 def read_run(folder: Path) -> RunSummary:
@@ -91,36 +90,23 @@ def read_run(folder: Path) -> RunSummary:
 def read_plan(path: Path) -> tuple[dict[str, Any], str]:
     """What the run was told, and what is damaged."""
     try:
-        plan = parse_json(path.read_text("utf-8"))
+        plan = runs.read_plan(path)
     except (OSError, ValueError, RecursionError) as error:
         return {}, f"{path.name}: {one_line(error)}"
-    return (plan, "") if isinstance(plan, dict) and plan else ({}, f"{path.name} is no plan of a run")
+    return (plan, "") if plan else ({}, f"{path.name}: it is no plan of a run")
 
 
-def read_log(path: Path) -> tuple[tuple[Row, ...], str]:
+def read_log(path: Path) -> tuple[tuple[Record, ...], str]:
     """The finite numbers of each line, and what is damaged; a last line that was cut off is no damage, but a kill."""
     try:
-        lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+        lines = list(runs.read_log(path))
     except FileNotFoundError:
         return (), ""
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return (), f"{path.name}: {one_line(error)}"
-    rows = [row_in(line) for line in lines]
-    if lines and not lines[-1].endswith("\n") and rows[-1] is None:
-        rows.pop()
-    broken = rows.count(None)
-    return tuple(row for row in rows if row is not None), f"{broken} broken lines in {path.name}" if broken else ""
-
-
-def row_in(line: str) -> Row | None:
-    try:
-        values = parse_json(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict):
-        return None
-    row = {str(name): value for name, value in values.items() if type(value) in (int, float) and isfinite(value)}
-    return row if "step" in row else None
+    broken = count_damaged(lines)
+    rows = tuple(record for _, record in lines if record is not None)
+    return rows, f"{broken} broken lines in {path.name}" if broken else ""
 
 
 def name_of(part: object) -> str:
@@ -150,7 +136,9 @@ def finished_run(folder: Path) -> Finished | None:
     if not is_finished(folder):
         hint = f"go on with it: vitrail train --resume {folder}"
         raise ConfigError(f"{folder} is a run that has not finished; expected one with its {MODEL}/ inside: {hint}")
-    plan, _ = read_plan(folder / PLAN)
+    plan, fault = read_plan(folder / PLAN)
+    if fault:
+        warnings.warn(f"{folder}: {fault}; which images it was not trained on is not known", stacklevel=2)
     asked, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
     data, seed, share = asked.get("data"), recipe.get("seed"), asked.get("val_share")
     return Finished(

@@ -1,5 +1,6 @@
 """One sitting of a training: steps, evaluations, logs and checkpoints, until all is done or it is asked to stop."""
 
+import errno
 import signal
 import threading
 from collections.abc import Generator, Iterator
@@ -11,20 +12,21 @@ from time import monotonic
 import torch
 
 from vitrail.data.datasets import Pictures
-from vitrail.data.loader import Batch
-from vitrail.errors import CheckpointError, DataError, VitrailError
+from vitrail.data.loader import Batch, died_of_worker
+from vitrail.errors import CheckpointError, DataError, VitrailError, one_line
 from vitrail.train.evaluate import evaluate
 from vitrail.train.run import Run
+from vitrail.train.state import State
 from vitrail.train.tally import Evaluation
 from vitrail.train.training import DivergedError, Training
-from vitrail.train.watch import Start, Watch
+from vitrail.train.watch import Several, Start, Watch
 
 SHARE_OF_SAVING = 0.05  # of the time, at most, where the recipe does not say how often
 MOST = 1000  # skipped pictures that a checkpoint remembers
 
 
 class StoppedError(VitrailError):
-    """Somebody sent SIGTERM or pressed Ctrl-C; everything is saved."""
+    """Somebody sent SIGTERM, pressed Ctrl-C or closed the terminal; everything is saved."""
 
     def __init__(self, by: int, step: int, where: Path | None) -> None:
         saved = f"go on with: vitrail train --resume {where}" if where else "nothing is kept, since no folder was given"
@@ -51,13 +53,18 @@ class Sitting:
     saved: float = field(default_factory=monotonic)
     saving: float = 0.0  # seconds that the last checkpoint took
 
-    def go_on_from_last(self) -> None:
+    def go_on_from(self, state: State | None) -> None:
         training = self.training
-        state = self.run.latest() if self.run else None
         if state:
-            training.restore(state)
-            self.begun -= float(state.numbers["seconds"])
-            self.skipped = set(state.numbers.get("skipped", ()))
+            try:
+                training.restore(state)
+                self.begun -= float(state.numbers["seconds"])
+                self.skipped = set(map(str, state.numbers.get("skipped", ())))
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{state.path} does not fit the run: {type(error).__name__}: {one_line(error)}; "
+                    "expected what `vitrail train` wrote"
+                ) from None
         if self.run:
             if training.team.first:
                 self.run.forget_after(training.done)
@@ -69,12 +76,17 @@ class Sitting:
 
     def run_all(self, batches: Iterator[Batch], pressed: list[int]) -> None:
         """Each step is logged, then saved, then evaluated: who stops it does not wait, and resuming evaluates first."""
+        with self.naming_a_dead_worker():
+            self.take_steps(batches, pressed)
+
+    def take_steps(self, batches: Iterator[Batch], pressed: list[int]) -> None:
         training = self.training
         try:
             self.evaluate_if_due()
             while training.done < training.steps:
                 self.skip(training.step(batches))
-                self.watch.stepped(training.done)
+                with self.outliving_the_terminal():
+                    self.watch.stepped(training.done)
                 last = training.done == training.steps
                 if last or training.done % training.log_every == 0:
                     self.log(self.observed())
@@ -86,7 +98,32 @@ class Sitting:
                     raise StoppedError(stop, training.done, self.run.folder if self.run else None)
                 self.evaluate_if_due()
         finally:
-            self.watch.finished()
+            with self.outliving_the_terminal():
+                self.watch.finished()
+
+    @contextmanager
+    def outliving_the_terminal(self) -> Generator[None]:
+        """A terminal that is closed takes no more text, which must not keep the run from being saved."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self.watch = Several()
+
+    @contextmanager
+    def naming_a_dead_worker(self) -> Generator[None]:
+        """torch tells of a killed data worker at any point, so the step that was under way is lost, not saved."""
+        try:
+            yield
+        except Exception as error:
+            if not died_of_worker(error):
+                raise
+            fewer = f"vitrail train --resume {self.run.folder} --workers {self.workers // 2}" if self.run else ""
+            raise DataError(
+                f"one of {self.workers} data workers was killed after step {self.training.done}, maybe since memory "
+                f"ran out; {self.kept()}; resume with fewer workers: {fewer or 'fit(…, workers=…), with a run'}"
+            ) from None
 
     def observed(self) -> dict[str, float]:
         training, now = self.training, monotonic()
@@ -113,8 +150,11 @@ class Sitting:
             raise
 
     def kept(self) -> str:
-        states = self.run.states() if self.run else []
-        return f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
+        """The newest checkpoint that can be resumed from; good is only what has been verified."""
+        state, _ = self.run.newest() if self.run else (None, {})
+        if state is None:
+            return "there is no checkpoint to resume from"
+        return f"the last {'good ' if state.verified else ''}checkpoint is {state.path}"
 
     def due(self, epochs: int) -> bool:
         """Whether an epoch just ended after which there is something to do."""
@@ -147,7 +187,8 @@ class Sitting:
             if self.run:
                 with self.naming_what_is_kept():
                     self.run.log(line)
-            self.watch.logged(line)
+            with self.outliving_the_terminal():
+                self.watch.logged(line)
 
     def evaluate_if_due(self) -> None:
         training = self.training
@@ -195,7 +236,10 @@ class Sitting:
 
 @contextmanager
 def interrupts() -> Generator[list[int]]:
-    """Signals that came, to be looked at between steps; who presses Ctrl-C twice does not want to wait for that."""
+    """Signals that came, to be looked at between steps; who presses Ctrl-C twice does not want to wait for that.
+
+    A closed terminal (SIGHUP) counts too, but not where it is ignored already, as under nohup.
+    """
     came = list[int]()
     if threading.current_thread() is not threading.main_thread():
         yield came
@@ -206,7 +250,9 @@ def interrupts() -> Generator[list[int]]:
         if number == signal.SIGINT:
             signal.signal(number, before[signal.SIGINT])
 
-    before = {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT)}
+    hangup = getattr(signal, "SIGHUP", None)
+    heeded = [] if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [hangup]
+    before = {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT, *heeded)}
     try:
         yield came
     finally:

@@ -4,8 +4,8 @@ Weights, their average, what the optimizers remember, the state of the random nu
 """
 
 import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitrail.checkpoint.checksums import CHECKSUM, tensor_checksum
 from vitrail.errors import CheckpointError, one_line
-from vitrail.files import write_whole
+from vitrail.files import open_regular, write_whole
+from vitrail.parsing import parse_json
 
 HEADER = "vitrail-training"
 
@@ -28,6 +30,8 @@ class State:
 
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
+    path: Path | None = None  # that it was read from
+    verified: bool = False  # against its checksum, which files of earlier versions do not have
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors whose names begin with `name/`, without it."""
@@ -37,33 +41,43 @@ class State:
 def write_state(state: State, path: Path) -> None:
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
     text = json.dumps(dict(state.numbers))
-    write_whole(path, lambda place: save_file(tensors, place, {HEADER: text}))
+    header = {HEADER: text, CHECKSUM: tensor_checksum(tensors, text)}
+    write_whole(path, lambda place: save_file(tensors, place, header))
 
 
 def read_state(path: Path) -> State:
-    with opened(path) as file:
-        return State({name: file.get_tensor(name).clone() for name in file.keys()}, numbers_in(file))  # noqa: SIM118
-
-
-def read_numbers(path: Path) -> dict[str, Any]:
-    """What stands beside the tensors, without reading them."""
-    with opened(path) as file:
-        return numbers_in(file)
-
-
-@contextmanager
-def opened(path: Path) -> Generator[Any]:
+    """A checkpoint that passes its checksum, copied: its file may be replaced or cut off afterwards."""
     try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {one_line(error)}; expected what `vitrail train` wrote"
-        ) from None
+        return verified(path)
+    except MemoryError:  # the file may be good
+        raise CheckpointError(f"{path} does not fit into memory; expected a machine with more of it") from None
+    except (OSError, SafetensorError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
+        if "allocate memory" in str(error):  # as torch calls it
+            raise CheckpointError(f"{path} does not fit into memory: {one_line(error)}") from None
+        raise DamagedError(path, error) from None
 
 
-def numbers_in(file: Any) -> dict[str, Any]:
-    return json.loads((file.metadata() or {})[HEADER])
+def verified(path: Path) -> State:
+    os.close(open_regular(path))
+    with safe_open(path, "pt") as file:
+        header: dict[str, str] = dict(file.metadata() or {})
+        if header.keys() - {HEADER, CHECKSUM} or HEADER not in header:  # so a damaged name of one is found, too
+            raise ValueError("its header is not that of a training")
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    if CHECKSUM in header and header[CHECKSUM] != tensor_checksum(tensors, header[HEADER]):
+        raise ValueError("checksum mismatch")
+    numbers = parse_json(header[HEADER])
+    if not isinstance(numbers, dict):
+        raise ValueError("it holds no numbers of a training")  # noqa: TRY004  # what is in a file, not an argument
+    return State(tensors, numbers, path, CHECKSUM in header)
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint of a training that is cut off, altered, or something else altogether."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        self.reason = one_line(error)
+        super().__init__(f"{path} cannot be read: {self.reason}; expected what `vitrail train` wrote")
 
 
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,6 +103,9 @@ def restore_optimizers(model: nn.Module, made: Sequence[Optimizer], tensors: Map
             for key, value in tensors.items()
             if key.rpartition("/")[0] == name
         }
+        for key, value in remembered.items():
+            if value.shape not in (weight.shape, (), (1,)):
+                raise ValueError(f"{key} of {name} is of shape {tuple(value.shape)}; expected {tuple(weight.shape)}")
         if remembered and weight in owners:
             owners[weight].state[weight] = remembered
 

@@ -188,11 +188,17 @@ class Training:
                 )
             module.load_state_dict(given)
         restore_optimizers(self.model, self.optimizers, state.part("optimizer"))
-        self.window = {name: each.to(self.device) for name, each in state.part("window").items()}
+        window = state.part("window")
+        if any(each.shape != (self.log_every,) for each in window.values()) or (window and "loss" not in window):
+            raise ValueError(f"its losses are not those of {self.log_every} steps")
+        self.window = {name: each.to(self.device) for name, each in window.items()}
         random = state.part(f"random/{self.team.rank}")
         if random:
             restore_random_state(random, self.device)
-        self.done = int(state.numbers["step"])
+        done = state.numbers["step"]
+        if type(done) is not int or not 0 <= done <= self.steps:
+            raise ValueError(f"it is of step {done!r}, of {self.steps}")
+        self.done = done
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(state.numbers["scale"]))
 

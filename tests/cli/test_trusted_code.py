@@ -1,0 +1,136 @@
+"""Code from outside runs only where the command names it now: a run, a recipe or an alias in a file never does."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_data import class_folders
+
+from vitrail.cli import app
+from vitrail.errors import VitrailError
+from vitrail.models.catalog import find
+from vitrail.parsing import with_checksum
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
+SMALL = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --batch 4 --epochs 1"
+RAN = "import pathlib\npathlib.Path({place!r}).write_text('ran')\n"
+
+
+def vitrail_(words: str) -> None:
+    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+
+
+@pytest.fixture(autouse=True)
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
+    class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
+    code = EXAMPLE.read_text() + RAN.format(place=str(tmp_path / "ran"))
+    (tmp_path / "own.py").write_text(code)
+    (tmp_path / "own_module.py").write_text(code)
+    (tmp_path / "linked.py").symlink_to(tmp_path / "own.py")
+    return tmp_path / "photos"
+
+
+def has_run() -> bool:
+    ran = Path("ran").exists()
+    Path("ran").unlink(missing_ok=True)
+    return ran
+
+
+def write_plan(folder: Path, **changes: Any) -> None:
+    """A run folder as somebody else may send it, with a checksum that fits."""
+    recipe = {"name": "scratch", **{name: changes.pop(name) for name in ("model",) if name in changes}}
+    request = {"data": "photos", "recipe": recipe, **changes}
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(with_checksum({"request": request, "steps": 4})))
+
+
+NAMES = ("own.py:mixer_tiny", "./own.py:mixer_tiny", " own.py:mixer_tiny", "linked.py:mixer_tiny", "own.py")
+MODULES = ("own_module:mixer_tiny", "OWN_MODULE:mixer_tiny", "own_module.:x", ":mixer_tiny", "own.py:a:mixer_tiny")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MODULES])
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_a_run_runs_nothing_that_only_its_file_names(name: str, command: str) -> None:
+    write_plan(Path("theirs"), model=name)
+    with pytest.raises(
+        VitrailError, match=r"^theirs names the model .*which runs the code of .*--trust-code"
+    ) as caught:
+        vitrail_(f"{command} --resume theirs")
+    assert "\n" not in str(caught.value)
+    assert not has_run()
+    assert [path.name for path in Path("theirs").iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("name", [NAMES[0], MODULES[0]])
+@pytest.mark.parametrize("command", ["train --recipe mine.yaml", "ablate mine.yaml --without flip", "study positions"])
+def test_a_recipe_runs_nothing_that_only_its_file_names(name: str, command: str) -> None:
+    Path("mine.yaml").write_text(f"model: '{name}'\nbatch: 4\n")
+    more = "--recipe mine.yaml" if command.startswith("study") else ""
+    with pytest.raises(VitrailError, match=r"^the recipe mine names the model .*--trust-code"):
+        vitrail_(f"{command} {more} --data photos -o out")
+    assert not has_run()
+    assert not Path("out").exists()
+
+
+def test_the_users_words_are_what_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    vitrail_(f"train --data photos --model own.py:mixer_tiny {SMALL} -o run")
+    recorded = json.loads(Path("run/run.json").read_text())["request"]["recipe"]["model"]
+    assert recorded == f"{Path('own.py').resolve()}:mixer_tiny", "so that it can be resumed from anywhere"
+    assert has_run()
+    shutil.rmtree("run/model")
+    for words, message in (
+        ("", "--trust-code .*own.py:mixer_tiny$"),
+        ("--trust-code own.py:other", "expected one that ends in :mixer_tiny"),
+        ("--trust-code own.py:mixer_tiny --trust-code linked.py:mixer_tiny", "expected one that ends in :mixer_tiny"),
+        ("--trust-code own.py:mixer_tiny --trust-code timm:hf-hub:a/b", "timm:hf-hub:a/b, which run does not name"),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            vitrail_(f"train --resume run {words}")
+    shutil.copy("own.py", "moved.py")
+    Path("own.py").write_text("raise SystemError('the file that run.json names')")
+    vitrail_("train --resume run --trust-code moved.py:mixer_tiny")
+    assert Path("run/model/config.json").exists()
+    assert has_run()
+
+
+def test_trust_that_nothing_asks_for_is_refused() -> None:
+    with pytest.raises(VitrailError, match=r"--trust-code own\.py:mixer_tiny, which the recipe scratch does not name"):
+        vitrail_(f"train --data photos --model ViT-Ti/16 --trust-code own.py:mixer_tiny {SMALL} -o run")
+    assert not has_run()
+
+
+@pytest.mark.parametrize("name", ["hf-hub:somebody/model", "local-dir:/tmp/x", "hf_hub:a/b", " resnet18", "a b", ""])
+def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        pytest.fail("timm was asked")
+
+    monkeypatch.setattr("vitrail.train.opened.from_timm", fail)
+    write_plan(Path("theirs"), model="DeiT-Ti", teacher=f"timm:{name}")
+    with pytest.raises(VitrailError, match=r"theirs names the teacher .*--trust-code"):
+        vitrail_("distill --resume theirs")
+
+
+def test_a_file_cannot_say_what_is_trusted() -> None:
+    write_plan(Path("theirs"), model="own.py:mixer_tiny", trusted="own.py:mixer_tiny")
+    with pytest.raises(VitrailError, match="--trust-code"):
+        vitrail_("train --resume theirs")
+    assert not has_run()
+
+
+def test_by_default_a_name_imports_nothing() -> None:
+    with pytest.raises(VitrailError, match="--trust-code own_module:mixer_tiny"):
+        find("own_module:mixer_tiny")
+    assert not has_run()
+
+
+def test_a_module_by_name_brings_no_other_file_of_the_current_folder() -> None:
+    Path("own_other.py").write_text("import own_sibling\n" + EXAMPLE.read_text())
+    Path("own_sibling.py").write_text(RAN.format(place="ran"))
+    with pytest.raises(VitrailError, match="No module named 'own_sibling'"):
+        vitrail_("summary own_other:mixer_tiny")
+    assert not has_run()
