@@ -9,6 +9,7 @@ from torch import Tensor
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
+    FIXED,
     IMAGENET,
     TABLE_AT_STEM,
     TRANSFORMERS,
@@ -16,6 +17,7 @@ from vitrail.checkpoint.layout import (
     Layout,
     found,
     holds,
+    own_heads,
     stripped,
     write_table,
 )
@@ -29,6 +31,7 @@ TABLE = (
     entry("blocks.#.gamma_2", "blocks.#.ls2.gamma"),
 )
 CAIT = tuple(entry([f"module.{name}" for name in row.theirs], row.ours, row.form) for row in timm.CAIT)
+HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16}  # by width, of DeiT and DeiT-III
 ONLY = {
     "class_token": (True,),
     "registers": (0,),
@@ -54,15 +57,18 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     timm.refuse_others(contents.path.name)
     tensors = stripped(contents.tensors, *timm.PREFIXES)
     cait = timm.CAIT_MARK in tensors
+    # what facebook published holds nothing else; with its code others trained other models, as MoCo v3's of 12 heads
+    training = bool(contents.others) or cait
     return found(
         contents,
         tensors,
         timm.CAIT if cait else TABLE,
         layout="deit",
         family="cait" if cait else "deit",
-        known=known,
+        known={**({} if training else own_heads(tensors, "patch_embed.proj.weight", HEADS)), **known},
         policy="deit",
         preprocessing=preprocessing,
+        fixed=FIXED,
     )
 
 

@@ -8,9 +8,22 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import TABLE_AT_STEM, Found, Layout, found, holds, stripped, write_table
+from vitrail.checkpoint.fixed_tables import is_table
+from vitrail.checkpoint.layout import (
+    FIXED,
+    OWNER_SAID,
+    TABLE_AT_STEM,
+    Found,
+    Layout,
+    found,
+    holds,
+    own_heads,
+    stripped,
+    write_table,
+)
 from vitrail.checkpoint.sources import deit, timm
 
+HEADS = {768: 12, 1024: 16, 1280: 16}  # by width
 DECODER = r"mask_token|decoder_.*"
 ONLY = {
     "class_token": (True,),
@@ -36,15 +49,20 @@ def matches(contents: Contents) -> bool:
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    tensors = stripped(contents.tensors, *timm.PREFIXES)
+    ours = bool(known.get(OWNER_SAID)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
+    ours = ours or is_table(tensors.get("pos_embed"), columns_first=True)
     return found(
         contents,
-        stripped(contents.tensors, *timm.PREFIXES),
+        tensors,
         timm.PLAIN,
         layout="mae",
         family="vit",
-        known=known,
+        known={**(own_heads(tensors, "patch_embed.proj.weight", HEADS) if ours else {}), **known},
         policy="deit",
         preprocessing=deit.preprocessing,
+        fixed=FIXED if ours else (),
+        assumed_preprocessing=not ours,
         ignore=DECODER,
     )
 
