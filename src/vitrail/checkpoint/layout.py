@@ -27,6 +27,7 @@ IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224,
 FIXED = ("activation", "norm_eps", "pool", "positions", "trained_size")  # what one owner has alike in all models
 OWNER_SAID = "owner_said"  # among what is known: whether the user or the file named the layout
 TRANSFORMERS = ("vit", "deit", "hybrid")
+PATCHES_ALONE = ("vit", "deit")  # of layouts that have no names for a ResNet before the patches
 TABLE_AT_STEM: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
     "positions": ("learned", "sincos", "sincos_2d"),
     "positions_at": ("stem",),

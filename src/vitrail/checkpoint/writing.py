@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from math import floor
 from pathlib import Path
@@ -84,16 +85,23 @@ save = write  # the package's own word for it, beside load
 
 
 def warn_of_losses(to: str, path: Path, description: Description) -> None:
-    """Reads back what was written, and says which of preprocessing and labels its readers will not know."""
+    """Reads back what was written, and says which of heads, size, preprocessing and labels its readers will not know."""
     if to == "vitrail":
         return
-    how = description.preprocessing
-    known = {name: description.config[name] for name in ("heads", "image_size") if name in description.config}
+    how, config = description.preprocessing, description.config
+    known = {"heads": config.get("heads"), "trained_size": pair(config["image_size"])}
+    known = {name: value for name, value in known.items() if value is not None}
     try:
         back = find(path, to, known).description
     except CheckpointError as error:
         warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
         return
+    with suppress(CheckpointError):  # its readers ask, and are not wrong in silence
+        alone = find(path, to, {}).description.config
+        for name in ("heads", "image_size"):
+            ours, theirs = config.get(name), alone.get(name)
+            if name in config and ours != theirs:
+                warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
     if description.labels is not None and back.labels is None:
         warnings.warn(f"{to} has no place for {len(description.labels)} labels in {path}: left out", stacklevel=3)
     if how is None or back.preprocessing is None:

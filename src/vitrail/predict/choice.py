@@ -165,9 +165,8 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
     if engine.name != "onnx":
         raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
     try:
-        quick = open_with(
-            kept_int8(engine.place, engine.about), replace(wish, engine="auto", merge=0, fields=None), "auto"
-        )
+        said = replace(wish, engine="auto", merge=0, fields=None)  # an export says all of its model
+        quick = open_with(kept_int8(engine.place, engine.about), said, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact

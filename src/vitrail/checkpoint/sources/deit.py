@@ -11,8 +11,8 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
     FIXED,
     IMAGENET,
+    PATCHES_ALONE,
     TABLE_AT_STEM,
-    TRANSFORMERS,
     Found,
     Layout,
     found,
@@ -50,7 +50,12 @@ def matches(contents: Contents) -> bool:
     own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
     cait = timm.CAIT_MARK in names  # which timm has with the same names, but nothing around them
     wrapped = contents.wrapper in ("model", "model_ema") and (own or cait)
-    return "patch_embed.proj.weight" in names and bool(wrapped or ("blocks.0.gamma_1" in names and not cait))
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in names)
+    return (
+        "patch_embed.proj.weight" in names
+        and not hybrid
+        and bool(wrapped or ("blocks.0.gamma_1" in names and not cait))
+    )
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
@@ -85,4 +90,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="deit", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "cait"))
+LAYOUT = Layout(name="deit", matches=matches, read=read, write=write, families=(*PATCHES_ALONE, "cait"))

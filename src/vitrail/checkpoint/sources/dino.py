@@ -14,6 +14,7 @@ from vitrail.checkpoint.layout import (
     FIXED,
     IMAGENET,
     OWNER_SAID,
+    PATCHES_ALONE,
     TABLE_AT_STEM,
     Found,
     Layout,
@@ -112,4 +113,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="dino", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="dino", matches=matches, read=read, write=write, families=PATCHES_ALONE)

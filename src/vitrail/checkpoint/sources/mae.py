@@ -12,6 +12,7 @@ from vitrail.checkpoint.fixed_tables import is_table
 from vitrail.checkpoint.layout import (
     FIXED,
     OWNER_SAID,
+    PATCHES_ALONE,
     TABLE_AT_STEM,
     Found,
     Layout,
@@ -45,7 +46,8 @@ def matches(contents: Contents) -> bool:
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
-    return "patch_embed.proj.weight" in names and own and not others & names.keys()
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in names)
+    return "patch_embed.proj.weight" in names and own and not hybrid and not others & names.keys()
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
@@ -74,4 +76,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="mae", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="mae", matches=matches, read=read, write=write, families=PATCHES_ALONE)

@@ -17,6 +17,7 @@ from vitrail.checkpoint.fixed_tables import is_table
 from vitrail.checkpoint.layout import (
     FIXED,
     IMAGENET,
+    PATCHES_ALONE,
     TABLE_AT_STEM,
     Found,
     Layout,
@@ -102,4 +103,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="moco", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="moco", matches=matches, read=read, write=write, families=PATCHES_ALONE)
