@@ -13,7 +13,8 @@ from picture_files import encoded
 from PIL import Image, ImageFile
 
 from vitrail.data import jpeg
-from vitrail.data.framed import Limits, framed
+from vitrail.data.framed import framed
+from vitrail.data.image_formats import Limits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 

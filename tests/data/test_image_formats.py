@@ -20,7 +20,8 @@ from vitrail.data import image_formats, images, jpeg
 from vitrail.data.cache import decoded_bytes
 from vitrail.data.crops import Box, part
 from vitrail.data.folders import Files
-from vitrail.data.framed import Limits, framed
+from vitrail.data.framed import framed
+from vitrail.data.image_formats import Limits
 from vitrail.data.images import open_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import DataError

@@ -1,7 +1,7 @@
 """The config of a model from the shapes of its tensors, for files that do not say it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isqrt
 from typing import Any
 
@@ -15,11 +15,20 @@ OTHERS = {(1152, 27, 4304): 16, (1536, 40, 6144): 16, (768, 8, 2304): 8}  # head
 LAYER_SCALE = 1e-5  # what a LayerScale starts with; a file holds only what became of it
 
 
-def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the family's config for tensors under our names; `known` are those that the shapes cannot tell."""
+UNSEEN = ("heads", "activation", "norm_eps", "pool", "positions")  # fields that tensors need not show
+
+Fields = dict[str, Any]
+
+
+def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> tuple[Fields, Fields]:
+    """Fields of the family's config for tensors under our names, and those about positions that may be otherwise.
+
+    `known` are fields that the shapes cannot tell.
+    """
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if family in CONFIGS:
-        return convnet(sizes, family, known_size(known.get("image_size")))
+        size = known_size(known.get("trained_size")) or known_size(known.get("image_size"))
+        return convnet(sizes, family, size), {}
     kernel = shape(sizes, "patch_embed.proj.weight", 4)
     width = kernel[0]
     hidden, out = shape(sizes, "blocks.0.mlp.fc1.weight", 2)[0], shape(sizes, "blocks.0.mlp.fc2.weight", 2)[1]
@@ -55,8 +64,9 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
         found |= {"stages": stages(sizes), "channels": root_channels(sizes)}
         times = 4 * 2 ** max(len(found["stages"]) - 1, 0)
         stride = (times * stride[0], times * stride[1])
-    found |= positions_of(sizes, prefix, stride, known)
-    allowed = next(each for each in families() if each.name == family).config.__dataclass_fields__
+    places, doubts = positions_of(sizes, prefix, stride, known)
+    found |= places
+    allowed = config_fields(family)
     refuse_unless(found["mlp_width"] is None or "mlp_width" in allowed, f"an MLP of {out}, not 4 times {width}", family)
     refuse_unless(found["layer_scale"] is None or "layer_scale" in allowed, "a LayerScale", family)
     refuse_unless(found.get("prefix_positions", True) or "prefix_positions" in allowed, "no class position", family)
@@ -65,7 +75,40 @@ def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str,
     refuse_unless(known.get("pool", "class") == "class" or "pool" in allowed, f"pool {known.get('pool')}", family)
     found = {name: value for name, value in found.items() if name in allowed}
     found |= {name: value for name, value in known.items() if name in allowed and name != "image_size"}
-    return found if "heads" in found else {**found, "heads": heads_of(found)[0]}
+    return (found if "heads" in found else {**found, "heads": heads_of(found)[0]}), doubts
+
+
+def config_fields(family: str) -> Mapping[str, Any]:
+    """The fields of a family's config by name."""
+    return next(each for each in families() if each.name == family).config.__dataclass_fields__
+
+
+def assumptions(
+    family: str, config: Mapping[str, Any], doubts: Mapping[str, Any], known: Mapping[str, Any], fixed: Collection[str]
+) -> dict[str, Any]:
+    """What nobody said and the tensors do not show, with the values that were taken; `fixed` is what the owner fixes.
+
+    Of the fixed fields the heads must be those of a known model of this shape.
+    """
+    fields = config_fields(family)
+    shown = {
+        "heads": "class_depth" in config,  # a CaiT has tensors that mix its heads
+        "activation": config.get("activation") == "swiglu",
+        "pool": config.get("pool") != "class",
+        "positions": config.get("positions") != "none",
+    }
+    taken = dict[str, Any]()
+    for name in UNSEEN:
+        if name not in fields or name in known or shown.get(name):
+            continue
+        if name not in fixed or (name == "heads" and not heads_of(config)[1]):
+            taken[name] = config.get(name, fields[name].default)
+    sure = "trained_size" in fixed or config["image_size"] in (
+        known_size(known.get(name)) for name in ("trained_size", "image_size", "asked_size")
+    )
+    if not sure and "patch_size" in config and config.get("positions") != "none":
+        taken["trained_size"] = config["image_size"]
+    return {**taken, **doubts}
 
 
 def shape(sizes: Mapping[str, tuple[int, ...]], name: str, dimensions: int) -> tuple[int, ...]:
@@ -101,34 +144,70 @@ def root_channels(sizes: Mapping[str, tuple[int, ...]]) -> int:
 
 def positions_of(
     sizes: Mapping[str, tuple[int, ...]], prefix: int, stride: tuple[int, ...], known: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The image's size from the number of positions: what the file says if it fits, else a square, else what is asked.
+) -> tuple[Fields, Fields]:
+    """The image's size from the number of positions: what the user or the file says, else a square, else what is asked.
 
-    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; `prefix_positions` says which.
+    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; `prefix_positions` says which. What was
+    chosen among several comes second.
     """
     said, asked = known_size(known.get("image_size")), known_size(known.get("asked_size"))
+    trained = known_size(known.get("trained_size"))
     if "pos_embed" not in sizes:
-        return {"positions": "none", "image_size": said or asked or (14 * stride[0], 14 * stride[1])}
+        return {"positions": "none", "image_size": trained or said or asked or (14 * stride[0], 14 * stride[1])}, {}
     rows = shape(sizes, "pos_embed", 3)[1]
     ways = {with_prefix: rows - prefix * with_prefix for with_prefix in (True, False)}
     if isinstance(known.get("prefix_positions"), bool):
         ways = {with_prefix: n for with_prefix, n in ways.items() if with_prefix == known["prefix_positions"]}
     squares = {with_prefix: square(n, stride) for with_prefix, n in ways.items()}
     fits = {with_prefix: n for with_prefix, n in ways.items() if grid_of(asked, stride) == n}
-    if said is None and fits and squares.get(False) and not squares.get(True) and asked != squares[False]:
+    bare = squares.get(False) is not None and squares.get(True) is None
+    if trained is None and said is None and fits and bare and asked != squares[False]:
         raise CheckpointError(
             f"pos_embed has {rows} rows: a square, or {asked} with rows for {prefix} more tokens; "
             "expected prefix_positions=False or True"
         )
-    for sizes_of in (dict.fromkeys(ways, said), squares, dict.fromkeys(ways, asked)):
+    if trained is not None:
+        said = checked_size(trained, said, list(ways.values()), stride)
+    both = len({size for size in squares.values() if size is not None}) > 1
+    for given, sizes_of in (
+        (True, dict.fromkeys(ways, said)),
+        (False, squares),
+        (False, dict.fromkeys(ways, asked)),
+    ):
         for with_prefix, n in ways.items():
             size = sizes_of[with_prefix]
-            if size is not None and grid_of(size, stride) == n:
-                return {"image_size": size, "prefix_positions": with_prefix}
+            if size is None or grid_of(size, stride) != n:
+                continue
+            doubts = dict[str, Any]()
+            if not given and asked is not None and (size != squares[with_prefix] or (fits and size != asked)):
+                doubts["trained_size"] = size
+            if not given and prefix and len(ways) > 1 and (both or not with_prefix):
+                doubts["prefix_positions"] = with_prefix
+            return {"image_size": size, "prefix_positions": with_prefix}, doubts
     raise CheckpointError(
         f"pos_embed has {rows} rows, {prefix} of them before the patches, which are no square; "
-        "expected image_size=(rows, columns) of the pictures that it was made for"
+        "expected trained_size=(rows, columns) of the images that it was trained on"
     )
+
+
+def checked_size(
+    trained: tuple[int, int], said: tuple[int, int] | None, numbers: Collection[int], stride: tuple[int, ...]
+) -> tuple[int, int]:
+    """The size that the user says it was trained at, if the table can be of it and the file does not say another."""
+    if said not in (None, trained) and grid_of(said, stride) in numbers:
+        raise CheckpointError(f"trained_size is {by(trained)}, but the file says {by(said)}; expected the same")
+    if grid_of(trained, stride) not in numbers:
+        there = " or ".join(map(str, sorted(set(numbers), reverse=True)))
+        raise CheckpointError(
+            f"trained_size is {by(trained)}, which is {grid_of(trained, stride)} patches, and the file has {there}; "
+            "expected the size of the images that it was trained on"
+        )
+    return trained
+
+
+def by(size: tuple[int, int] | None) -> str:
+    """A size as the command line takes it."""
+    return "x".join(map(str, size or ()))
 
 
 def grid_of(size: tuple[int, int] | None, stride: tuple[int, ...]) -> int | None:

@@ -1,8 +1,8 @@
 """What a layout is: how it is recognised, read and written, and what whoever reads it takes for granted."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.checkpoint.architecture import architecture, heads_of, known_size
+from vitrail.checkpoint.architecture import Fields, architecture, assumptions, known_size
 from vitrail.checkpoint.contents import WRAPPERS, Contents
 from vitrail.checkpoint.convnets import with_counters
 from vitrail.checkpoint.description import IN_WORDS, Description
@@ -24,7 +24,10 @@ T = TypeVar("T")
 SAYS = "layout"  # the key of its name in the header of a safetensors file; there is nothing around it to tell by
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+FIXED = ("activation", "norm_eps", "pool", "positions", "trained_size")  # what one owner has alike in all models
+OWNER_SAID = "owner_said"  # among what is known: whether the user or the file named the layout
 TRANSFORMERS = ("vit", "deit", "hybrid")
+PATCHES_ALONE = ("vit", "deit")  # of layouts that have no names for a ResNet before the patches
 TABLE_AT_STEM: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
     "positions": ("learned", "sincos", "sincos_2d"),
     "positions_at": ("stem",),
@@ -39,6 +42,7 @@ class Found:
     tensors: dict[str, Tensor]
     ignored: tuple[str, ...] = ()  # by their names
     warnings: tuple[str, ...] = ()
+    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
     layout: str = ""  # that read it; set by whoever chose it
 
 
@@ -67,14 +71,19 @@ def found(
     labels: tuple[str, ...] | None = None,
     variant: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
-    shapes: Callable[[Mapping[str, Tensor], str, Mapping[str, Any]], dict[str, Any]] = architecture,
+    fixed: Collection[str] = (),
+    usual: Mapping[str, Any] | None = None,
+    assumed_preprocessing: bool = False,
+    shapes: Callable[[Mapping[str, Tensor], str, Mapping[str, Any]], tuple[Fields, Fields]] = architecture,
 ) -> Found:
     """Their tensors by the table; what it does not name must match `ignore`, else something would be lost.
 
-    `shapes` makes the fields of the config of our tensors, the family and what is known besides.
+    `shapes` makes the fields of the config of our tensors, the family and what is known besides. `fixed` are fields
+    that whoever made the file has alike in all models, if the file is known to be theirs; `usual` values are taken
+    where nobody says others.
     """
-    ours, others = to_ours(tensors, table)
-    lost = [name for name in others if not re.fullmatch(ignore, name)]
+    ours, unnamed = to_ours(tensors, table)
+    lost = [name for name in unnamed if not re.fullmatch(ignore, name)]
     if lost:
         names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CheckpointError(
@@ -83,38 +92,42 @@ def found(
             "or another --from"
         )
     ours = with_counters(ours)
-    config = shapes(ours, family, known)
+    config, doubts = shapes(ours, family, {**(usual or {}), **known})
     said = known_size(known.get("image_size"))
     if said not in (None, config["image_size"]):
         size = "×".join(map(str, config["image_size"]))
         warnings = [*warnings, f"said to be for images of {said}, but its positions are for {size}: taken as these"]
-    warnings = [*warnings, *doubts(contents, config, known, layout)]
+    others = [name for name in contents.others if name in WRAPPERS and name not in ("student", "teacher")]
+    if contents.wrapper and others:
+        warnings = [*warnings, f"taken from {contents.wrapper!r}; the file also has {', '.join(others)}"]
+    how = preprocessing(config)
+    if config.get("layer_scale") or config.get("registers") or layout == "google":  # often without a class position
+        doubts = {name: value for name, value in doubts.items() if name != "prefix_positions"}
+    assumed = assumptions(family, config, doubts, known, fixed)
+    if assumed_preprocessing:
+        assumed["preprocessing"] = in_words(how)
     source = {"layout": layout, "file": contents.path.name, **(variant or {})}
     description = Description(
         family=family,
         config=config,
-        preprocessing=preprocessing(config),
+        preprocessing=how,
         labels=labels,
         provenance={"source": source},
         resampling=policy,
     )
-    return Found(description=description, tensors=ours, ignored=others, warnings=tuple(warnings))
+    return Found(description=description, tensors=ours, ignored=unnamed, warnings=tuple(warnings), assumed=assumed)
 
 
-def doubts(contents: Contents, config: Mapping[str, Any], known: Mapping[str, Any], layout: str) -> list[str]:
-    """What was taken for granted because the file does not say it."""
-    said = list[str]()
-    seen = "heads" in known or "class_depth" in config  # the shapes of a CaiT show them
-    if "heads" in config and not seen and not heads_of(config)[1]:
-        said.append(f"the number of heads is not in the file: taken as {config['heads']}, each of 64 numbers")
-    others = [name for name in contents.others if name in WRAPPERS and name not in ("student", "teacher")]
-    if contents.wrapper and others:
-        said.append(f"taken from {contents.wrapper!r}; the file also has {', '.join(others)}")
-    usual = layout == "google" or config.get("layer_scale") or config.get("registers") or "image_size" in known
-    if not usual and config.get("class_token", True) and not config.get("prefix_positions", True):
-        size = "×".join(map(str, config["image_size"]))
-        said.append(f"taken as for images of {size}, without a position for the class token: else give image_size=…")
-    return said
+def in_words(how: Preprocessing) -> str:
+    """What layouts differ in most."""
+    usual = {HALF["mean"]: "mean 0.5", IMAGENET["mean"]: "ImageNet's mean"}
+    return f"{usual.get(how.mean, f'mean {how.mean}')}, crop {how.crop:.4g}, {how.interpolation}"
+
+
+def own_heads(tensors: Mapping[str, Tensor], kernel: str, heads: Mapping[int, int]) -> dict[str, int]:
+    """The heads of an owner's published model of the width that the patch kernel has."""
+    width = tensors[kernel].shape[0] if kernel in tensors and tensors[kernel].ndim else 0
+    return {"heads": heads[width]} if width in heads else {}
 
 
 def agreed(said: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

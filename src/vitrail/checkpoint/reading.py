@@ -1,7 +1,7 @@
 """From a checkpoint of any layout to a model: found, checked, made to fit, and every tensor accounted for."""
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, reduce
@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint import hub
+from vitrail.checkpoint.architecture import by, known_size
 from vitrail.checkpoint.contents import Contents, read_contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fit import MAY_DIFFER, adapted, fit
-from vitrail.checkpoint.layout import SAYS, Found, Layout
-from vitrail.checkpoint.report import LoadReport
+from vitrail.checkpoint.layout import OWNER_SAID, SAYS, Found, Layout
+from vitrail.checkpoint.report import LoadReport, assumption_line
 from vitrail.checkpoint.resample import RULES, Policy
 from vitrail.checkpoint.sources import NAMES
 from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
 from vitrail.models.catalog import families
+from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
 RUNNABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
+TRAINED_SIZE = "trained_size"  # of images, for files that have as many positions for another: no field of a config
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ def load(
     load(path, image_size=384, classes=37). Positions are resampled to another image size by the policy of those who
     made the checkpoint, or the named one; the patch kernel to another patch size as FlexiViT does it; and a head for
     other classes starts at zero. `source` names the layout where it should not be found out; fields that a file does
-    not say, such as heads, may be given too. Weights keep the type they are stored in unless `dtype` is given; of
-    several, all get the widest. Nothing in a file is ever run: a family from outside the package is given as `family`.
+    not say, such as heads, may be given too, and trained_size=(32, 128) for its grid of positions. Weights keep the
+    dtype they are stored in unless `dtype` is given; of several, all get the widest. Nothing in a file is ever run: a
+    family from outside the package is given as `family`.
     """
     found = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_of(found, path)
@@ -72,6 +76,7 @@ def read(
     """`load`, with the description and the report beside the model."""
     if policy is not None and policy not in tuple(RULES):
         raise unknown("position policy", policy, RULES)
+    fields = with_trained_size(fields)
     found = find(path, source, fields)
     description, where = found.description, str(path)
     family = family or known_family(description.family, where)
@@ -80,6 +85,7 @@ def read(
     source_model = built(found, family, where)
     tensors, mixed = in_one_dtype(found.tensors, source_model)
     model = source_model
+    check_trained_size(fields.pop(TRAINED_SIZE, None), source_model.config, where)
     if fields:
         with torch.device("meta"):
             model = family.build(adapted(source_model.config, family.configure(source_model.config, **fields)))
@@ -88,7 +94,7 @@ def read(
     model.load_state_dict(fitted, assign=True)
     foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
     said = (*found.warnings, *(zero_head(model, report) if foreign else ()), *(mixed if dtype is None else ()))
-    report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said)
+    report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said, assumed=found.assumed)
     description = as_loaded(description, source_model.config, model.config, used)
     return Checkpoint((model if dtype is None else model.to(dtype)).eval(), description, report, found.layout)
 
@@ -106,21 +112,44 @@ def built(found: Found, family: Family, where: str) -> Any:
     return model
 
 
-def warn_of(found: Checkpoint, path: str | Path) -> None:
-    """For those who do not look at the report."""
-    for warning in found.report.warnings:
-        warnings.warn(f"{path}: {warning}", stacklevel=3)
+def warn_of(found: Checkpoint, path: str | Path, given: Collection[str] = ()) -> None:
+    """One warning for those who do not look at the report; `given` is what the user has said besides the fields."""
+    assumption = assumption_line(found.report.assumed, given)
+    lines = ([f"{path} {assumption}"] if assumption else []) + [f"{path}: {each}" for each in found.report.warnings]
+    if lines:
+        warnings.warn("; ".join(lines), stacklevel=3)
 
 
-def describe(path: str | Path, *, source: str | None = None) -> Description:
-    """What a checkpoint says of itself, or its layout of it: family, config, preprocessing, labels, provenance."""
-    return find(path, source, {}).description
+def describe(path: str | Path, *, source: str | None = None, **fields: Any) -> Description:
+    """What a checkpoint says of itself, or its layout of it: family, config, preprocessing, labels, provenance.
+
+    Fields that no file says, such as heads, may be given.
+    """
+    return find(path, source, with_trained_size(fields)).description
+
+
+def with_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with the size that the file was trained at as rows and columns if it is given."""
+    if fields.get(TRAINED_SIZE) is None:
+        return {name: value for name, value in fields.items() if name != TRAINED_SIZE}
+    size = known_size(fields[TRAINED_SIZE])
+    if size is None:
+        given = repr(fields[TRAINED_SIZE])[:40]
+        raise ConfigError(f"{TRAINED_SIZE} is {given}; expected pixels such as 224, or (rows, columns)")
+    return {**fields, TRAINED_SIZE: size}
+
+
+def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -> None:
+    """For layouts that say the size, and so do not ask for it."""
+    size = pair(config.image_size)
+    if given not in (None, size):
+        raise CheckpointError(f"{where} is of images of {by(size)}, not {by(given)}; expected no other {TRAINED_SIZE}")
 
 
 def find(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> Found:
     """The checkpoint in our words, its tensors as they are; fields that no file says may be known."""
     contents = read_contents(located(path))
-    return interpreted(contents, layout_of(contents, source), fields, str(path))
+    return interpreted(contents, layout_of(contents, source), fields, str(path), named=source is not None)
 
 
 def located(path: str | Path) -> Path:
@@ -137,11 +166,17 @@ def located(path: str | Path) -> Path:
     return Path(path)
 
 
-def interpreted(contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str) -> Found:
-    """What the layout makes of a file; of the fields given it is told those that the model must already have."""
+def interpreted(
+    contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str, *, named: bool = False
+) -> Found:
+    """What the layout makes of a file; of the fields given it is told those that the model must already have.
+
+    `named` is whether the user named the layout.
+    """
     known = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
+    said = named or contents.header.get(SAYS) == layout.name
     with checked(where):
-        found = layout.read(contents, {**known, "asked_size": fields.get("image_size")})
+        found = layout.read(contents, {**known, "asked_size": fields.get("image_size"), OWNER_SAID: said})
     return replace(with_fitting_labels(found), layout=layout.name)
 
 

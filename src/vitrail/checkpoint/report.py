@@ -1,7 +1,8 @@
 """What loading did with every tensor, as an object and as a short table."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from vitrail.tables import text_table
 
@@ -15,6 +16,7 @@ class LoadReport:
     initialised: tuple[str, ...]
     ignored: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
 
     def __str__(self) -> str:
         lines = [
@@ -24,9 +26,32 @@ class LoadReport:
             ("ignored", len(self.ignored), listed(self.ignored)),
         ]
         shown = [(what, str(count), names) for what, count, names in lines if count]
-        warnings = [f"warning: {warning}" for warning in self.warnings]
+        said = (assumption_line(self.assumed), *self.warnings)
+        warnings = [f"warning: {warning}" for warning in said if warning]
         return "\n".join([*text_table(("", "tensors", ""), shown, "lrl"), *warnings])
 
 
 def listed(names: Collection[str], most: int = 4) -> str:
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def assumption_line(assumed: Mapping[str, Any], given: Collection[str] = ()) -> str:
+    """One sentence on what a file does not say, how it was taken and how to change it; empty if there is nothing.
+
+    `given` are names that the user has said since.
+    """
+    left = {name: value for name, value in assumed.items() if name not in given}
+    if not left:
+        return ""
+    fields = [name for name in left if name != "preprocessing"]
+    ways = [f"--set {name}=… (in Python: {name}=…)" for name in fields[:1]]
+    if "preprocessing" in left:
+        ways.append("`vitrail convert --preprocessing` (in Python: preprocessing=…)")
+    return f"does not say {', '.join(left)}; assumed {in_line(left)}. Change that with {' and '.join(ways)}"
+
+
+def in_line(values: Mapping[str, Any]) -> str:
+    """name=value, sizes as the command line takes them."""
+    return ", ".join(
+        f"{name}={'x'.join(map(str, each)) if isinstance(each, tuple) else each}" for name, each in values.items()
+    )

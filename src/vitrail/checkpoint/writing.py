@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from math import floor
 from pathlib import Path
@@ -84,16 +85,23 @@ save = write  # the package's own word for it, beside load
 
 
 def warn_of_losses(to: str, path: Path, description: Description) -> None:
-    """Reads back what was written, and says which of preprocessing and labels its readers will not know."""
+    """Reads back what was written, and says what its readers will not know: heads, size, preprocessing, labels."""
     if to == "vitrail":
         return
-    how = description.preprocessing
-    known = {name: description.config[name] for name in ("heads", "image_size") if name in description.config}
+    how, config = description.preprocessing, description.config
+    known = {"heads": config.get("heads"), "trained_size": pair(config["image_size"])}
+    known = {name: value for name, value in known.items() if value is not None}
     try:
         back = find(path, to, known).description
     except CheckpointError as error:
         warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
         return
+    with suppress(CheckpointError):  # where its readers ask or warn they are not wrong in silence
+        alone = find(path, to, {})
+        for name, said_as in (("heads", "heads"), ("image_size", "trained_size")):
+            ours, theirs = config.get(name), alone.description.config.get(name)
+            if name in config and ours != theirs and said_as not in alone.assumed:
+                warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
     if description.labels is not None and back.labels is None:
         warnings.warn(f"{to} has no place for {len(description.labels)} labels in {path}: left out", stacklevel=3)
     if how is None or back.preprocessing is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
-from vitrail.cli.summary import parse_size
+from vitrail.cli.summary import parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 
@@ -18,6 +18,7 @@ def bench(
     batches: str = "1,8",
     threads: str = "2",
     image_size: str | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     peers: str = "",
     rounds: int | None = None,
     seconds: float | None = None,
@@ -54,6 +55,8 @@ def bench(
         Threads that may compute at once, with commas.
     image_size
         Pixels, with commas: 224,384 or 384x256; else the model's own. Positions are resampled.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     peers
         Of timm, transformers, with commas: they run the same weights, eagerly, and must be installed.
     rounds
@@ -89,6 +92,7 @@ def bench(
         seconds=3.0 if seconds is None else seconds,
         starts=starts,
         seed=seed,
+        fields=parse_fields(fields),
     )
     if out is not None:  # what would fail in the end fails before the work
         from vitrail.figures import new_figure

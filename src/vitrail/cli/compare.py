@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
 from vitrail.cli.results import print_report, write_json
+from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def compare(
     *models: str,
     data: str | None = None,
     out: Path | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     batch: int = 64,
     workers: int = 0,
     device: str = "auto",
@@ -45,6 +47,8 @@ def compare(
         As for `vitrail eval`: fashion (embedded) or a folder; unless said, that of the first model that is a run.
     out
         A folder for comparison.png and comparison.json.
+    fields
+        A field of the configs that the files do not say, as FIELD=VALUE, for all models alike; may be repeated.
     batch
         Pictures at once.
     workers
@@ -70,7 +74,8 @@ def compare(
     from vitrail.train.opened import open_model, validation_pictures
 
     place = device_of(device, Team())
-    opened = [open_model(name) for name in models]
+    known = parse_fields(fields)
+    opened = [open_model(name, **known) for name in models]
     found = data_for(opened, data)
     pictures = validation_pictures(found)
     if out is not None:  # what would fail in the end fails before the work

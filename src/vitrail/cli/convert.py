@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field, parse_size
+from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 OPENS = {  # how the result is opened where it belongs
@@ -22,7 +22,8 @@ def convert(
     /,
     *,
     to: Literal[
-        "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "akamaster", "t2t", "t2t_by_width"
+        *("vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster"),
+        *("t2t", "t2t_by_width"),
     ],
     source: Annotated[str | None, Parameter(name="--from")] = None,
     image_size: str | None = None,
@@ -36,8 +37,9 @@ def convert(
 ) -> None:
     """Read a checkpoint of any layout and write it in another; says what became of every tensor.
 
-    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, torchvision, akamaster,
-    T2T-ViT, folders of transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file is run.
+    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, MoCo v3, torchvision,
+    akamaster, T2T-ViT, folders of transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file
+    is run.
 
     Examples::
 
@@ -56,7 +58,7 @@ def convert(
         The layout to write.
     source
         The layout to read, where it should not be found out: vitrail, timm, hf, torchvision, google, deit, dino, mae,
-        akamaster, t2t, or t2t_by_width for a T2T-ViT whose attention was scaled by its whole width.
+        moco, akamaster, t2t, or t2t_by_width for a T2T-ViT whose attention was scaled by its whole width.
     image_size
         Resample the positions for pictures of this size: 384, or rows x columns: 384x256.
     patch_size
@@ -68,21 +70,20 @@ def convert(
     labels
         A file with the names of the classes, one a line.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE: heads=3; may be repeated.
+        A field of the config that the file does not say, as FIELD=VALUE: heads=3; may be repeated. trained_size=32x128
+        says the size of the images that its positions are for.
     preprocessing
         A field of the preprocessing to put right, as FIELD=VALUE: mean=[0.485,0.456,0.406]; may be repeated.
     overwrite
         Replace what already stands at OUT.
     """
-    given: dict[str, Any] = dict(parse_field(item) for item in fields or ())
+    given = parse_fields(fields)
     how = dict(parse_field(item, "--preprocessing") for item in preprocessing or ())
     for name, text in (("image_size", image_size), ("patch_size", patch_size)):
         if text is not None:
             given[name] = parse_size(text, f"--{name.replace('_', '-')}")
     if classes is not None:
         given["classes"] = classes
-    if no_fields := given.keys() & {"path", "source", "family", "policy"}:  # which `read` takes beside them
-        raise ConfigError(f"--set {min(no_fields)}=…; expected a field of the config, such as heads=3")
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
 

@@ -12,6 +12,7 @@ from vitrail.cli.settings import DistillSettings, given
 def distill(
     *,
     teacher: str | None = None,
+    teacher_fields: Annotated[list[str] | None, Parameter(name="--teacher-set", negative=())] = None,
     teacher_cache: Path | None = None,
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
@@ -35,8 +36,17 @@ def distill(
     teacher
         The folder of a run, anything that `vitrail convert` reads (a convnet too: `vitrail models 'resnet*'`), or
         timm:NAME, which timm fetches.
+    teacher_fields
+        A field of the teacher's config that its file does not say, as FIELD=VALUE; may be repeated.
     teacher_cache
         A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
         for trainings without augmentation, where a picture looks the same each time.
     """
-    carry_out(flags or RunFlags(), given(settings), distilling=True, teacher=teacher, kept=teacher_cache)
+    carry_out(
+        flags or RunFlags(),
+        given(settings),
+        distilling=True,
+        teacher=teacher,
+        teacher_fields=teacher_fields,
+        kept=teacher_cache,
+    )

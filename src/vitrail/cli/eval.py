@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.progress import progress
 from vitrail.cli.results import print_report, write_json
-from vitrail.cli.summary import parse_field, parse_size
+from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def eval(  # noqa: A001
     out: Path | None = None,
     head: Literal["both", "class", "distill"] | None = None,
     image_size: str | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
     batch: int = 64,
     workers: int = 0,
@@ -59,6 +60,8 @@ def eval(  # noqa: A001
         Of a model with a distillation token, whose answer counts: both heads' mean, or the one of a single head.
     image_size
         Another size of the pictures: 384, or rows x columns: 384x256; positions are resampled.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     preprocessing
         A field of the preprocessing to change, as FIELD=VALUE: crop=0.875; may be repeated.
     batch
@@ -73,7 +76,9 @@ def eval(  # noqa: A001
         Print JSON and nothing else.
     """
     how = dict(parse_field(item, "--preprocessing") for item in preprocessing or ())
-    fields: dict[str, Any] = {} if image_size is None else {"image_size": parse_size(image_size)}
+    known = parse_fields(fields)
+    if image_size is not None:
+        known["image_size"] = parse_size(image_size)
     for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
         if value < least:
             raise ConfigError(f"--{name} {value}; expected at least {least}")
@@ -93,12 +98,12 @@ def eval(  # noqa: A001
     run = finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model
     if head is not None:
-        if not describe(weights).config.get("distilled"):
+        if not describe(weights, **known).config.get("distilled"):
             hint = "expected a model with a distillation token, such as deit_tiny_distilled_patch16_224; or no --head"
             raise ConfigError(f"--head {head} for {checkpoint}, which has one head; {hint}")
-        fields["answer"] = head
-    found = read(weights, **fields)
-    warn_of(found, checkpoint)
+        known["answer"] = head
+    found = read(weights, **known)
+    warn_of(found, checkpoint, ("preprocessing",) if how else ())
     model, seen_as = found.model, found.description.preprocessing
     if how:
         seen_as = (seen_as or Preprocessing(image_size=model.config.image_size)).changed(how)

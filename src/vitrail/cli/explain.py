@@ -31,6 +31,7 @@ def explain(
     discard: float = 0.0,
     check: Annotated[bool, Parameter(negative=())] = False,
     labels: Path | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     svg: Annotated[bool, Parameter(negative=())] = False,
     arrays: Annotated[bool, Parameter(negative=())] = False,
     device: str = "auto",
@@ -75,6 +76,8 @@ def explain(
         Whether the map means anything: the class's probability without the 30 % most and least attended patches.
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     svg
         SVG files as well.
     arrays
@@ -97,7 +100,7 @@ def explain(
     from vitrail.files import make_writable
     from vitrail.inspection.question import Question
 
-    _, explainer = open_subject(checkpoint, labels, device)
+    _, explainer = open_subject(checkpoint, labels, device, fields)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
     question = explainer.settled(Question(method=method or explainer.usual, token=token, discard=discard, **asked))
     if check and explainer.unseen:

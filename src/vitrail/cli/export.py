@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field, parse_size
+from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 
@@ -23,6 +23,7 @@ def export(
     portable: Annotated[bool, Parameter(negative=())] = False,
     merge: int = 0,
     labels: Path | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
     check: Annotated[list[str] | None, Parameter(negative=())] = None,
     overwrite: Annotated[bool, Parameter(negative=())] = False,
@@ -59,6 +60,8 @@ def export(
         Merge so many tokens in each layer: faster and less exact.
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     preprocessing
         A field of the preprocessing to change, as FIELD=VALUE: crop=0.875; may be repeated.
     check
@@ -67,7 +70,9 @@ def export(
         Replace an export that is there already.
     """
     how = dict(parse_field(item, "--preprocessing") for item in preprocessing or ())
-    fields: dict[str, Any] = {} if image_size is None else {"image_size": parse_size(image_size)}
+    known = parse_fields(fields)
+    if image_size is not None:
+        known["image_size"] = parse_size(image_size)
     if to == "torch-export" and portable:
         raise ConfigError("--portable with --to torch-export; expected it with onnx or onnx-int8")
     if merge < 0:
@@ -86,10 +91,10 @@ def export(
 
     run = finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model
-    if dynamic and "dynamic" in describe(weights).config:
-        fields["dynamic"] = True
-    found = read(weights, **fields)
-    warn_of(found, checkpoint)
+    if dynamic and "dynamic" in describe(weights, **known).config:
+        known["dynamic"] = True
+    found = read(weights, **known)
+    warn_of(found, checkpoint, ("preprocessing",) if how else ())
     about, config = found.description, found.model.config
     if dynamic and not getattr(config, "dynamic", False):
         kind = type(found.model).__name__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.cli.reflow import reflowed
-from vitrail.cli.summary import parse_field, parse_size
+from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 from vitrail.train.recipe import Recipe, open_recipe
 
@@ -104,7 +104,13 @@ class SharedFlags:
         by_model = [self.model] if self.model is not None and is_outside(self.model) else []
         return list(dict.fromkeys([*by_model, *(self.trust_code or ())]))
 
-    def request(self, recipe: Recipe, teacher: str | None = None, kept: Path | None = None) -> "Request":
+    def request(
+        self,
+        recipe: Recipe,
+        teacher: str | None = None,
+        kept: Path | None = None,
+        teacher_fields: dict[str, Any] | None = None,
+    ) -> "Request":
         """All that a run of this recipe depends on; `kept` is a folder for the teacher's answers."""
         if self.cache is not None and self.cache < 0:
             raise ConfigError(f"--cache {self.cache}; expected gigabytes, or 0 for none")
@@ -116,6 +122,7 @@ class SharedFlags:
             init=None if self.init is None else anywhere(self.init),
             teacher=None if teacher is None else anywhere(teacher),
             teacher_cache=None if kept is None else str(kept.resolve()),
+            teacher_fields=teacher_fields,
             val_share=0.2 if self.val_share is None else self.val_share,
             real=None if self.real is None else anywhere(str(self.real)),
             cache=1.0 if self.cache is None else self.cache,
@@ -165,12 +172,13 @@ def carry_out(
     *,
     distilling: bool = False,
     teacher: str | None = None,
+    teacher_fields: list[str] | None = None,
     kept: Path | None = None,
 ) -> None:
     """Begins a run, or goes on with one."""
     start = monotonic()
     if flags.resume is not None:
-        flags.check_alone({**changes, "teacher": teacher, "teacher_cache": kept})
+        flags.check_alone({**changes, "teacher": teacher, "teacher_set": teacher_fields, "teacher_cache": kept})
         from vitrail.cli.runner import Here, go_on
 
         go_on(flags.resume, Here(device=flags.device, workers=flags.workers, strict=flags.strict), flags.code)
@@ -183,7 +191,7 @@ def carry_out(
 
     from vitrail.cli.runner import Here, begin
 
-    request = flags.request(recipe, teacher, kept)
+    request = flags.request(recipe, teacher, kept, parse_fields(teacher_fields) or None)
     here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
     begin(request, flags.out, here, start=start, dry_run=flags.dry_run)
 

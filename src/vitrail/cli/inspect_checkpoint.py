@@ -34,9 +34,10 @@ def inspect_checkpoint(
     file
         A file (.safetensors, .pth, .bin, .npz), a folder, or hf-hub:owner/model.
     source
-        The layout, where it should not be found out: vitrail, timm, deit, google, hf, torchvision, dino, mae.
+        The layout, where it should not be found out: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated. trained_size=32x128 says the
+        size of the images that its positions are for.
     tensors
         List every tensor with its mean, deviation, minimum and maximum, not grouped over the blocks.
     as_json

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from cyclopts import Parameter
 
 from vitrail.cli.reflow import reflowed
+from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError, VitrailError, unknown
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class JobFlags:
         A file of more is refused before it is read.
     device
         auto, cpu, cuda, cuda:1, mps.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     """
 
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
@@ -101,12 +104,13 @@ class JobFlags:
     max_pixels: int | None = None
     max_bytes: int = 2**28
     device: str = "auto"
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
 
     def check(self, images: Sequence[str], others: Sequence[str]) -> None:
         """Before any work; `others` are the command's own flags."""
         for each in images:
             if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
-                names = (*(field.name for field in fields(self)), *others)
+                names = (*("set" if field.name == "fields" else field.name for field in fields(self)), *others)
                 raise unknown("option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in names])
         for name in ("batch", "streams", "threads", "max_pixels", "max_bytes"):
             value = getattr(self, name)
@@ -160,7 +164,7 @@ class Job:
 
     def opened(self, listing: "Listing", survey: "Survey") -> "Chosen":
         """The model, on the engine that was chosen; what decided it is told."""
-        from vitrail.data.framed import Limits
+        from vitrail.data.image_formats import Limits
         from vitrail.predict.choice import Wish, choose
 
         flags = self.flags
@@ -177,6 +181,7 @@ class Job:
             labels=self.labels,
             limits=Limits(pixels=flags.max_pixels, bytes=flags.max_bytes),
             device=flags.device,
+            fields=parse_fields(flags.fields) or None,
         )
         chosen = choose(self.place(), wish, survey.pictures, list(sample), note)
         for each in chosen.notes:
@@ -212,6 +217,7 @@ class Job:
             "int8": predictor.engine.name == "int8",
             "labels": blake2b(words, digest_size=8).hexdigest(),
             "started in": str(Path.cwd()) if relative else None,
+            **({"set": sorted(self.flags.fields)} if self.flags.fields else {}),
         }
 
     def carry_out(

@@ -21,6 +21,7 @@ def look(
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
     svg: Annotated[bool, Parameter(negative=())] = False,
     arrays: Annotated[bool, Parameter(negative=())] = False,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     batch: int = 4,
     device: str = "auto",
 ) -> None:
@@ -52,6 +53,8 @@ def look(
         SVG files as well.
     arrays
         The numbers as well, as .npz files for numpy.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     batch
         Pictures at once.
     device
@@ -65,7 +68,7 @@ def look(
     from vitrail.inspection.look import look as looked
     from vitrail.inspection.question import Question
 
-    opened, explainer = open_subject(checkpoint, None, device)
+    opened, explainer = open_subject(checkpoint, None, device, fields)
     pictures, notes = pictures_for(opened, data, images)
     make_writable(out)  # what would fail in the end fails before the work
     new_figure(1, 1)

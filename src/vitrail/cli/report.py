@@ -20,6 +20,7 @@ def report(
     explained: int = 6,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
     labels: Path | None = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     batch: int = 4,
     device: str = "auto",
 ) -> None:
@@ -47,6 +48,8 @@ def report(
         The page, a name that ends in .html.
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
+    fields
+        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
     batch
         Pictures at once.
     device
@@ -64,7 +67,7 @@ def report(
     from vitrail.report.model import report_parts
     from vitrail.report.page import html_page, write_page
 
-    opened, explainer = open_subject(checkpoint, labels, device)
+    opened, explainer = open_subject(checkpoint, labels, device, fields)
     pictures, notes = pictures_for(opened, data, images, explainer.viewer.labels)
     make_writable(out.parent)  # what would fail in the end fails before the work
     if out.is_dir():

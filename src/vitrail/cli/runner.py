@@ -36,6 +36,7 @@ from vitrail.train.run import CURVES, MODEL, Run, step_of
 from vitrail.train.runs import name_of
 from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
+from vitrail.train.teacher import Teacher
 from vitrail.train.watch import Several, Start, TensorBoard, Terminal, Watch
 
 RUNS = Path("runs")
@@ -136,7 +137,7 @@ def setup_of(
     pictures = len(job.data.train or ()) if request.teacher_cache and team.first and not dry_run else 0
     with progress(pictures, "asking the teacher") as advance:
         objective, lessons = distilling(
-            request.teacher,
+            Teacher.opened(request.teacher, **request.teacher_fields) if request.teacher_fields else request.teacher,
             job.model,
             job.data,
             request.recipe,

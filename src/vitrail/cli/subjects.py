@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from vitrail.train.opened import Opened
 
 
-def open_subject(checkpoint: str, labels: Path | None, device: str) -> "tuple[Opened, Explainer]":
-    """The model of that name, as something that can be asked."""
+def open_subject(
+    checkpoint: str, labels: Path | None, device: str, fields: Sequence[str] | None = None
+) -> "tuple[Opened, Explainer]":
+    """The model of that name, as something that can be asked; `fields` are those of --set."""
     from vitrail.cli.convert import lines_of
     from vitrail.inspection.explain import Explainer
     from vitrail.train.distributed import Team, device_of
@@ -26,7 +29,7 @@ def open_subject(checkpoint: str, labels: Path | None, device: str) -> "tuple[Op
             f"{checkpoint} runs on timm's code, not to be looked into; expected its weights: hf-hub:timm/…"
         )
     place = device_of(device, Team())
-    opened = open_model(checkpoint)
+    opened = open_model(checkpoint, **parse_fields(fields))
     names = opened.labels if labels is None else lines_of(labels)
     return opened, Explainer(opened.model, preprocessing=opened.preprocessing, labels=names, device=place)
 

@@ -1,6 +1,8 @@
 """vitrail summary: a model layer by layer."""
 
 import json
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -74,10 +76,20 @@ def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
     return (int(parts[0]), int(parts[-1]))
 
 
+def parse_fields(items: Iterable[str] | None) -> dict[str, Any]:
+    """The fields of --set for a checkpoint: of its config, or trained_size."""
+    given = dict(parse_field(item) for item in items or ())
+    if no_fields := given.keys() & {"path", "source", "family", "policy"}:  # which `read` takes beside them
+        raise ConfigError(f"--set {min(no_fields)}=…; expected a field of the config, such as heads=3")
+    return given
+
+
 def parse_field(text: str, option: str = "--set") -> tuple[str, Any]:
-    """FIELD=VALUE; a value is read as YAML, but 1e-5 as the number that everyone means by it."""
+    """FIELD=VALUE; a value is read as YAML, but 1e-5 as the number that everyone means by it, and 32x128 as a size."""
     name, equals, value = text.partition("=")
     if name and equals:
+        if re.fullmatch(r"\d{1,9}[x×]\d{1,9}", value):
+            return name.replace("-", "_"), parse_size(value)
         with suppress(ValueError):
             return name.replace("-", "_"), float(value) if set(value) & set(".eE") else int(value)
         with suppress(ValueError):

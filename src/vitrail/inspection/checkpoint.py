@@ -11,7 +11,15 @@ from vitrail.checkpoint.contents import read_contents, weights_in
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fit import MAY_DIFFER
 from vitrail.checkpoint.layout import Found
-from vitrail.checkpoint.reading import built, interpreted, known_family, layout_of, located
+from vitrail.checkpoint.reading import (
+    TRAINED_SIZE,
+    built,
+    interpreted,
+    known_family,
+    layout_of,
+    located,
+    with_trained_size,
+)
 from vitrail.errors import CheckpointError, unknown
 from vitrail.inspection.page import Group, Inspection
 from vitrail.inspection.summary import dimensions
@@ -35,6 +43,7 @@ def inspect(path: str | Path, /, *, source: str | None = None, **known: Any) -> 
 
     `source` names the layout where it should not be found out; fields that no file says, such as heads, may be given.
     """
+    known = with_trained_size(known)
     check_known(known)
     place = located(path)
     contents = read_contents(place)
@@ -56,7 +65,7 @@ def inspect(path: str | Path, /, *, source: str | None = None, **known: Any) -> 
     except CheckpointError as error:
         return replace(seen, reason=str(error))
     try:
-        found = interpreted(contents, layout, known, str(path))
+        found = interpreted(contents, layout, known, str(path), named=source is not None)
     except CheckpointError as error:
         return replace(seen, layout=layout.name, reason=str(error))
     return described(replace(seen, layout=layout.name), found, known)
@@ -71,7 +80,8 @@ def grouped(rows: Sequence[Row]) -> tuple[Group, ...]:
 
 
 def check_known(known: Mapping[str, Any]) -> None:
-    names = {each.name for family in families() for each in fields(family.config)} - {*MAY_DIFFER} | {"image_size"}
+    own = {each.name for family in families() for each in fields(family.config)}
+    names = own - {*MAY_DIFFER} | {"image_size", TRAINED_SIZE}
     for name in known:
         if name not in names:
             raise unknown("field that a file may leave out", name, sorted(names))
@@ -89,6 +99,7 @@ def described(seen: Inspection, found: Found, known: Mapping[str, Any]) -> Inspe
         resampling=about.resampling,
         provenance=dict(about.provenance),
         ignored=found.ignored,
+        assumed=dict(found.assumed),
     )
     try:
         family = known_family(about.family, seen.path)
@@ -127,8 +138,14 @@ def contradictions(about: Description, config: Any, known: Mapping[str, Any]) ->
     elif len(how.mean) != config.channels:
         said.append(f"pictures are prepared with {len(how.mean)} channels, the model is for {config.channels}")
     for name, value in known.items():
-        there = getattr(config, name, None)
-        given = known_size(value) if name == "image_size" else tuple(value) if isinstance(value, list) else value
+        there = getattr(config, "image_size" if name == TRAINED_SIZE else name, None)
+        given = (
+            known_size(value)
+            if name in ("image_size", TRAINED_SIZE)
+            else tuple(value)
+            if isinstance(value, list)
+            else value
+        )
         if there != given:
             said.append(f"{name} is {there!r} in the file, not {value!r} as given")
     return said

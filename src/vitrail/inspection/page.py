@@ -1,11 +1,11 @@
 """What was found in a checkpoint, and how it reads as a page."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any
 
-from vitrail.checkpoint.report import listed
+from vitrail.checkpoint.report import in_line, listed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.summary import megabytes
 from vitrail.inspection.suspicions import Row
@@ -48,6 +48,7 @@ class Inspection:
     resampling: str | None = None
     provenance: Mapping[str, Any] | None = None
     ignored: tuple[str, ...] = ()
+    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
 
     def __str__(self) -> str:
         return self.page()
@@ -81,9 +82,18 @@ def facts(seen: Inspection) -> list[tuple[str, str]]:
             ("preprocessing", joined(asdict(seen.preprocessing)) if seen.preprocessing else "none"),
             ("resampling", str(seen.resampling)),
             ("provenance", joined(seen.provenance or {})),
+            ("assumed", assumed_in(seen)),
             ("ignored", listed(seen.ignored) or "nothing"),
         ]
     return [*lines, ("tensors", f"{len(seen.tensors)}, together {seen.numbers:,} numbers: {types or 'none'}")]
+
+
+def assumed_in(seen: Inspection) -> str:
+    """What the file does not say, and how to say it."""
+    if not seen.assumed:
+        return "nothing"
+    fields = [name for name in seen.assumed if name != "preprocessing"]
+    return in_line(seen.assumed) + "; the file does not say" + (f": change with --set {fields[0]}=…" if fields else "")
 
 
 def joined(values: Mapping[str, Any]) -> str:

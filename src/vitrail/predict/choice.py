@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.data.framed import DEFAULT, Limits
+from vitrail.data.image_formats import DEFAULT, Limits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -46,6 +46,7 @@ class Wish:
     preprocessing: Preprocessing | None = None
     limits: Limits = DEFAULT
     device: str = "cpu"
+    fields: Mapping[str, Any] | None = None  # of the config, that the file does not say
 
     def __post_init__(self) -> None:
         for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
@@ -141,6 +142,7 @@ def open_with(model: str | Path, wish: Wish, name: EngineName) -> Predictor:
         merge=wish.merge,
         limits=wish.limits,
         scaled=not wish.exact,
+        fields=wish.fields,
     )
 
 
@@ -163,7 +165,8 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
     if engine.name != "onnx":
         raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
     try:
-        quick = open_with(kept_int8(engine.place, engine.about), replace(wish, engine="auto", merge=0), "auto")
+        said = replace(wish, engine="auto", merge=0, fields=None)  # an export says all of its model
+        quick = open_with(kept_int8(engine.place, engine.about), said, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact

@@ -1,7 +1,7 @@
 """From pictures to the likeliest classes, or to features, by whichever engine."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.framed import DEFAULT, Limits, framed
+from vitrail.data.framed import framed
+from vitrail.data.image_formats import DEFAULT, Limits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError
@@ -32,7 +33,7 @@ class Predictor:
 
     `model` is a module, anything that `vitrail.load` takes, or what `vitrail export` wrote, which needs no torch.
     `engine`: eager or compiled torch; onnx or int8, which export the model once and keep it; auto is onnx for an
-    exported model and eager for any other.
+    exported model and eager for any other. `fields` are those of the config that a file does not say, such as heads.
     """
 
     def __init__(
@@ -49,16 +50,19 @@ class Predictor:
         merge: int = 0,
         limits: Limits = DEFAULT,
         scaled: bool = False,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.limits, self.scaled, self.output = limits, scaled, output
         self.model: Any = None  # the module, where it is torch that computes
         self.engine: Engine
         if isinstance(model, str | Path) and is_exported(model):
+            if fields:
+                raise ConfigError(f"{min(fields)} for {model}, an exported model, which says all; expected none")
             self.open_exported(model, preprocessing, labels, engine, streams, threads, merge)
             return
         from vitrail.predict.viewer import Viewer
 
-        viewer = Viewer(model, preprocessing=preprocessing, labels=labels, device=device)
+        viewer = Viewer(model, preprocessing=preprocessing, labels=labels, device=device, fields=fields)
         self.preprocessing, self.labels, self.classes = viewer.preprocessing, viewer.labels, viewer.classes
         if engine in ("onnx", "int8"):
             from vitrail.predict.kept import kept_export

@@ -1,6 +1,6 @@
 """A model with all that it takes to show it pictures and to name what it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,17 @@ class Viewer:
         preprocessing: Preprocessing | None = None,
         labels: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             with torch.inference_mode(False):  # whose weights would have no gradients ever after
-                found = read(model)
-            warn_of(found, model)
+                found = read(model, **(fields or {}))
+            warn_of(found, model, () if preprocessing is None else ("preprocessing",))
             preprocessing = preprocessing or found.description.preprocessing
             labels = found.description.labels if labels is None else labels
             module: nn.Module = found.model
+        elif fields:
+            raise ConfigError(f"{min(fields)} for a model that is open; expected a file or folder with it")
         else:
             module = model
         config: Any = getattr(module, "config", None)

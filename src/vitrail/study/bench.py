@@ -37,6 +37,7 @@ class Request:
     seconds: float = 3.0
     starts: int = 1  # processes for memory and start-up of each way; 0: not measured
     seed: int = 0
+    fields: Mapping[str, Any] | None = None  # of the config, that a checkpoint does not say
     imports: Sequence[str] = ()  # modules that such a process imports first
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ def bench(request: Request, *, place: Path | None = None, progress: Progress = l
                 here = folder / f"{number}-{'own' if size is None else shown(size)}"
                 cases = len(request.batches) * len(request.threads)
                 try:
-                    stock = Stock(model, size, here, request.seed)
+                    stock = Stock(model, size, here, request.seed, request.fields)
                 except VitrailError as error:
                     if len(request.models) * len(request.sizes) == 1:
                         raise

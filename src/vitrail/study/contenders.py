@@ -4,7 +4,7 @@ Imports neither torch nor a peer before one is asked for: a process that has onl
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,14 +61,23 @@ def check_peers(peers: tuple[str, ...]) -> None:
 class Stock:
     """One model at one image size, in every kind of file that a way wants; each is made when it is first asked for."""
 
-    def __init__(self, model: str, size: tuple[int, int] | None, place: Path, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: str,
+        size: tuple[int, int] | None,
+        place: Path,
+        seed: int = 0,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
         from vitrail.export.exported import description, is_exported
 
         self.model, self.place, self.exported = model, place, None
         self.made, self.failed = dict[str, Path](), dict[str, Exception]()
         if not is_exported(model):
-            self.module, self.preprocessing, self.labels = opened(model, size, seed)
+            self.module, self.preprocessing, self.labels = opened(model, size, seed, fields)
             return
+        if fields:
+            raise ConfigError(f"--set {min(fields)}=… for {model}, which is exported and says all; expected none")
         self.exported = description(model, {})
         own, multiple = pair(self.exported.preprocessing.image_size), self.exported.multiple
         size = size or own
@@ -150,7 +159,7 @@ def noise(shape: tuple[int, ...], seed: int = 0) -> Pixels:
 
 
 def opened(
-    model: str, size: tuple[int, int] | None, seed: int
+    model: str, size: tuple[int, int] | None, seed: int, known: Mapping[str, Any] | None = None
 ) -> "tuple[nn.Module, Preprocessing, tuple[str, ...] | None]":
     """A checkpoint or a run, or by its name a model of random weights."""
     import torch
@@ -160,7 +169,7 @@ def opened(
     from vitrail.models.catalog import create
     from vitrail.train.runs import finished_run
 
-    fields: dict[str, Any] = {} if size is None else {"image_size": size}
+    fields: dict[str, Any] = {**(known or {}), **({} if size is None else {"image_size": size})}
     if Path(model).exists() or is_hub_name(model):
         run = finished_run(Path(model))
         found = read(model if run is None else run.model, **fields)

@@ -32,6 +32,7 @@ class Request:
     init: str | None = None  # a checkpoint of any layout to start from
     teacher: str | None = None  # a model that the student learns from, by what `open_model` takes
     teacher_cache: str | None = None  # a folder that keeps its answers
+    teacher_fields: dict[str, Any] | None = None  # of its config, that its file does not say
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
     cache: float = 1.0  # gigabytes; a JPEG that is held is decoded whole, which gives slightly other crops

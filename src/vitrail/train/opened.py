@@ -32,12 +32,17 @@ class Opened:
     run: Finished | None = None  # that it came out of
 
 
-def open_model(name: str) -> Opened:
-    """`name` is the folder of a run, anything that `vitrail.load` takes, or timm:NAME, which timm makes and fetches."""
+def open_model(name: str, **fields: Any) -> Opened:
+    """`name` is the folder of a run, anything that `vitrail.load` takes, or timm:NAME, which timm makes and fetches.
+
+    Fields that a file does not say, such as heads, may be given.
+    """
     if name.startswith(TIMM):
+        if fields:
+            raise ConfigError(f"{min(fields)} for {name}, which timm makes; expected no field of a config")
         return from_timm(name.removeprefix(TIMM))
     run = finished_run(Path(name))
-    found = read(name if run is None else run.model)
+    found = read(name if run is None else run.model, **fields)
     warn_of(found, name)
     config, about = found.model.config, found.description
     how = about.preprocessing

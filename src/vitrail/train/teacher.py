@@ -40,8 +40,8 @@ class Teacher:
                 raise ConfigError(f"the teacher's {name} is a {given}; expected a {kind.__name__}")
 
     @classmethod
-    def opened(cls, name: str) -> "Teacher":
-        found = open_model(name)
+    def opened(cls, name: str, **fields: Any) -> "Teacher":
+        found = open_model(name, **fields)
         return cls(model=found.model, preprocessing=found.preprocessing, labels=found.labels, name=name)
 
     def fingerprint(self) -> str:

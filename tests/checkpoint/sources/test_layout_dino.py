@@ -48,7 +48,8 @@ def test_a_backbone_of_the_first(tmp_path: Path) -> None:
     how = found.description.preprocessing
     assert how is not None
     assert (how.mean[0], found.description.resampling) == (0.485, "dino")
-    assert any("may also be timm's" in warning for warning in found.report.warnings)
+    assert found.report.assumed.keys() == {"activation", "norm_eps", "pool", "trained_size", "preprocessing"}
+    assert not read(tmp_path / "backbone.pth", heads=4, source="dino").report.assumed  # the user says whose it is
     as_timm = read(tmp_path / "backbone.pth", source="timm", heads=4)
     assert as_timm.description.preprocessing is not None
     assert as_timm.description.preprocessing.mean[0] == 0.5

@@ -111,7 +111,7 @@ def test_what_the_file_does_not_say_is_taken_from_its_name_and_said(tmp_path: Pa
     save_file(theirs.state_dict(), tmp_path / "vit_base_patch16_gap_224.some_tag.safetensors")
     found = read(tmp_path / "vit_base_patch16_gap_224.some_tag.safetensors")
     assert found.model.config.heads == 16
-    assert any("preprocessing is not in the file" in each and "0.5" in each for each in found.report.warnings)
+    assert found.report.assumed == {"preprocessing": "mean 0.5, crop 0.9, bicubic"}  # the tag is none of timm's
 
 
 def test_a_model_with_more_than_ours_is_refused_and_not_half_loaded(tmp_path: Path) -> None:
@@ -132,9 +132,12 @@ def test_a_backbone_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
     theirs = toy("class", img_size=(56, 32))
     save_file(theirs.state_dict(), tmp_path / "oblong.safetensors")
-    with pytest.raises(CheckpointError, match=r"no square; expected image_size=\(rows, columns\)"):
+    with pytest.raises(CheckpointError, match=r"no square; expected trained_size=\(rows, columns\)"):
         read(tmp_path / "oblong.safetensors", heads=4)
-    found = read(tmp_path / "oblong.safetensors", heads=4, image_size=(56, 32))
+    found = read(tmp_path / "oblong.safetensors", heads=4, trained_size=(56, 32))
+    assert "trained_size" not in found.report.assumed
+    asked = read(tmp_path / "oblong.safetensors", heads=4, image_size=(56, 32))
+    assert asked.report.assumed["trained_size"] == (56, 32)  # 7×4, but 4×7 has as many places
     assert apart(found.model, theirs, (56, 32)) <= 1e-6
     write(found.model, tmp_path / "folder", "timm")
     assert read(tmp_path / "folder", image_size=(112, 64)).report.resized.keys() == {"pos_embed"}
@@ -145,7 +148,7 @@ def test_positions_that_can_be_read_in_two_ways(tmp_path: Path) -> None:
     theirs = toy("class", img_size=(48, 64))
     save_file(theirs.state_dict(), tmp_path / "oblong.safetensors")  # 6×8 and the class token, or 7×7 without it
     path = tmp_path / "oblong.safetensors"
-    assert any("without a position for the class token" in each for each in read(path, heads=4).report.warnings)
+    assert read(path, heads=4).report.assumed["prefix_positions"] is False
     with pytest.raises(CheckpointError, match=r"a square, or \(48, 64\) .*; expected prefix_positions=False or True"):
         read(path, heads=4, image_size=(48, 64))
     found = read(path, heads=4, image_size=(48, 64), prefix_positions=True)

@@ -1,3 +1,3 @@
 """Public layouts, one file each; the first that recognises a checkpoint reads it."""
 
-NAMES = ("google", "hf", "torchvision", "dino", "mae", "deit", "akamaster", "t2t", "t2t_by_width", "timm")
+NAMES = ("google", "hf", "torchvision", "moco", "dino", "mae", "deit", "akamaster", "t2t", "t2t_by_width", "timm")

@@ -9,13 +9,15 @@ from torch import Tensor
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
+    FIXED,
     IMAGENET,
+    PATCHES_ALONE,
     TABLE_AT_STEM,
-    TRANSFORMERS,
     Found,
     Layout,
     found,
     holds,
+    own_heads,
     stripped,
     write_table,
 )
@@ -29,6 +31,7 @@ TABLE = (
     entry("blocks.#.gamma_2", "blocks.#.ls2.gamma"),
 )
 CAIT = tuple(entry([f"module.{name}" for name in row.theirs], row.ours, row.form) for row in timm.CAIT)
+HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16}  # by width, of DeiT and DeiT-III
 ONLY = {
     "class_token": (True,),
     "registers": (0,),
@@ -47,22 +50,30 @@ def matches(contents: Contents) -> bool:
     own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
     cait = timm.CAIT_MARK in names  # which timm has with the same names, but nothing around them
     wrapped = contents.wrapper in ("model", "model_ema") and (own or cait)
-    return "patch_embed.proj.weight" in names and bool(wrapped or ("blocks.0.gamma_1" in names and not cait))
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in names)
+    return (
+        "patch_embed.proj.weight" in names
+        and not hybrid
+        and bool(wrapped or ("blocks.0.gamma_1" in names and not cait))
+    )
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     timm.refuse_others(contents.path.name)
     tensors = stripped(contents.tensors, *timm.PREFIXES)
     cait = timm.CAIT_MARK in tensors
+    # what facebook published holds nothing else; with its code others trained other models, as MoCo v3's of 12 heads
+    training = bool(contents.others) or cait
     return found(
         contents,
         tensors,
         timm.CAIT if cait else TABLE,
         layout="deit",
         family="cait" if cait else "deit",
-        known=known,
+        known={**({} if training else own_heads(tensors, "patch_embed.proj.weight", HEADS)), **known},
         policy="deit",
         preprocessing=preprocessing,
+        fixed=FIXED,
     )
 
 
@@ -79,4 +90,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="deit", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "cait"))
+LAYOUT = Layout(name="deit", matches=matches, read=read, write=write, families=(*PATCHES_ALONE, "cait"))

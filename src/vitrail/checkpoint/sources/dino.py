@@ -11,12 +11,16 @@ from torch import Tensor
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
+    FIXED,
     IMAGENET,
+    OWNER_SAID,
+    PATCHES_ALONE,
     TABLE_AT_STEM,
     Found,
     Layout,
     found,
     holds,
+    own_heads,
     stripped,
     with_prefix_rows,
     with_register_rows,
@@ -34,6 +38,8 @@ SWIGLU = (
     *TABLE,
 )
 PROJECTION = r"mask_token|head\..*|dino_head\..*|ibot_head\..*"  # what training needs beside the backbone
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24}  # by width, of DINO, iBOT and DINOv2: each of 64 numbers
+PUBLISHED = re.compile(r"dino(v2)?_(deit|vit).*_pretrain")  # by the names that its files have
 ONLY = {
     "class_token": (True,),
     "pool": ("class",),
@@ -53,9 +59,14 @@ def backbone(contents: Contents) -> dict[str, Tensor]:
     return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
 
 
+def marks(names: Mapping[str, object]) -> set[str]:
+    """Tensors that DINOv2 has and the others have not."""
+    return {"mask_token", "register_tokens"} & names.keys()
+
+
 def matches(contents: Contents) -> bool:
     names = backbone(contents)
-    second = {"mask_token", "register_tokens"} & names.keys()
+    second = marks(names)
     other = {"decoder_embed.weight", "head.weight"} & names.keys()
     own = contents.wrapper == "teacher" or (second and not other)
     others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone", "blocks_token_only")
@@ -65,12 +76,11 @@ def matches(contents: Contents) -> bool:
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tensors = {name: tensor for name, tensor in backbone(contents).items() if not re.fullmatch(PROJECTION, name)}
-    second = any(name.endswith("ls1.gamma") for name in tensors)
     warnings = []
     if "head.weight" in backbone(contents):
         warnings.append("it has a head of classes, which DINO's files have not: left out")
-    elif not second and contents.wrapper != "teacher":
-        warnings.append("a file of this shape without a head may also be timm's: taken as DINO's, with ImageNet's mean")
+    ours = bool(known.get(OWNER_SAID)) or contents.wrapper == "teacher" or bool(marks(backbone(contents)))
+    ours = ours or PUBLISHED.match(contents.path.name) is not None  # else a backbone may be anybody's
     if "register_tokens" in tensors and "pos_embed" in tensors:
         tensors["pos_embed"] = with_register_rows(tensors["pos_embed"], tensors["register_tokens"])
     left = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION})$", name)]
@@ -80,10 +90,12 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         SWIGLU,
         layout="dino",
         family="vit",
-        known=known,
+        known={**(own_heads(tensors, "patch_embed.proj.weight", HEADS) if ours else {}), **known},
         policy="timm" if "register_tokens" in tensors else "dino",  # theirs with registers is antialiased
         preprocessing=preprocessing,
         warnings=warnings,
+        fixed=FIXED if ours else (),
+        assumed_preprocessing=not ours,
     )
     return replace(result, ignored=tuple(left))
 
@@ -101,4 +113,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="dino", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="dino", matches=matches, read=read, write=write, families=PATCHES_ALONE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import HALF, TABLE_AT_STEM, Found, Layout, agreed, found, holds
+from vitrail.checkpoint.layout import FIXED, HALF, TABLE_AT_STEM, Found, Layout, agreed, found, holds
 from vitrail.checkpoint.names import SAME, Entry, Form, entry, to_theirs
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -163,6 +163,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         policy="google",
         preprocessing=preprocessing,
         ignore="t|b|step|extra/.*",
+        fixed=FIXED,
         variant={"prefix": prefix, "numbered through": old, "scanned": scanned, "positions": positions},
     )
     others = tuple(name for name in contents.tensors if not name.startswith(prefix))

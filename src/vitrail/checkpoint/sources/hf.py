@@ -12,6 +12,7 @@ from torch import Tensor
 from vitrail.checkpoint.contents import CONFIG, PREPROCESSOR, WEIGHTS, Contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
+    FIXED,
     HALF,
     IMAGENET,
     TABLE_AT_STEM,
@@ -35,6 +36,7 @@ from vitrail.models.checks import pair
 
 PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
+DEFAULT_HEADS = 12  # of a config.json that does not say it
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 EMBEDDINGS = (
     entry("embeddings.cls_token", "cls_token"),
@@ -108,8 +110,6 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     kind = value(config, "model_type", str, kind_of(tensors))
     if kind not in TABLES:
         raise CheckpointError(f"{contents.path} is a {kind!r} of transformers; expected one of {', '.join(TABLES)}")
-    if not config:
-        warnings.append(f"{CONFIG} is missing: taken as {kind}, with the norms' eps {default_eps(kind)}")
     dino = kind.startswith("dinov2")
     left = [name for name in tensors if dino and name.startswith("classifier.")]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left}
@@ -131,13 +131,16 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         SWIGLU if swiglu else TABLES[kind],
         layout="hf",
         family="deit" if distilled else "vit",
-        known=agreed(fields, known) if config else {**fields, **known},
+        known=agreed(fields, known) if config else known,
         policy="timm" if kind == "dinov2_with_registers" else "deit",  # there it is antialiased
         preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **how),
         ignore=r"embeddings\.mask_token|decoder\..*",
         labels=labels_of(config),
         variant={"model_type": kind},
         warnings=[*warnings, *more],
+        fixed=FIXED if config else ("pool", "trained_size"),
+        usual=fields,
+        assumed_preprocessing=contents.preprocessor is None,
     )
     size, made, late = result.description.config["image_size"], crop_size(contents.preprocessor or {}), list[str]()
     if made is not None and made != size:
@@ -160,8 +163,8 @@ def default_eps(kind: str) -> float:
 def own_fields(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool) -> dict[str, Any]:
     """What its config.json says and shapes do not."""
     fields: dict[str, Any] = {"norm_eps": value(config, "layer_norm_eps", float, default_eps(kind))}
-    if "num_attention_heads" in config:
-        fields["heads"] = value(config, "num_attention_heads", int, 0)
+    if config:
+        fields["heads"] = value(config, "num_attention_heads", int, DEFAULT_HEADS)
     if "image_size" in config:
         size = config["image_size"]
         fields["image_size"] = tuple(size) if isinstance(size, list) else size
@@ -211,7 +214,7 @@ def preprocessing_fields(processor: Mapping[str, Any] | None, kind: str) -> tupl
             known |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET}
         if kind.startswith("dinov2"):
             known["fit"] = "short_side"
-        return known, [f"{PREPROCESSOR} is missing: taken as usual for {kind}, with mean {known['mean']}"]
+        return known, []
     size = processor.get("size")
     warnings, resized, cropped = list[str](), sides(size), crop_size(processor)
     fields: dict[str, Any] = {

@@ -8,9 +8,23 @@ from torch import Tensor
 
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import TABLE_AT_STEM, Found, Layout, found, holds, stripped, write_table
+from vitrail.checkpoint.fixed_tables import is_table
+from vitrail.checkpoint.layout import (
+    FIXED,
+    OWNER_SAID,
+    PATCHES_ALONE,
+    TABLE_AT_STEM,
+    Found,
+    Layout,
+    found,
+    holds,
+    own_heads,
+    stripped,
+    write_table,
+)
 from vitrail.checkpoint.sources import deit, timm
 
+HEADS = {768: 12, 1024: 16, 1280: 16}  # by width
 DECODER = r"mask_token|decoder_.*"
 ONLY = {
     "class_token": (True,),
@@ -32,19 +46,25 @@ def matches(contents: Contents) -> bool:
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
-    return "patch_embed.proj.weight" in names and own and not others & names.keys()
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in names)
+    return "patch_embed.proj.weight" in names and own and not hybrid and not others & names.keys()
 
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+    tensors = stripped(contents.tensors, *timm.PREFIXES)
+    ours = bool(known.get(OWNER_SAID)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
+    ours = ours or is_table(tensors.get("pos_embed"), columns_first=True)
     return found(
         contents,
-        stripped(contents.tensors, *timm.PREFIXES),
+        tensors,
         timm.PLAIN,
         layout="mae",
         family="vit",
-        known=known,
+        known={**(own_heads(tensors, "patch_embed.proj.weight", HEADS) if ours else {}), **known},
         policy="deit",
         preprocessing=deit.preprocessing,
+        fixed=FIXED if ours else (),
+        assumed_preprocessing=not ours,
         ignore=DECODER,
     )
 
@@ -56,4 +76,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return timm.ASSUMES
 
 
-LAYOUT = Layout(name="mae", matches=matches, read=read, write=write)
+LAYOUT = Layout(name="mae", matches=matches, read=read, write=write, families=PATCHES_ALONE)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.architecture import count, heads_of, positions_of, shape
+from vitrail.checkpoint.architecture import Fields, count, heads_of, positions_of, shape
 from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import IMAGENET, Found, Layout, found, stripped, write_table
+from vitrail.checkpoint.layout import FIXED, IMAGENET, Found, Layout, found, stripped, write_table
 from vitrail.checkpoint.names import Entry, Form, entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
@@ -84,6 +84,7 @@ def read(contents: Contents, known: Mapping[str, Any], layout: str = "t2t") -> F
         preprocessing=preprocessing,
         shapes=architecture,
         warnings=[SCALE] if layout == "t2t" else [],
+        fixed=FIXED,
     )
 
 
@@ -98,12 +99,13 @@ def mlp_width(config: Any) -> int:
     return config.mlp_width or 3 * config.width
 
 
-def architecture(tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the config from the shapes."""
+def architecture(tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]) -> tuple[Fields, Fields]:
+    """Fields of the config from the shapes, and of these what may be otherwise."""
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     hidden, width = shape(sizes, "blocks.0.mlp.fc1.weight", 2)
+    places, doubts = positions_of(sizes, 1, STRIDE, {**known, "prefix_positions": True})
     fields: dict[str, Any] = {
-        "image_size": positions_of(sizes, 1, STRIDE, {**known, "prefix_positions": True})["image_size"],
+        "image_size": places["image_size"],
         "channels": shape(sizes, f"{FIRST}.qkv.weight", 2)[1] // 49,
         "classes": shape(sizes, "head.weight", 2)[0] if "head.weight" in sizes else 0,
         "stage": "performer" if f"{FIRST}.w" in sizes else "transformer",
@@ -114,7 +116,7 @@ def architecture(tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]
     }
     fields |= {name: known[name] for name in ("heads", "norm_eps") if name in known}
     heads = fields.get("heads") or heads_of(fields)[0]
-    return {**fields, "heads": heads, "mlp_width": None if hidden == 3 * width else hidden}
+    return {**fields, "heads": heads, "mlp_width": None if hidden == 3 * width else hidden}, doubts
 
 
 def preprocessing(config: Mapping[str, Any]) -> Preprocessing:

@@ -14,6 +14,7 @@ from vitrail.checkpoint.convnets import NAMES as CONVNETS
 from vitrail.checkpoint.convnets import family_in
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
+    FIXED,
     HALF,
     IMAGENET,
     TRANSFORMERS,
@@ -71,6 +72,7 @@ SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm"
 TANH = re.compile(  # with the tanh form of GELU
     r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(giantopt|so400m)_patch16_siglip.*)"
 )
+HALF_TAGS, IMAGENET_TAGS = ("augreg", "augreg2", "orig"), ("dino", "mae", "fb")  # of file names, by their mean
 POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
 PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
 
@@ -98,11 +100,11 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         family, pretrained = "cait", {"crop_pct": 1.0, **pretrained}
     width = tensors["patch_embed.proj.weight"].shape[0]
     imagenet = family in ("deit", "cait") or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
+    tag = (contents.path.name.split(".")[1:] or [""])[0].split("_")[0]
+    imagenet = imagenet or tag in IMAGENET_TAGS
     told = size_in(pretrained) if family == "cait" else hints(pretrained, name, family, width)
-    warnings = []
-    if "mean" not in pretrained:
-        constants = "ImageNet's mean and deviation" if imagenet else "mean and deviation 0.5"
-        warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}; else give it")
+    own_parts = family in ("cait", "hybrid")  # under names that nobody else gives them
+    owned = own_parts or "architecture" in card or preset_of(name, family, width) is not None
     return found(
         contents,
         tensors,
@@ -113,7 +115,8 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         policy="timm",
         preprocessing=lambda config: preprocessing(config, pretrained, imagenet),
         labels=label_names(card, pretrained),
-        warnings=warnings,
+        fixed=("heads", *FIXED) if owned else (),
+        assumed_preprocessing="mean" not in pretrained and not (owned and tag in (*HALF_TAGS, *IMAGENET_TAGS)),
     )
 
 
@@ -127,10 +130,6 @@ def read_convnet(contents: Contents, tensors: Mapping[str, Tensor], family: str,
         odd["global_pool"] = card["global_pool"]
     for key, given in odd.items():
         raise CheckpointError(f"{key} is {repr(given)[:40]}, which shapes do not show; expected a plain {family}")
-    warnings = []
-    if "mean" not in pretrained:
-        constants = f"ImageNet's mean and deviation, {CONVNET_USUAL[family]['crop_pct']} of the picture"
-        warnings.append(f"preprocessing is not in the file: taken as timm's for {family}, {constants}; else give it")
     return found(
         contents,
         tensors,
@@ -141,7 +140,7 @@ def read_convnet(contents: Contents, tensors: Mapping[str, Tensor], family: str,
         policy="timm",
         preprocessing=lambda config: preprocessing(config, {**CONVNET_USUAL[family], **pretrained}, imagenet=True),
         labels=label_names(card, pretrained),
-        warnings=warnings,
+        assumed_preprocessing="mean" not in pretrained,
     )
 
 
@@ -154,12 +153,18 @@ def refuse_others(name: str) -> None:
 def hints(pretrained: Mapping[str, Any], name: str, family: str, width: int) -> dict[str, Any]:
     """What its name tells and shapes do not."""
     fields = size_in(pretrained)
-    preset = next(each.presets.get(name) for each in families() if each.name == family)
-    if preset is not None and preset.width == width:
+    preset = preset_of(name, family, width)
+    if preset is not None:
         fields["heads"] = preset.heads
     if TANH.fullmatch(name):
         fields["activation"] = "gelu_tanh"
     return fields
+
+
+def preset_of(name: str, family: str, width: int) -> Any:
+    """The preset of this name, if it is of this width."""
+    preset = next(each.presets.get(name) for each in families() if each.name == family)
+    return preset if preset is not None and preset.width == width else None
 
 
 def size_in(pretrained: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,6 +181,8 @@ def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, An
         fields["activation"] = activation
     elif activation not in (None, "silu"):  # of SwiGLU, which shapes show
         raise CheckpointError(f"act_layer is {activation!r}; expected gelu or gelu_tanh")
+    if arguments.get("pos_embed") == "none":
+        fields["positions"] = "none"
     pool = arguments.get("global_pool", card.get("global_pool"))
     if pool is None or "dist_token" in tensors:
         return fields

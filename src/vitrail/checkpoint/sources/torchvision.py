@@ -14,6 +14,7 @@ from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.convnets import RESNET, family_in, norm
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
+    FIXED,
     IMAGENET,
     TABLE_AT_STEM,
     TRANSFORMERS,
@@ -21,6 +22,7 @@ from vitrail.checkpoint.layout import (
     Layout,
     found,
     holds,
+    own_heads,
     stripped,
     with_prefix_rows,
     write_table,
@@ -28,6 +30,7 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.names import Entry, entry
 from vitrail.data.preprocessing import Preprocessing
 
+HEADS = {768: 12, 1024: 16, 1280: 16}  # by width, of its ViTs
 LAYER = "encoder.layers.encoder_layer_#."
 TABLE = (
     entry("class_token", "cls_token"),
@@ -99,9 +102,10 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
         TABLES[family],
         layout="torchvision",
         family=family,
-        known=known,
+        known={**own_heads(tensors, "conv_proj.weight", HEADS), **known},
         policy="torchvision",
         preprocessing=preprocessing,
+        fixed=FIXED,
     )
 
 
