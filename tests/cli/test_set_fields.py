@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import Said
 from drawing import shake
 from toy_data import picture
 
 import vitrail
 
+Run = Callable[..., Any]
 COMMANDS: dict[str, tuple[str, ...]] = {
     "predict": ("predict", "weights.pth", "photo.png"),
     "embed": ("embed", "weights.pth", "photo.png", "-o", "features.npy"),
@@ -39,7 +40,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("weights")
 def test_the_field_reaches_the_reader_and_a_wrong_value_is_one_line(
-    command: str, vitrail_: Callable[..., Said], tmp_path: Path
+    command: str, vitrail_: Run, tmp_path: Path
 ) -> None:
     for fields, message in (
         ((), "how many heads share its width of 16; expected heads=…"),
@@ -53,7 +54,7 @@ def test_the_field_reaches_the_reader_and_a_wrong_value_is_one_line(
 
 
 @pytest.mark.usefixtures("weights")
-def test_the_field_of_a_teacher(vitrail_: Callable[..., Said]) -> None:
+def test_the_field_of_a_teacher(vitrail_: Run) -> None:
     words = ("distill", "--teacher", "weights.pth", "--data", "fashion", "--set", "depth=1", "--dry-run")
     assert "expected heads=…" in vitrail_(*words).err
     said = vitrail_(*words, "--teacher-set", "heads=3")
@@ -62,13 +63,13 @@ def test_the_field_of_a_teacher(vitrail_: Callable[..., Said]) -> None:
 
 
 @pytest.mark.usefixtures("weights")
-def test_predictions_are_those_of_the_given_heads(vitrail_: Callable[..., Said]) -> None:
+def test_predictions_are_those_of_the_given_heads(vitrail_: Run) -> None:
     answers = {vitrail_("predict", "weights.pth", "photo.png", "-f", "csv", "--set", f"heads={n}").out for n in (2, 4)}
     assert len(answers) == 2
 
 
 @pytest.mark.usefixtures("weights")
-def test_inspection_lists_what_was_assumed(vitrail_: Callable[..., Said]) -> None:
+def test_inspection_lists_what_was_assumed(vitrail_: Run) -> None:
     said = vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--from", "timm")
     assert "assumed        activation=gelu, norm_eps=1e-06, pool=class, trained_size=32x32, preprocessing=" in said.out
     assert '"assumed": {}' in vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--json").out

@@ -18,7 +18,7 @@ from vitrail.errors import CheckpointError
 
 def toy(**fields: Any) -> Any:
     shape: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 384, "depth": 1, "num_heads": 12}
-    model = shake(VisionTransformer(**shape, **fields))
+    model: Any = shake(VisionTransformer(**shape, **fields))
     with torch.no_grad():
         model.pos_embed.copy_(fixed_table(2, 384, columns_first=False))
     return model
