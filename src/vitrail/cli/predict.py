@@ -82,7 +82,7 @@ def predict(
 
     def write(sink: "Printed | RowFile", predictor: "Predictor", row: "Row") -> None:
         answers = () if row.values is None else predictor.likeliest(row.values, top).top
-        sink.write(row.name, None if row.error is None else str(row.error), answers)
+        sink.write(row.name, None if row.error is None else str(row.error), answers, row.stamp)
 
     names = None if labels is None else lines_of(labels)
     Job(model, images, flags, "logits", partial, {"format": found}, names).run(sink_for, write)
