@@ -142,11 +142,11 @@ class Job:
         stdin = getattr(sys.stdin, "buffer", None)
         listing = pictures_of(self.images, stdin=stdin, most_bytes=self.flags.max_bytes)
         with nullcontext() if self.partial is None else closing(self.partial):
-            if self.partial is not None:
-                if self.partial.begin(resume=self.flags.resume, overwrite=self.flags.overwrite):
-                    note(f"{self.partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
-                    print(f"{self.partial.out}: whole")
-                    return
+            partial, flags = self.partial, self.flags
+            if partial is not None and partial.begin(resume=flags.resume, overwrite=flags.overwrite):
+                note(f"{partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
+                print(f"{partial.out}: whole")
+                return
             self.run_alone(listing, sink_for, write)
 
     def run_alone(

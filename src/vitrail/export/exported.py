@@ -127,7 +127,7 @@ def is_exported(place: str | Path) -> bool:
 
 def says_exported(folder: Path) -> bool:
     try:
-        with open(open_regular(folder / CONFIG), "rb") as file:  # which closes the descriptor, too
+        with os.fdopen(open_regular(folder / CONFIG), "rb") as file:  # which closes the descriptor, too
             return b'"exported": true' in file.read(100)
     except OSError:
         return False

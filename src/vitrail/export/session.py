@@ -50,7 +50,7 @@ def read_data(model: Path) -> bytes:
     """The weights in the file next to it; empty where there is none."""
     if not os.path.lexists(data_file(model)):
         return b""
-    with open(open_regular(data_file(model)), "rb") as file:
+    with os.fdopen(open_regular(data_file(model)), "rb") as file:
         return file.read()
 
 

@@ -1,5 +1,7 @@
 """Where features go: to an array for numpy or a parquet file, with the names of the pictures; whole at the end."""
 
+import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import islice
@@ -22,6 +24,7 @@ START = 128  # bytes before the numbers, as numpy itself has them
 GROUP = 2**24  # bytes of features that are held at once
 NAMES, ARRAY, PARQUET = "files.csv", "features.npy", "features.parquet"
 HEADING = b"file,row,error\n"
+SIDES = re.compile(rb"'shape': \((\d{1,18}(?:, \d{1,18}){1,3})\)")
 
 
 def feature_format(out: Path, given: FeatureFormat | None) -> FeatureFormat:
@@ -69,7 +72,7 @@ class FeatureFile:
         """Counts the images done before whose features are there, too, up to the first row that is damaged."""
         size = 4 * prod(self.shape or (0,))
         with ExitStack() as stack:
-            numbers = stack.enter_context(open(open_regular(self.array_path), "rb")) if stored else None
+            numbers = stack.enter_context(os.fdopen(open_regular(self.array_path), "rb")) if stored else None
             if numbers is not None:
                 numbers.seek(START)
             for number, ((_, row, error), line) in enumerate(csv_records(self.names_path, 3)):
@@ -136,7 +139,7 @@ class FeatureFile:
         many = max(1, GROUP // (4 * max(1, prod(shape))))
         lines = (fields for fields, _ in islice(csv_records(self.names_path, 3), 1, None))
         with (
-            open(open_regular(self.array_path), "rb") as numbers,
+            os.fdopen(open_regular(self.array_path), "rb") as numbers,
             open_anew(self.partial.folder / PARQUET) as place,
             parquet.ParquetWriter(place, schema) as file,
         ):
@@ -176,12 +179,10 @@ def stored_rows(path: Path) -> tuple[tuple[int, ...] | None, int]:
     size = path.stat().st_size if path.exists() else 0
     if size < START:
         return None, 0
-    with open(open_regular(path), "rb") as file:
-        try:
-            np.lib.format.read_magic(file)
-            (_, *shape), _, _ = np.lib.format.read_array_header_1_0(file)
-        except (ValueError, TypeError, EOFError):  # damaged: it is written again
-            return None, 0
-    if not all(isinstance(side, int) and side > 0 for side in shape):
+    with os.fdopen(open_regular(path), "rb") as file:
+        start = file.read(START)
+    sides = SIDES.search(start)
+    rows, *shape = map(int, sides[1].split(b",")) if sides else (0,)
+    if start != array_start(rows, tuple(shape)) or prod(shape) < 1:  # damaged: it is written again
         return None, 0
     return tuple(shape), (size - START) // (4 * prod(shape))

@@ -1,4 +1,4 @@
-"""Files in OUT.partial: opened only if they are ours, and grown by whole records, which are read back up to any damage."""
+"""Files in OUT.partial: opened only if they are ours, grown by whole records, and read back up to any damage."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "
 
 
 def open_own(path: Path) -> int:
-    """Opens a file of ours for writing, or makes it; a link of either kind is an OSError, for it is another file too."""
+    """Opens a file of ours for writing, or makes it; a link of either kind is an OSError: it is another file, too."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | OWN, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
@@ -27,7 +27,7 @@ def open_own(path: Path) -> int:
 def open_anew(path: Path) -> BinaryIO:
     """An empty file of ours under that name; of a link that lies there the link is removed, not what it points to."""
     path.unlink(missing_ok=True)
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN, 0o666), "wb")  # which closes it
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN, 0o666), "wb")
 
 
 class Growing:
@@ -56,7 +56,7 @@ class Growing:
 def whole_lines(path: Path) -> Iterator[bytes]:
     """Each line that ends; a last one that was cut off, or one too long to be ours, is none."""
     if path.exists():
-        with open(open_regular(path), "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             while (line := file.readline(LONGEST)).endswith(b"\n"):
                 yield line
 

@@ -55,13 +55,16 @@ class Ledger:
         self.path, self.count, self.file = path, 0, None
         self.records = np.zeros((0, 3), np.uint64)
         if path.exists():
-            with open(open_regular(path), "rb") as file:  # which closes the descriptor, too
+            with os.fdopen(open_regular(path), "rb") as file:  # which closes the descriptor, too
                 data = file.read()
             self.records = np.frombuffer(data[: len(data) // RECORD * RECORD], "<u8").reshape(-1, 3)
 
     def accept(self, *row: bytes) -> bool:
         """Whether the next row is as it was written, so that it counts."""
-        if self.count == len(self.records) or int(self.records[self.count, 2]) != digest(*row):
+        if self.count == len(self.records):
+            return False
+        name, stamp, seen = map(int, self.records[self.count])
+        if seen != digest(pair_of(name, stamp), *row):
             return False
         self.count += 1
         return True
@@ -75,12 +78,17 @@ class Ledger:
 
     def add(self, name: str, stamp: int, *row: bytes) -> None:
         assert self.file is not None
-        self.file.add(np.array([digest(os.fsencode(name)), stamp, digest(*row)], "<u8").tobytes())
+        start = pair_of(digest(os.fsencode(name)), stamp)
+        self.file.add(start + digest(start, *row).to_bytes(8, "little"))
         self.count += 1
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+def pair_of(name: int, stamp: int) -> bytes:
+    return name.to_bytes(8, "little") + stamp.to_bytes(8, "little")
 
 
 def digest(*parts: bytes) -> int:

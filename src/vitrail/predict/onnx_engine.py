@@ -45,9 +45,9 @@ class OnnxEngine:
         if not fits:
             given = [(each.name, each.type, each.shape) for each in (*inputs, *outputs)]
             raise CheckpointError(
-                f"{self.file} has {str(given)[:400]}; expected pixels of uint8 (batch, {rows}, {columns}, {channels}) and "
-                f"{about.output}{f' of {about.classes} classes' * (about.output == 'logits')}: what `vitrail export` "
-                "wrote, with its own config.json"
+                f"{self.file} has {str(given)[:400]}; expected pixels of uint8 (batch, {rows}, {columns}, {channels}) "
+                f"and {about.output}{f' of {about.classes} classes' * (about.output == 'logits')}: what `vitrail "
+                "export` wrote, with its own config.json"
             )
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

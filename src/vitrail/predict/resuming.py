@@ -228,19 +228,21 @@ def is_job(path: Path) -> bool:
     if f'"{MARK}": "vitrail' in text:
         return True
     with suppress(ValueError):
-        return EARLIER <= set(parse_json(text))
+        found = parse_json(text)
+        return isinstance(found, dict) and set(found) >= EARLIER
     return False
 
 
 def read_job(path: Path) -> dict[str, Any]:
     try:
         told = parse_json(read_text(path, LARGEST))
-        if not isinstance(told, dict) or CHECKSUM not in told:
-            raise ValueError("it has no checksum: it is damaged, or of an earlier version")
-        told = without_checksum(told)
+        rest = without_checksum(told) if isinstance(told, dict) else {}
+        reason = "" if rest and CHECKSUM in told else "it has no checksum: it is damaged, or of an earlier version"
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {one_line(error)}; expected --overwrite to begin anew") from None
-    return {name: value for name, value in told.items() if name != MARK}
+        rest, reason = {}, one_line(error)
+    if reason:
+        raise ConfigError(f"{path} cannot be read: {reason}; expected --overwrite to begin anew")
+    return {name: value for name, value in rest.items() if name != MARK}
 
 
 def stamp_of(model: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class RowFile:
         if self.kind == "csv":
             names = heading(self.top)
             for number, (fields, line) in enumerate(csv_records(self.rows, len(names))):
-                if number == 0 and fields != names or number and not self.ledger.accept(line):
+                if fields != names if number == 0 else not self.ledger.accept(line):
                     return
                 self.end += len(line)
                 self.failed += number > 0 and fields[1] != ""

@@ -46,8 +46,7 @@ class Printed:
         if kind == "csv":
             put(csv_line(heading(top)))
 
-    def write(self, name: str, error: str | None, answers: Sequence[Answer], stamp: int = 0) -> None:
-        """`stamp` is for those who keep rows."""
+    def write(self, name: str, error: str | None, answers: Sequence[Answer], _: int = 0) -> None:
         if self.kind == "csv":
             self.put(csv_line(csv_fields(name, error, answers, self.top)))
         elif self.kind == "jsonl":
