@@ -180,3 +180,23 @@ def test_special_files_in_an_export_are_one_line(tmp_path: Path, name: str, kind
 def test_a_description_is_read_within_limits() -> None:
     with pytest.raises(CheckpointError, match="is not JSON: it has more than"):
         Exported.from_json("[" + "1," * 2**18 + "1]", "here")
+
+
+def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: Path) -> None:
+    other = graph_folder(tmp_path / "other", seed=1)
+    for overwrite in (False, True):
+        folder = tmp_path / f"{overwrite}"
+
+        def write(folder: Path = folder, overwrite: bool = overwrite) -> None:
+            with written_whole(folder, overwrite=overwrite) as place:
+                shutil.copytree(other, place, dirs_exist_ok=True)
+                graph_folder(folder)
+
+        if overwrite:
+            write()
+        else:
+            with pytest.raises(CheckpointError, match="is there already; expected a new folder, or --overwrite"):
+                write()
+        new = (folder / MODEL).read_bytes() == (other / MODEL).read_bytes()
+        assert (new, set(os.listdir(folder))) == (overwrite, {MODEL, CONFIG})  # noqa: PTH208
+    assert set(os.listdir(tmp_path)) == {"other", "False", "True"}  # noqa: PTH208

@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 from vitrail.errors import CheckpointError, one_line
 from vitrail.export.exported import CONFIG, PARTS, says_exported
 from vitrail.files import is_temporary
+from vitrail.locks import LOCK, locked
 
 
 def check_place(folder: Path, *, overwrite: bool) -> None:
@@ -34,7 +35,8 @@ def check_place(folder: Path, *, overwrite: bool) -> None:
 def check_parts(folder: Path) -> None:
     """Nothing is replaced or deleted in a folder that holds anything but the files of an export."""
     for path in folder.iterdir():
-        if (path.name not in PARTS and not is_temporary(path, CONFIG)) or not stat.S_ISREG(path.lstat().st_mode):
+        known = path.name in (*PARTS, LOCK) or is_temporary(path, CONFIG)
+        if not known or not stat.S_ISREG(path.lstat().st_mode):
             raise CheckpointError(
                 f"{folder} holds {path.name!r}, which no export has, so nothing in it is replaced; "
                 "move that away, or choose a new folder"
@@ -47,14 +49,16 @@ def remove_export(folder: Path) -> None:
         raise CheckpointError(f"{folder} is not a folder; expected an export, or nothing: move it away")
     if folder.is_dir():
         check_parts(folder)
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
+        with locked(folder):
+            for path in folder.iterdir():
+                if path.name != LOCK:
+                    path.unlink(missing_ok=True)
         with suppress(OSError):  # another process may have put its own there
             folder.rmdir()
 
 
 @contextmanager
-def written_whole(folder: Path) -> Generator[Path]:
+def written_whole(folder: Path, *, overwrite: bool = True) -> Generator[Path]:
     """A place beside it to be filled, which gets its name in the end; what was begun and failed is removed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -62,15 +66,15 @@ def written_whole(folder: Path) -> Generator[Path]:
         try:
             yield place
             place.chmod(0o755)
-            put(place, folder)
+            put(place, folder, overwrite=overwrite)
         finally:
             rmtree(place, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {one_line(error)}") from error
 
 
-def put(place: Path, folder: Path) -> None:
-    """In one step where nothing was; over an older export part by part."""
+def put(place: Path, folder: Path, *, overwrite: bool = True) -> None:
+    """In one step where nothing was; over an older export part by part, by one process at a time."""
     if not folder.is_symlink() and (not folder.is_dir() or not any(folder.iterdir())):
         with suppress(FileNotFoundError):
             folder.rmdir()
@@ -81,11 +85,10 @@ def put(place: Path, folder: Path) -> None:
                 raise
         else:
             return
-    if folder.is_symlink():  # since it was checked
-        raise CheckpointError(f"{folder} is a symbolic link; expected a new folder")
-    check_parts(folder)
-    for name in PARTS:
-        if (place / name).exists():
-            (place / name).replace(folder / name)
-        else:  # of the older one, which the new description is not about
-            (folder / name).unlink(missing_ok=True)
+    check_place(folder, overwrite=overwrite)  # again: it may have appeared meanwhile
+    with locked(folder):
+        for name in PARTS:
+            if (place / name).exists():
+                (place / name).replace(folder / name)
+            else:  # of the older one, which the new description is not about
+                (folder / name).unlink(missing_ok=True)

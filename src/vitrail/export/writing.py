@@ -78,7 +78,7 @@ def export_model(
     shown = samples(preprocessing, pictures)
     lighter = merged(model, merge)
     expected = by_torch(lighter, about, shown)
-    with written_whole(folder) as place:
+    with written_whole(folder, overwrite=overwrite) as place:
         if to == "torch-export":
             checked = write_program(lighter, place, about, shown, expected, dynamic=dynamic)
         else:
