@@ -1,8 +1,6 @@
 """ONNX Runtime, which is wanted only where an exported model is run."""
 
-import logging
 import os
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +126,9 @@ def answers(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 @contextmanager
 def quiet() -> Generator[None]:
     """Exporters' and quantisers' remarks on their own insides are for their makers."""
+    import logging  # which running a model does without
+    import warnings
+
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,6 +1,5 @@
 """Which engine, how many streams and threads: measured once for a model, a batch and a machine, unless said."""
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -284,6 +283,8 @@ def measured(predictor: Predictor, batch: int) -> float:
 
 def machine() -> str:
     """What a measurement holds for."""
+    import platform  # which takes a moment, and a single photo measures nothing
+
     kind = platform.processor() or platform.machine()
     for line in cpu_lines():
         if line.startswith("model name"):

@@ -1,6 +1,5 @@
 """Files in OUT.partial: opened only if they are ours, grown by whole records, and read back up to any damage."""
 
-import csv
 import json
 import os
 import stat
@@ -75,6 +74,8 @@ def json_records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 def csv_records(path: Path, columns: int) -> Iterator[tuple[list[str], bytes]]:
     """Each whole record of a CSV file, its heading too, and its bytes; up to the first that is damaged."""
+    import csv  # which a single photo does without
+
     lines, quotes, length = list[bytes](), 0, 0
     for line in whole_lines(path):
         lines.append(line)  # a name may hold line ends, in quotes

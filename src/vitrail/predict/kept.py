@@ -13,7 +13,6 @@ from typing import Any, Literal
 from vitrail import __version__
 from vitrail.errors import CheckpointError, VitrailError, one_line
 from vitrail.export.exported import MODEL, Exported, description_beside, model_file
-from vitrail.export.folder import remove_export
 from vitrail.files import read_text, write_text
 from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
 from vitrail.predict.identity import onnx_contents, short_key
@@ -42,6 +41,7 @@ def kept_export(
     viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], anew: bool = False
 ) -> Path:
     """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
+    from vitrail.export.folder import remove_export
     from vitrail.export.writing import export_model
 
     place = export_folder(viewer, output, merge=merge, precision=precision)
@@ -62,6 +62,7 @@ def kept_export(
 def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
     """An exported model in 8 bits, made of its own file at the first time it is asked for; needs onnx and no torch."""
     from vitrail.data.photos import views
+    from vitrail.export.folder import remove_export
     from vitrail.export.quantise import in_8_bits
 
     file = model_file(place)
