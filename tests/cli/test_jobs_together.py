@@ -36,7 +36,7 @@ def test_one_of_three_works_and_the_others_say_so(tmp_path: Path, command: str, 
     """Whatever they were asked: to begin, to resume, to overwrite."""
     model = graph_folder(tmp_path / "export", "features" if command == "embed" else "good")
     out = f"out.{'npy' if command == 'embed' else 'csv'}"
-    many = images(tmp_path / "many", 1500)
+    many = images(tmp_path / "many", 700)
     words = [command, model, many, "-o", out, *PLAIN]
     first = forked(words, stdout=Path("said"), stderr=Path("first"))
     rows = tmp_path / f"{out}.partial" / "done.bin"
@@ -60,15 +60,15 @@ def test_one_of_three_works_and_the_others_say_so(tmp_path: Path, command: str, 
     assert ended(first) == 0
     assert not Path(f"{out}.partial").exists()
     names = Path("out.files.csv" if command == "embed" else out)
-    assert len(names.read_text().splitlines()) == 1501
+    assert len(names.read_text().splitlines()) == 701
 
 
 @pytest.mark.timeout(3600)
 def test_killed_beside_others_no_row_is_lost_or_doubled(tmp_path: Path, export: Path, photos: Path, kills: int) -> None:
-    """Three at once resume one job, and a random one is killed: 20 times by default, with --kills as often."""
-    many, chance, kills = images(tmp_path / "many", 100 * kills), random.Random(0), max(3, kills // 4)
+    """Three at once resume one job, and a random one is killed: 4 times by default, or a fifth of --kills."""
+    many, chance = images(tmp_path / "many", 50 * kills), random.Random(0)
     words = ["predict", export, many, "-o", "out.csv", "--resume", "--top", "1", *PLAIN]
-    for _ in range(kills):
+    for _ in range(max(2, kills // 5)):
         processes = [forked(words, stderr=Path(f"told{n}")) for n in range(3)]
         killed = kill(chance.choice(processes), chance.uniform(0, 0.5))
         for number, each in enumerate(processes):
@@ -179,3 +179,28 @@ def test_special_files_in_every_place_are_one_line(
         notes = [line for line in said.err.splitlines() if not line.startswith("vitrail: note: ")]
         harmless = place == "cache" or (place, kind) == ("out.partial", "folder")
         assert (said.code, len(notes)) == ((0, 0) if harmless else (2, 1)), said.err
+
+
+@pytest.mark.parametrize("place", ["out", "labels"])
+def test_special_files_where_an_export_is_to_go(vitrail_: Run, model: Path, photos: Path, place: str) -> None:
+    for kind in ("pipe", "device", "folder", "loop", "link"):
+        at = Path(kind)
+        if kind == "pipe":
+            os.mkfifo(at)
+        elif kind == "folder":
+            at.mkdir()
+            (at / "mine").write_text("mine")
+        else:
+            at.symlink_to({"device": "/dev/zero", "loop": at, "link": photos}[kind])
+        words = ("export", model, at if place == "out" else "new", "--overwrite")
+        said = vitrail_(*words, *(() if place == "out" else ("--labels", photos if kind == "link" else at)))
+        assert (said.code, len(said.err.splitlines())) == (2, 1), said.err
+        assert not Path("new").exists()
+    assert Path("folder/mine").read_text() == "mine"
+    assert len(list(photos.rglob("*.png"))) == 3
+
+
+def test_a_model_that_cannot_be_opened_leaves_nothing(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert vitrail_("predict", "no_such.onnx", photos, "-o", "out.csv").code == 2
+    assert sorted(tmp_path.iterdir()) == before
