@@ -13,6 +13,7 @@ from vitrail.export.exported import MODEL, Exported, Output
 SIZE, CLASSES = (8, 8), 5
 HOW = Preprocessing(image_size=SIZE)
 ENDLESS = 2**62
+TABLE = np.random.default_rng(7).normal(size=(*SIZE, 3)).astype(np.float32)  # added to every image; used as it lies
 
 
 def weights(seed: int = 0, width: int = CLASSES) -> Any:
@@ -33,13 +34,15 @@ def graph_folder(folder: Path, kind: str = "good", *, seed: int = 0, outside: bo
         "loops": [helper.make_node("Loop", ["endless", "yes", "y"], [output], body=loop_body())],
     }
     nodes = [
-        helper.make_node("Cast", ["pixels"], ["x"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["pixels"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["numbers", "table"], ["x"]),
         helper.make_node("ReduceMean", ["x", "sides"], ["m"], keepdims=0),
         helper.make_node("MatMul", ["m", "w"], ["y"]),
         *ends[kind],
     ]
     constants = {
         "sides": np.array([1, 2]),
+        "table": TABLE,
         "w": weights(seed),
         "zero": np.array([0]),
         "seven": np.array([7, CLASSES]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs import SIZE, graph_folder, weights
+from graphs import SIZE, TABLE, graph_folder, weights
 
 from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_good_graph_is_run(tmp_path: Path) -> None:
     found = OnnxEngine(graph_folder(tmp_path / "a")).run(PIXELS)
-    np.testing.assert_allclose(found, PIXELS.mean((1, 2)) @ weights(), rtol=1e-5)
+    np.testing.assert_allclose(found, (PIXELS + TABLE).mean((1, 2)) @ weights(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
