@@ -74,7 +74,7 @@ class OnnxEngine:
 
     def check_values(self, values: Any, batch: int) -> None:
         """A row of numbers per image, of tokens a table: a graph may declare one shape and return another."""
-        shape: tuple[int, ...] = tuple(getattr(values, "shape", ()))
+        shape: tuple[int, ...] = np.shape(values)
         sides = 3 if self.about.output == "tokens" else 2
         fits = len(shape) == sides and shape[0] == batch and prod(shape) > 0 and values.dtype == np.float32
         if not fits or (self.about.output == "logits" and shape[1] != self.about.classes):
