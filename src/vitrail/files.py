@@ -6,8 +6,6 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
-from uuid import uuid4
 
 from vitrail.errors import CheckpointError, one_line
 
@@ -98,7 +96,7 @@ def file_checksum(path: str | Path) -> str:
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary file next to `path`, makes it durable, and only then gives it its name."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = temporary.stat().st_mode
@@ -143,6 +141,8 @@ def make_folder(folder: Path) -> None:
 
 def make_writable(folder: Path) -> None:
     """As `make_folder`, and tried: what could not be written in the end is told before the work."""
+    from tempfile import TemporaryFile  # which opening an export does without
+
     make_folder(folder)
     try:
         with TemporaryFile(dir=folder):

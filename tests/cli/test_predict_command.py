@@ -168,7 +168,7 @@ def test_words_that_do_not_fit(
 ) -> None:
     Path("there.csv").touch()
     Path("half.csv.partial").mkdir()
-    Path("half.csv.partial/job.json").touch()
+    Path("half.csv.partial/job.json").write_text('{"written by": "vitrail 0"}')
 
     def ask(*_: object) -> None:
         pytest.fail("the model was asked")

@@ -200,13 +200,13 @@ def test_places(tmp_path: Path) -> None:
 
 
 def test_over_an_older_export_nothing_of_it_stays(tmp_path: Path) -> None:
-    for name, parts in (("old", (MODEL, f"{MODEL}.data", CONFIG, "notes.txt")), ("new", (PROGRAM, CONFIG))):
+    for name, parts in (("old", (MODEL, f"{MODEL}.data", CONFIG)), ("new", (PROGRAM, CONFIG))):
         (tmp_path / name).mkdir()
         for part in parts:
-            (tmp_path / name / part).write_text(name)
+            (tmp_path / name / part).write_text(f'{{"exported": true}} {name}')
     check_place(tmp_path / "old", overwrite=True)
     put(tmp_path / "new", tmp_path / "old")
-    assert content(tmp_path / "old") == {PROGRAM: b"new", CONFIG: b"new", "notes.txt": b"old"}
+    assert content(tmp_path / "old") == dict.fromkeys((PROGRAM, CONFIG), b'{"exported": true} new')
 
 
 def test_another_process_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +219,7 @@ def test_another_process_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyP
         before(folder)
         folder.mkdir()
         (folder / MODEL).write_text("theirs")
+        (folder / CONFIG).write_text('{"exported": true}')
 
     (tmp_path / "there").mkdir()
     monkeypatch.setattr(Path, "rmdir", rmdir)

@@ -12,7 +12,15 @@ from exporting import HOW, LABELS, Exports, by_hand, noise, shares, toy
 
 from vitrail.errors import CheckpointError
 from vitrail.export.exported import CONFIG, MODEL, Exported
-from vitrail.predict.kept import all_measured, cache_folder, export_folder, kept_export, kept_int8, recall, remember
+from vitrail.predict.kept import (
+    cache_folder,
+    export_folder,
+    kept_export,
+    kept_int8,
+    measured_file,
+    recall,
+    remember,
+)
 from vitrail.predict.predictor import Predictor
 from vitrail.predict.viewer import Viewer
 
@@ -30,23 +38,35 @@ def test_what_was_measured_is_recalled(home: Path) -> None:
     assert (recall("a"), recall("b"), recall("c")) == ({"x": 1}, {"y": [2]}, None)
     remember("a", {"x": 3})
     assert recall("a") == {"x": 3}
-    assert [path.name for path in cache_folder().iterdir()] == ["engines.json"]
+    assert sorted((cache_folder() / "engines").iterdir()) == sorted(map(measured_file, "ab")), "one file per key"
     assert cache_folder() == home / ".cache" / "vitrail"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '"a"', "\x00", "[" * 100_000, '{"a": 5}', '{"a": [1]}'])
 def test_a_file_that_is_not_ours_is_survived(text: str) -> None:
-    cache_folder().mkdir(parents=True)
-    (cache_folder() / "engines.json").write_text(text)
+    measured_file("a").parent.mkdir(parents=True)
+    measured_file("a").write_text(text)
     assert recall("a") is None
     remember("a", {"x": 1})
     assert recall("a") == {"x": 1}
 
 
+def test_speeds_of_another_key_or_with_a_flipped_bit_are_measured_again() -> None:
+    remember("a", {"x": 1})
+    text = measured_file("a").read_bytes()
+    measured_file("b").write_bytes(text)
+    assert recall("b") is None, "the file of another key"
+    for place in range(len(text)):
+        measured_file("a").write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
+        assert recall("a") in (None, {"x": 1}), place
+    measured_file("a").write_text('{"key": "a", "measured": {"x": 1}}')
+    assert recall("a") is None, "without a checksum it is not ours"
+
+
 def test_bytes_that_are_no_text_are_survived() -> None:
-    cache_folder().mkdir(parents=True)
-    (cache_folder() / "engines.json").write_bytes(b"\xff\xfe\x00{")
-    assert all_measured() == {}
+    measured_file("a").parent.mkdir(parents=True)
+    measured_file("a").write_bytes(b"\xff\xfe\x00{")
+    assert recall("a") is None
     remember("a", {"x": 1})
     assert recall("a") == {"x": 1}
 
@@ -56,10 +76,10 @@ def test_a_cache_that_cannot_be_written_is_survived(home: Path) -> None:
     remember("a", {"x": 1})
     assert recall("a") is None
     home.unlink()
-    (cache_folder() / "engines.json").mkdir(parents=True)
+    measured_file("a").mkdir(parents=True)
     remember("a", {"x": 1})
     assert recall("a") is None
-    assert [path.name for path in cache_folder().iterdir()] == ["engines.json"], "nothing is left lying about"
+    assert list((cache_folder() / "engines").iterdir()) == [measured_file("a")], "nothing is left lying about"
 
 
 def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +182,7 @@ def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     def write(_: Any, folder: Path, **__: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MODEL).write_bytes(b"nothing")
-        (folder / CONFIG).write_text("{}")
+        Exported(precision="fp32", output="logits", classes=5, preprocessing=HOW).write(folder)
 
     monkeypatch.setattr("vitrail.export.writing.export_model", write)
     with pytest.raises(CheckpointError, match="cannot be run"):

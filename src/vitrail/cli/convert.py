@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, one_line
+from vitrail.files import read_text
 
 OPENS = {  # how the result is opened where it belongs
     "vitrail": "vitrail.load({path!r})",
@@ -111,6 +112,8 @@ def convert(
 
 def lines_of(path: Path) -> tuple[str, ...]:
     try:
-        return tuple(path.read_text("utf-8").splitlines())
+        return tuple(read_text(path).splitlines())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--labels {path} cannot be read: {error}; expected a text, one label a line") from None
+        raise ConfigError(
+            f"--labels {path} cannot be read: {one_line(error)}; expected a text, one label a line"
+        ) from None

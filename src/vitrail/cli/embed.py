@@ -62,6 +62,6 @@ def embed(
         return FeatureFile(partial, found, told, resume=flags.resume)
 
     def write(sink: "FeatureFile", _: "Predictor", row: "Row") -> None:
-        sink.write(row.name, None if row.error is None else str(row.error), row.values)
+        sink.write(row.name, None if row.error is None else str(row.error), row.values, row.stamp)
 
     Job(model, images, flags, features, partial, {"format": found}).run(sink_for, write)

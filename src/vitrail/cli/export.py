@@ -82,6 +82,10 @@ def export(
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
 
+    from vitrail.export.folder import check_place
+
+    check_place(out, overwrite=overwrite)  # before a model is read, and again when it is written
+
     from vitrail.checkpoint.reading import describe, read, warn_of
     from vitrail.cli.convert import lines_of
     from vitrail.data.preprocessing import Preprocessing

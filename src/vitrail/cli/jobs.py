@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,7 @@ class Names(Protocol):
 
     def __len__(self) -> int: ...
     def __contains__(self, name: object, /) -> bool: ...
+    def has_changed(self, name: str, stamp: int) -> bool: ...
 
 
 class Sink(Protocol):
@@ -146,10 +147,21 @@ class Job:
 
         stdin = getattr(sys.stdin, "buffer", None)
         listing = pictures_of(self.images, stdin=stdin, most_bytes=self.flags.max_bytes)
-        if self.partial is not None and self.partial.check(resume=self.flags.resume, overwrite=self.flags.overwrite):
-            note(f"{self.partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
-            print(f"{self.partial.out}: whole")
-            return
+        with nullcontext() if self.partial is None else closing(self.partial):
+            partial, flags = self.partial, self.flags
+            if partial is not None and partial.begin(resume=flags.resume, overwrite=flags.overwrite):
+                note(f"{partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
+                print(f"{partial.out}: whole")
+                return
+            self.run_alone(listing, sink_for, write)
+
+    def run_alone(
+        self,
+        listing: "Listing",
+        sink_for: "Callable[[Predictor, dict[str, Any]], Sink]",
+        write: "Callable[[Any, Predictor, Row], None]",
+    ) -> None:
+        """No other process writes to the same file meanwhile."""
         survey = listing.survey()
         for complaint in survey.complaints:
             tell(complaint)
@@ -231,6 +243,7 @@ class Job:
         before, failed, start = len(sink.done), sink.failed, monotonic()
         if before:
             note(f"{before} pictures were done before, {failed} of which failed; going on")
+            self.tell_changed(listing, sink)
         left = (each for each in listing if each.name not in sink.done) if before else iter(listing)
         alone = survey.pictures == 1 and not survey.complaints
         with bar(max(0, survey.pictures - before), printing=self.partial is None) as advance:
@@ -249,6 +262,21 @@ class Job:
             where = "" if self.partial is None else f"; the others are in {self.partial.out}"
             places = f" and {len(survey.complaints)} of the places given" if survey.complaints else ""
             raise FailedError(f"{failed} of {survey.pictures} pictures{places} could not be read{where}")
+
+    def tell_changed(self, listing: "Listing", sink: Sink) -> None:
+        """Finished images whose files are others now: their rows are about what they were."""
+        from vitrail.predict.ledger import stamp_of_file
+
+        changed, example = 0, ""
+        for each in listing:
+            if is_file(each) and sink.done.has_changed(each.name, stamp_of_file(each.source)):
+                changed, example = changed + 1, example or each.name
+        if changed:
+            many = f"{changed:,} images" if changed > 1 else "1 image"
+            note(
+                f"{many} changed since they were processed, for example {example!r}; their rows describe the old "
+                "contents: use --overwrite to start over"
+            )
 
     @contextmanager
     def said_when_stopped(self) -> Generator[None]:

@@ -59,7 +59,6 @@ def predict(
     if top < 1:
         raise ConfigError(f"--top {top}; expected 1 or more")
 
-    from vitrail.cli.convert import lines_of
     from vitrail.predict.sinks import Printed, format_for, pyarrow
 
     found = format_for(flags.out, kind)
@@ -82,7 +81,11 @@ def predict(
 
     def write(sink: "Printed | RowFile", predictor: "Predictor", row: "Row") -> None:
         answers = () if row.values is None else predictor.likeliest(row.values, top).top
-        sink.write(row.name, None if row.error is None else str(row.error), answers)
+        sink.write(row.name, None if row.error is None else str(row.error), answers, row.stamp)
 
-    names = None if labels is None else lines_of(labels)
+    names = None
+    if labels is not None:
+        from vitrail.cli.convert import lines_of
+
+        names = lines_of(labels)
     Job(model, images, flags, "logits", partial, {"format": found}, names).run(sink_for, write)

@@ -1,6 +1,8 @@
 """An exported model on disk: model.onnx, and config.json with all that predicting takes. Read without torch."""
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -8,9 +10,12 @@ from typing import Any, Literal, get_args
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
+from vitrail.files import check_regular, file_checksum, open_regular, read_text, write_text
+from vitrail.parsing import parse_json, with_checksum, without_checksum
 
 MODEL, CONFIG, PROGRAM = "model.onnx", "config.json", "model.pt2"
-PARTS = (f"{MODEL}.data", MODEL, PROGRAM, CONFIG)  # all that an export may consist of, the description last
+DATA = f"{MODEL}.data"  # weights beyond the 2 GB that fit into model.onnx
+PARTS = (DATA, MODEL, PROGRAM, CONFIG)  # all that an export may consist of, the description last
 METADATA = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT = 1  # grows only when an older vitrail can no longer use the file
 PRECISIONS = ("fp32", "int8")
@@ -26,7 +31,9 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "agreement": (dict, type(None)),
     "provenance": dict,
     "digest": str,
+    "files": dict,
 }
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +50,31 @@ class Exported:
     agreement: Mapping[str, int] | None = None  # of int8 with fp32: pictures shown, and of how many the answer is
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
     digest: str = ""  # of the weights that were exported
+    files: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)  # SHA-256 by name; in config.json
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "exported": True, **asdict(self)}, ensure_ascii=False, allow_nan=False)
+        """Without the checksums, which a file cannot hold of itself."""
+        about = {name: value for name, value in asdict(self).items() if name != "files"}
+        return json.dumps({"format": FORMAT, "exported": True, **about}, ensure_ascii=False, allow_nan=False)
+
+    def write(self, folder: Path) -> None:
+        """Writes config.json, with the checksums of the files that lie there and of itself."""
+        files = {name: file_checksum(folder / name) for name in PARTS if name != CONFIG and (folder / name).exists()}
+        about = with_checksum({**json.loads(self.to_json()), "files": files})
+        write_text(folder / CONFIG, json.dumps(about, ensure_ascii=False, allow_nan=False))
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Exported":
         """Reads back `to_json`; what a newer vitrail added is an error only where the format says so."""
         try:
-            data: Any = json.loads(text)
+            data: Any = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail export` wrote") from None
+        if isinstance(data, dict):
+            try:
+                data = without_checksum(data)
+            except ValueError as error:
+                raise CheckpointError(f"{where}: {error}") from None
         if not isinstance(data, dict) or data.get("exported") is not True:
             raise CheckpointError(f"{where} does not describe an exported model; expected what `vitrail export` wrote")
         if data.get("format") != FORMAT:
@@ -76,6 +97,9 @@ def checked(data: dict[str, Any]) -> dict[str, Any]:
     for name, known in (("precision", PRECISIONS), ("output", OUTPUTS)):
         if data.get(name) not in known:
             raise unknown(name, data.get(name), known)
+    for name, checksum in data.get("files", {}).items():
+        if name not in PARTS or not isinstance(checksum, str) or not SHA256.fullmatch(checksum):
+            raise ConfigError(f"files has {name[:40]!r}: {repr(checksum)[:40]}")
     seen = data.get("agreement")
     if seen and (set(seen) != {"pictures", "same"} or not all(type(each) is int for each in seen.values())):
         raise ConfigError(f"agreement is {repr(seen)[:40]}")
@@ -103,7 +127,8 @@ def is_exported(place: str | Path) -> bool:
 
 def says_exported(folder: Path) -> bool:
     try:
-        return '"exported": true' in (folder / CONFIG).read_text("utf-8", "replace")[:100]
+        with os.fdopen(open_regular(folder / CONFIG), "rb") as file:  # which closes the descriptor, too
+            return b'"exported": true' in file.read(100)
     except OSError:
         return False
 
@@ -112,7 +137,13 @@ def model_file(place: str | Path) -> Path:
     """The ONNX file; where it is missing, what is there instead."""
     path = Path(place)
     file = path if path.suffix == ".onnx" else path / MODEL
-    if file.is_file():
+    try:
+        check_regular(os.stat(file))  # noqa: PTH116
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {one_line(error)}") from None
+    else:
         return file
     if (path / PROGRAM).exists():
         raise CheckpointError(
@@ -124,15 +155,23 @@ def model_file(place: str | Path) -> Path:
 def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
     """What config.json says, as a person may have edited it; without one what the file itself says of itself."""
     file = model_file(place)
-    beside = file.parent / CONFIG
-    if Path(place).is_dir() and beside.exists():
-        try:
-            text = beside.read_text("utf-8", "replace")
-        except OSError as error:
-            raise CheckpointError(f"{beside} cannot be read: {one_line(error)}") from None
-        return Exported.from_json(text, str(beside))
+    about = description_beside(place)
+    if about is not None:
+        return about
     if METADATA not in inside:
         raise CheckpointError(
             f"{file} does not say how it sees pictures; expected what `vitrail export` wrote, or {CONFIG} beside it"
         )
     return Exported.from_json(inside[METADATA], f"the metadata of {file}")
+
+
+def description_beside(place: str | Path) -> Exported | None:
+    """What config.json in the folder says; None where a file was given, or the folder has none."""
+    config = Path(place) / CONFIG
+    if not Path(place).is_dir() or not os.path.lexists(config):
+        return None
+    try:
+        text = read_text(config)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{config} cannot be read: {one_line(error)}") from None
+    return Exported.from_json(text, str(config))

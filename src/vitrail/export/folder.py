@@ -1,6 +1,8 @@
 """The folder of an export: it appears whole or not at all, and takes the place of nothing but another export."""
 
 import errno
+import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -8,21 +10,55 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 from vitrail.errors import CheckpointError, one_line
-from vitrail.export.exported import PARTS, is_exported
+from vitrail.export.exported import CONFIG, PARTS, says_exported
+from vitrail.files import is_temporary
+from vitrail.locks import LOCK, locked
 
 
 def check_place(folder: Path, *, overwrite: bool) -> None:
     """Before the work; config.json is the name of a checkpoint's description too, which would be lost."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink():
+        raise CheckpointError(
+            f"{folder} is a symbolic link; expected a new folder: nothing is replaced where the link points to"
+        )
+    if folder.is_dir() and not any(folder.iterdir()):
         return
     if not overwrite:
         raise CheckpointError(f"{folder} is there already; expected a new folder, or --overwrite")
-    if not folder.is_dir() or not is_exported(folder):
+    if not folder.is_dir() or not says_exported(folder):
         raise CheckpointError(f"{folder} is no export, so it is not replaced; expected a new folder, or an export")
+    check_parts(folder)
+
+
+def check_parts(folder: Path) -> None:
+    """Nothing is replaced or deleted in a folder that holds anything but the files of an export."""
+    for path in folder.iterdir():
+        known = path.name in (*PARTS, LOCK) or is_temporary(path, CONFIG)
+        if not known or not stat.S_ISREG(path.lstat().st_mode):
+            raise CheckpointError(
+                f"{folder} holds {path.name!r}, which no export has, so nothing in it is replaced; "
+                "move that away, or choose a new folder"
+            )
+
+
+def remove_export(folder: Path) -> None:
+    """Deletes an export of ours in the cache, damaged or not; what else lies there is an error, and stays."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(f"{folder} is not a folder; expected an export, or nothing: move it away")
+    if folder.is_dir():
+        check_parts(folder)
+        with locked(folder):
+            for path in folder.iterdir():
+                if path.name != LOCK:
+                    path.unlink(missing_ok=True)
+        with suppress(OSError):  # another process may have put its own there
+            folder.rmdir()
 
 
 @contextmanager
-def written_whole(folder: Path) -> Generator[Path]:
+def written_whole(folder: Path, *, overwrite: bool = True) -> Generator[Path]:
     """A place beside it to be filled, which gets its name in the end; what was begun and failed is removed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -30,16 +66,16 @@ def written_whole(folder: Path) -> Generator[Path]:
         try:
             yield place
             place.chmod(0o755)
-            put(place, folder)
+            put(place, folder, overwrite=overwrite)
         finally:
             rmtree(place, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {one_line(error)}") from error
 
 
-def put(place: Path, folder: Path) -> None:
-    """In one step where nothing was; over an older export part by part."""
-    if not folder.is_dir() or not any(folder.iterdir()):
+def put(place: Path, folder: Path, *, overwrite: bool = True) -> None:
+    """In one step where nothing was; over an older export part by part, by one process at a time."""
+    if not folder.is_symlink() and (not folder.is_dir() or not any(folder.iterdir())):
         with suppress(FileNotFoundError):
             folder.rmdir()
         try:
@@ -49,8 +85,10 @@ def put(place: Path, folder: Path) -> None:
                 raise
         else:
             return
-    for name in PARTS:
-        if (place / name).exists():
-            (place / name).replace(folder / name)
-        else:  # of the older one, which the new description is not about
-            (folder / name).unlink(missing_ok=True)
+    check_place(folder, overwrite=overwrite)  # again: it may have appeared meanwhile
+    with locked(folder):
+        for name in PARTS:
+            if (place / name).exists():
+                (place / name).replace(folder / name)
+            else:  # of the older one, which the new description is not about
+                (folder / name).unlink(missing_ok=True)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError, VitrailError, one_line
 from vitrail.export.agreement import agreeing
-from vitrail.export.exported import CONFIG, METADATA, MODEL, Exported
+from vitrail.export.exported import METADATA, MODEL, Exported
 from vitrail.export.folder import written_whole
-from vitrail.export.session import answers, quiet, session
+from vitrail.export.session import answers, quiet, run_within, session
+from vitrail.files import file_checksum
 
 OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
 
@@ -55,7 +56,7 @@ def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     opened = session(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
     for picture in pixels:  # one by one: all inputs of all layers at once are large
-        for name, values in zip(inputs, opened.run(inputs, {"pixels": picture[None]}), strict=True):
+        for name, values in zip(inputs, run_within(opened, picture[None], names=inputs), strict=True):
             largest[name] = max(largest[name], float(np.abs(values).max()))
             squares[name] += float(np.square(values, dtype=np.float64).mean()) / len(pixels)
     return [node.name for node in products if largest[node.input[0]] > OUTLYING * squares[node.input[0]] ** 0.5]
@@ -69,13 +70,25 @@ def needed() -> Any:
     return onnx
 
 
-def in_8_bits(file: Path, folder: Path, about: Exported, pixels: NDArray[np.uint8]) -> None:
-    """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures."""
+def in_8_bits(
+    file: Path, folder: Path, about: Exported, pixels: NDArray[np.uint8], checksum: str | None = None
+) -> None:
+    """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures.
+
+    With `checksum` nothing appears unless that is the file's, also after it was read.
+    """
     with written_whole(folder) as place:
-        quantise(file, place / MODEL, pixels[:8])
-        same = agreeing(answers(place / MODEL, pixels), answers(file, pixels), about.output)
+        try:
+            quantise(file, place / MODEL, pixels[:8])
+            same = agreeing(answers(place / MODEL, pixels), answers(file, pixels), about.output)
+        except (OSError, VitrailError):
+            raise
+        except Exception as error:  # a graph of somebody else's: the quantiser has many ways to fail
+            raise CheckpointError(f"{file} cannot be made int8: {one_line(error)}; expected an export") from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
         describe(place, about)
+        if checksum not in (None, file_checksum(file)):
+            raise CheckpointError(f"{file} was replaced while it was made int8; expected one that stays: try again")
 
 
 def describe(place: Path, about: Exported) -> None:
@@ -84,4 +97,4 @@ def describe(place: Path, about: Exported) -> None:
     model = onnx.load(str(place / MODEL), load_external_data=False)
     onnx.helper.set_model_props(model, {METADATA: about.to_json()})
     onnx.save(model, str(place / MODEL))
-    (place / CONFIG).write_text(about.to_json(), "utf-8")
+    about.write(place)

@@ -17,7 +17,7 @@ from vitrail.data.photos import views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, one_line
 from vitrail.export.agreement import agreeing
-from vitrail.export.exported import CONFIG, METADATA, MODEL, PROGRAM, Exported, Output
+from vitrail.export.exported import METADATA, MODEL, PROGRAM, Exported, Output
 from vitrail.export.folder import check_place, written_whole
 from vitrail.export.onnx_file import exported_program, multiple_of, write_onnx
 from vitrail.export.quantise import describe, needed, quantise
@@ -43,7 +43,7 @@ class Checked:
 
 def export_model(
     model: nn.Module,
-    folder: Path,
+    folder: str | Path,
     *,
     preprocessing: Preprocessing,
     labels: tuple[str, ...] | None = None,
@@ -57,6 +57,7 @@ def export_model(
     overwrite: bool = False,
 ) -> tuple[Exported, Checked]:
     """`pictures` (B, rows, columns, C), framed for the model, are checked besides the built-in photos and noise."""
+    folder = Path(folder)
     check_place(folder, overwrite=overwrite)
     if to != "torch-export":
         needed()
@@ -77,7 +78,7 @@ def export_model(
     shown = samples(preprocessing, pictures)
     lighter = merged(model, merge)
     expected = by_torch(lighter, about, shown)
-    with written_whole(folder) as place:
+    with written_whole(folder, overwrite=overwrite) as place:
         if to == "torch-export":
             checked = write_program(lighter, place, about, shown, expected, dynamic=dynamic)
         else:
@@ -155,7 +156,7 @@ def write_program(
     with quiet():
         torch.export.save(program, file, extra_files={METADATA: about.to_json()})
         (place / PROGRAM).write_bytes(file.getbuffer())
-        (place / CONFIG).write_text(about.to_json(), "utf-8")
+        about.write(place)
         module = torch.export.load(place / PROGRAM).module()
     with torch.inference_mode():
         found = torch.cat([module(torch.from_numpy(each[None])) for each in shown]).numpy()

@@ -1,6 +1,5 @@
 """Which engine, how many streams and threads: measured once for a model, a batch and a machine, unless said."""
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.data.image_formats import DEFAULT, Limits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.export.agreement import agreeing
-from vitrail.export.exported import Output, is_exported, model_file
+from vitrail.export.exported import Output, is_exported
 from vitrail.models.checks import pair
-from vitrail.predict.kept import fingerprint, kept_int8, recall, remember
+from vitrail.predict.identity import contents_of, short_key
+from vitrail.predict.kept import kept_int8, recall, remember
 from vitrail.predict.predictor import BATCH, Predictor, cores
 from vitrail.predict.stream import Engine
 
@@ -164,9 +165,13 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
         return exact
     if engine.name != "onnx":
         raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
+    exact.engine.run(blank(exact))  # within its time limit: the quantiser runs the graph, too
+    settled = replace(wish, engine="auto", merge=0, fields=None)  # an export says all of its model
     try:
-        said = replace(wish, engine="auto", merge=0, fields=None)  # an export says all of its model
-        quick = open_with(kept_int8(engine.place, engine.about), said, "auto")
+        try:
+            quick = open_with(kept_int8(engine.place, engine.about), settled, "auto")
+        except CheckpointError:  # damaged since it was written
+            quick = open_with(kept_int8(engine.place, engine.about, anew=True), settled, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact
@@ -188,6 +193,12 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
         return exact
     notes.append(f"int8 agrees with fp32 on {same} of {total} {kind} pictures")
     return quick
+
+
+def blank(predictor: Predictor) -> NDArray[np.uint8]:
+    """One black image, as the engine takes it: (1, rows, columns, C)."""
+    how = predictor.preprocessing
+    return np.zeros((1, *pair(how.image_size), len(how.mean)), np.uint8)
 
 
 def fastest(
@@ -274,6 +285,8 @@ def measured(predictor: Predictor, batch: int) -> float:
 
 def machine() -> str:
     """What a measurement holds for."""
+    import platform  # which takes a moment, and a single photo measures nothing
+
     kind = platform.processor() or platform.machine()
     for line in cpu_lines():
         if line.startswith("model name"):
@@ -290,12 +303,9 @@ def cpu_lines() -> list[str]:
 
 
 def identity(model: str | Path) -> str:
-    """Of what is measured: the file, or the folder's files; what has neither is known by its name."""
+    """Of what is measured: the contents of its files; what has none is known by its name."""
     try:
-        if is_exported(model):
-            return fingerprint(model_file(model))
-        path = Path(model)
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        return " ".join(map(fingerprint, files))
+        found = contents_of(model)
     except (OSError, VitrailError):
-        return str(model)
+        found = []
+    return short_key(*found) if found else str(model)

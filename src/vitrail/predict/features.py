@@ -1,6 +1,9 @@
 """Where features go: to an array for numpy or a parquet file, with the names of the pictures; whole at the end."""
 
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -9,14 +12,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import ConfigError
-from vitrail.predict.resuming import Done, Growing, Partial, csv_records
-from vitrail.predict.sinks import csv_line, encoded, plain_text, pyarrow
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.files import open_regular
+from vitrail.predict.growing import Growing, csv_records, open_anew
+from vitrail.predict.ledger import Ledger
+from vitrail.predict.resuming import LEDGER, Partial
+from vitrail.predict.sinks import csv_line, encoded, plain_text, pyarrow, safe_name, safe_text
 
 FeatureFormat = Literal["npy", "parquet"]
 START = 128  # bytes before the numbers, as numpy itself has them
 GROUP = 2**24  # bytes of features that are held at once
 NAMES, ARRAY, PARQUET = "files.csv", "features.npy", "features.parquet"
+HEADING = b"file,row,error\n"
+SIDES = re.compile(rb"'shape': \((\d{1,18}(?:, \d{1,18}){1,3})\)")
 
 
 def feature_format(out: Path, given: FeatureFormat | None) -> FeatureFormat:
@@ -44,42 +52,67 @@ class FeatureFile:
         partial.open(job, resume=resume)
         self.names_path, self.array_path = partial.folder / NAMES, partial.folder / ARRAY
         with partial.faults():
-            self.shape, self.stored = stored_rows(self.array_path)
-            self.done = Done(self.before())
+            self.shape, stored = stored_rows(self.array_path)
+            self.ledger = Ledger(partial.folder / LEDGER)
+            self.accept_rows(stored)
+            if not self.rows:
+                self.shape = None  # what the array says of itself is not believed without a row that fits
+            self.done = self.ledger.open()
             self.names = Growing(self.names_path, self.end)
             if not self.end:
-                self.names.add(b"file,row,error\n")
+                self.names.add(HEADING)
+                self.end = len(HEADING)
             self.array = Growing(self.array_path, 0 if self.shape is None else self.end_of_rows)
 
     @property
     def end_of_rows(self) -> int:
         return START + self.rows * 4 * prod(self.shape or ())
 
-    def before(self) -> Iterator[str]:
-        """The names of the pictures done before whose features are there, too."""
-        for number, ((name, row, error), end) in enumerate(csv_records(self.names_path, 3)):
-            if row and number and int(row) >= self.stored:
-                return
-            self.end = end
-            if number:
-                self.rows += row != ""
-                self.failed += error != ""
-                yield name
+    def accept_rows(self, stored: int) -> None:
+        """Counts the images done before whose features are there, too, up to the first row that is damaged."""
+        size = 4 * prod(self.shape or (0,))
+        with ExitStack() as stack:
+            numbers = stack.enter_context(os.fdopen(open_regular(self.array_path), "rb")) if stored else None
+            if numbers is not None:
+                numbers.seek(START)
+            for number, ((_, row, error), line) in enumerate(csv_records(self.names_path, 3)):
+                if number == 0:
+                    if line != HEADING:
+                        return
+                else:
+                    if row and (row != str(self.rows) or self.rows >= stored or numbers is None):
+                        return
+                    values = numbers.read(size) if row and numbers is not None else b""
+                    if not self.ledger.accept(line, values):
+                        return
+                    self.rows += row != ""
+                    self.failed += error != ""
+                self.end += len(line)
 
-    def write(self, name: str, error: str | None, values: NDArray[np.float32] | None) -> None:
-        with self.partial.faults():
-            if values is None:
-                self.names.add(encoded(csv_line((name, "", error or "no features"))))
-                return
-            if self.shape is None:
-                self.shape = values.shape
+    def write(self, name: str, error: str | None, values: NDArray[np.float32] | None, stamp: int = 0) -> None:
+        """`stamp` is what the image's file was when it was read."""
+        shown = safe_name(name) if self.kind == "npy" else name  # a parquet file has its names from here, unchanged
+        row, numbers = ("", b"") if values is None else (str(self.rows), values.astype("<f4").tobytes())
+        told = "" if values is not None else error or "no features"
+        line = encoded(csv_line((shown, row, safe_text(told) if self.kind == "npy" else told)))
+        if values is not None and self.shape is None:
+            self.shape = values.shape
+            with self.partial.faults():
                 self.array.add(array_start(0, self.shape))
-            # first the numbers, then the name: a name without its numbers would be taken for done
-            self.array.add(values.astype("<f4").tobytes())
-            self.names.add(encoded(csv_line((name, str(self.rows), ""))))
-            self.rows += 1
+        if values is not None and values.shape != self.shape:
+            raise CheckpointError(
+                f"the model returned features of shape {values.shape} for {name!r} and {self.shape} before; "
+                "expected one shape for all images"
+            )
+        with self.partial.faults():
+            # first the numbers, then the name, then that both are there: what was cut off is done again
+            self.array.add(numbers)
+            self.names.add(line)
+            self.ledger.add(name, stamp, line, numbers)
+            self.rows += values is not None
 
     def close(self) -> None:
+        self.ledger.close()
         self.names.close()
         self.array.close()
         self.partial.close()
@@ -105,8 +138,11 @@ class FeatureFile:
         schema = arrow.schema([("file", arrow.string()), ("error", arrow.string()), ("features", kind)])
         many = max(1, GROUP // (4 * max(1, prod(shape))))
         lines = (fields for fields, _ in islice(csv_records(self.names_path, 3), 1, None))
-        place = self.partial.folder / PARQUET
-        with self.array_path.open("rb") as numbers, parquet.ParquetWriter(place, schema) as file:
+        with (
+            os.fdopen(open_regular(self.array_path), "rb") as numbers,
+            open_anew(self.partial.folder / PARQUET) as place,
+            parquet.ParquetWriter(place, schema) as file,
+        ):
             numbers.seek(START)
             while group := list(islice(lines, many)):
                 present = np.array([row != "" for _, row, _ in group])
@@ -143,7 +179,10 @@ def stored_rows(path: Path) -> tuple[tuple[int, ...] | None, int]:
     size = path.stat().st_size if path.exists() else 0
     if size < START:
         return None, 0
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        (_, *shape), _, _ = np.lib.format.read_array_header_1_0(file)
-    return tuple(shape), (size - START) // (4 * max(1, prod(shape)))
+    with os.fdopen(open_regular(path), "rb") as file:
+        start = file.read(START)
+    sides = SIDES.search(start)
+    rows, *shape = map(int, sides[1].split(b",")) if sides else (0,)
+    if start != array_start(rows, tuple(shape)) or prod(shape) < 1:  # damaged: it is written again
+        return None, 0
+    return tuple(shape), (size - START) // (4 * prod(shape))

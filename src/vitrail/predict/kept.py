@@ -1,19 +1,24 @@
-"""What is worth keeping between two calls: exports of models, and which engine was the fastest, in the user's cache."""
+"""What is worth keeping between two calls: exports of models, and which engine was the fastest, in the user's cache.
+
+Everything in it is known by contents, never by a path, and carries a checksum; what is damaged is made again.
+"""
 
 import json
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, Literal
 
 from vitrail import __version__
 from vitrail.errors import CheckpointError, VitrailError, one_line
-from vitrail.export.exported import CONFIG, MODEL, Exported
-from vitrail.files import write_whole
+from vitrail.export.exported import MODEL, Exported, description_beside, model_file
+from vitrail.files import read_text, write_text
+from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
+from vitrail.predict.identity import onnx_contents, short_key
 
-MEASURED = "engines.json"
+MEASURED = "engines"  # the folder of measured speeds: a file for each key, so that no process loses another's
+LARGEST = 2**16  # bytes of such a file
 
 
 def cache_folder() -> Path:
@@ -36,12 +41,12 @@ def kept_export(
     viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], anew: bool = False
 ) -> Path:
     """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
+    from vitrail.export.folder import remove_export
     from vitrail.export.writing import export_model
 
     place = export_folder(viewer, output, merge=merge, precision=precision)
-    if anew:
-        rmtree(place, ignore_errors=True)
-    if not is_whole(place):
+    if anew or not is_whole(place):
+        remove_export(place)
         export_model(
             viewer.model,
             place,
@@ -54,47 +59,49 @@ def kept_export(
     return place
 
 
-def kept_int8(place: Path, about: Exported) -> Path:
+def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
     """An exported model in 8 bits, made of its own file at the first time it is asked for; needs onnx and no torch."""
     from vitrail.data.photos import views
-    from vitrail.export.exported import model_file
+    from vitrail.export.folder import remove_export
     from vitrail.export.quantise import in_8_bits
 
     file = model_file(place)
-    kept = cache_folder() / "exports" / sha256(f"{__version__}int8{fingerprint(file)}".encode()).hexdigest()[:32]
-    if not is_whole(kept):
-        in_8_bits(file, kept, about, views(32, about.preprocessing))
+    contents = onnx_contents(file, about.files)
+    kept = cache_folder() / "exports" / short_key(__version__, "int8", *contents, about.to_json())
+    if anew or not is_whole(kept):
+        remove_export(kept)
+        in_8_bits(file, kept, about, views(32, about.preprocessing), contents[0])
     return kept
 
 
 def is_whole(place: Path) -> bool:
-    return (place / MODEL).is_file() and (place / CONFIG).is_file()
-
-
-def fingerprint(file: Path) -> str:
-    """Of a file, without reading all of it: where it lies, how long it is and when it was written."""
-    found = file.stat()
-    return f"{file.resolve()}:{found.st_size}:{found.st_mtime_ns}"
+    """Whether an export of ours is there; its files are compared with their checksums when it is opened."""
+    with suppress(VitrailError, OSError):
+        about = description_beside(place)
+        return about is not None and MODEL in about.files and (place / MODEL).is_file()
+    return False
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """What was measured under that key; nothing where the file is missing or not ours."""
-    found = all_measured().get(key)
-    return found if isinstance(found, dict) else None
+    """What was measured under that key; nothing where the file is missing, damaged or not ours."""
+    try:
+        found: Any = parse_json(read_text(measured_file(key), LARGEST))
+        if not isinstance(found, dict) or CHECKSUM not in found:
+            return None
+        rest = without_checksum(found)
+    except (OSError, ValueError, RecursionError, VitrailError):
+        return None
+    what = rest.get("measured")
+    return what if rest.get("key") == key and isinstance(what, dict) else None
 
 
 def remember(key: str, what: dict[str, Any]) -> None:
     """For the next time; where the cache cannot be written it is measured again then."""
     with suppress(CheckpointError, OSError):
-        place = cache_folder() / MEASURED
+        place = measured_file(key)
         place.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**all_measured(), key: what}, indent=1)
-        write_whole(place, lambda path: path.write_text(text, "utf-8"))
+        write_text(place, json.dumps(with_checksum({"key": key, "measured": what}), indent=1))
 
 
-def all_measured() -> dict[str, Any]:
-    try:
-        found: Any = json.loads((cache_folder() / MEASURED).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError, VitrailError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def measured_file(key: str) -> Path:
+    return cache_folder() / MEASURED / f"{short_key(key)}.json"

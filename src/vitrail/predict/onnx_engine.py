@@ -1,13 +1,15 @@
 """Exported models, run by ONNX Runtime. Needs numpy and onnxruntime; torch is not imported."""
 
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, one_line
-from vitrail.export.exported import Exported, description, model_file
-from vitrail.export.session import onnxruntime, session
+from vitrail.export.exported import Exported, description, description_beside, model_file
+from vitrail.export.session import LIMIT, onnxruntime, run_within, verified_session
 from vitrail.models.checks import pair
 
 
@@ -15,23 +17,19 @@ class OnnxEngine:
     """One session; a call computes on `threads` threads, and as many calls as there are streams may run at once."""
 
     def __init__(self, place: str | Path, *, streams: int = 1, threads: int = 1) -> None:
-        file = model_file(place)
+        self.file, self.is_tried = model_file(place), False
         onnxruntime()
-        try:
-            self.session = session(file, threads)
-        except Exception as error:  # a class of its own for each reason
-            reason = one_line(error)
-            raise CheckpointError(
-                f"{file} cannot be run: {reason}; expected an ONNX file, whole: export it again"
-            ) from None
+        about = description_beside(place)
+        self.session = verified_session(self.file, threads, {} if about is None else about.files)
         self.place, self.streams = Path(place), streams
         self.threads: int | None = threads
-        self.about: Exported = description(place, self.session.get_modelmeta().custom_metadata_map)
+        inside = self.session.get_modelmeta().custom_metadata_map
+        self.about: Exported = description(place, inside) if about is None else about
         self.name = "int8" if self.about.precision == "int8" else "onnx"
         self.exact = self.about.precision == "fp32"
-        self.check_signature(file)
+        self.check_signature()
 
-    def check_signature(self, file: Path) -> None:
+    def check_signature(self) -> None:
         """Someone else's graph under our description would answer anything."""
         about, inputs, outputs = self.about, self.session.get_inputs(), self.session.get_outputs()
         rows, columns = ("rows", "columns") if about.multiple else pair(about.preprocessing.image_size)
@@ -47,14 +45,42 @@ class OnnxEngine:
         if not fits:
             given = [(each.name, each.type, each.shape) for each in (*inputs, *outputs)]
             raise CheckpointError(
-                f"{file} has {str(given)[:400]}; expected pixels of uint8 (batch, {rows}, {columns}, {channels}) and "
-                f"{about.output}{f' of {about.classes} classes' * (about.output == 'logits')}: what `vitrail export` "
-                "wrote, with its own config.json"
+                f"{self.file} has {str(given)[:400]}; expected pixels of uint8 (batch, {rows}, {columns}, {channels}) "
+                f"and {about.output}{f' of {about.classes} classes' * (about.output == 'logits')}: what `vitrail "
+                "export` wrote, with its own config.json"
             )
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """(B, rows, columns, C) → (B, classes), or features."""
         if self.exact:
-            return self.session.run(None, {"pixels": pixels})[0]
+            return self.compute(pixels)
         # in 8 bits one step is measured for all that is computed at once: alone, a picture's answer is its own
-        return np.concatenate([self.session.run(None, {"pixels": each[None]})[0] for each in pixels])
+        return np.concatenate([self.compute(each[None]) for each in pixels])
+
+    def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """One call of the graph; the first one has a time limit, and each is checked: the graph may be anybody's."""
+        try:
+            if self.is_tried:
+                found: Any = self.session.run(None, {"pixels": pixels})
+            else:
+                found = run_within(self.session, pixels, LIMIT * len(pixels))
+        except Exception as error:  # a class of its own for each reason
+            raise CheckpointError(
+                f"{self.file} failed: {one_line(error)}; expected what `vitrail export` wrote: export it again"
+            ) from None
+        self.check_values(found[0], len(pixels))
+        self.is_tried = True
+        return found[0]
+
+    def check_values(self, values: Any, batch: int) -> None:
+        """A row of numbers per image, of tokens a table: a graph may declare one shape and return another."""
+        shape: tuple[int, ...] = np.shape(values)
+        sides = 3 if self.about.output == "tokens" else 2
+        fits = len(shape) == sides and shape[0] == batch and prod(shape) > 0 and values.dtype == np.float32
+        if not fits or (self.about.output == "logits" and shape[1] != self.about.classes):
+            kind = getattr(values, "dtype", type(values).__name__)
+            wanted = {"logits": f"({batch}, {self.about.classes})", "tokens": f"({batch}, tokens, width)"}
+            raise CheckpointError(
+                f"{self.file} returned {kind} of shape {shape} for {batch} of the images; expected float32 of shape "
+                f"{wanted.get(self.about.output, f'({batch}, width)')}: export the model again"
+            )

@@ -1,26 +1,32 @@
-"""A job on its way to a file: what is done lies in OUT.partial, whatever ends it, and is gone on with from there.
+"""A job on its way to a file: what is done lies in OUT.partial, whatever ends it, and is resumed from there.
 
-That folder holds job.json, what the job was told; files that only grow, by whole records; and at the very end `whole`,
-which says that all is done and only the names are still to be given.
+That folder has one owner at a time, and holds nothing but files of ours: job.json, what the job was told; files that
+only grow, by whole records; and at the very end `whole`, which says that only the names are still to be given.
 """
 
-import csv
 import json
 import os
-from array import array
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from hashlib import blake2b
+import re
+import stat
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from vitrail import __version__
 from vitrail.errors import ConfigError, VitrailError, one_line
-from vitrail.files import make_writable, synchronise, write_whole
+from vitrail.files import KINDS, TEMPORARY, make_writable, read_text, synchronise, write_text
+from vitrail.locks import LOCK, locked
+from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
+from vitrail.predict.identity import contents_of, short_key
 
-JOB, WHOLE = "job.json", "whole"
-WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".pth", ".pt", ".npz")
+JOB, WHOLE, LEDGER = "job.json", "whole", "done.bin"
+ROWS = ("rows.csv", "rows.jsonl", "rows.json", "rows.parquet", "files.csv", "features.npy", "features.parquet")
+OURS = (JOB, WHOLE, LEDGER, LOCK, *ROWS)  # all that a job writes in its folder
+BEFORE_JOB = (WHOLE, LOCK)  # what may be there without job.json, after a kill at the beginning or the end
+MARK = "written by"  # vitrail, says job.json
+EARLIER = {"model", "weights", "format", "output"}  # in a job.json of before, which has no mark
+LARGEST = 2**20  # bytes of job.json
 
 
 class WritingError(VitrailError):
@@ -33,9 +39,12 @@ class Partial:
     """The folder of an unfinished job; `finals` are the files that it becomes, by their names in it, the last OUT."""
 
     def __init__(self, out: Path, finals: Mapping[str, Path]) -> None:
+        if out.name in ("", ".."):
+            raise ConfigError(f"-o {out} is a folder; expected the name of a file for the results")
         self.out, self.finals = out, finals
         self.folder = out.with_name(f"{out.name}.partial")
-        self.lock = -1
+        self.overwrite = True
+        self.owned: ExitStack | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -45,12 +54,19 @@ class Partial:
     def is_whole(self) -> bool:
         return (self.folder / WHOLE).exists()
 
+    def begin(self, *, resume: bool, overwrite: bool) -> bool:
+        """Makes this process the owner, and refuses to lose what is there; whether the job is already done."""
+        if not os.path.lexists(self.folder) and self.check(resume=resume, overwrite=overwrite):
+            return True  # without a trace: the disk may not be ours to write on
+        self.own()
+        return self.check(resume=resume, overwrite=overwrite)
+
     def check(self, *, resume: bool, overwrite: bool) -> bool:
         """Refuses to lose what is there; whether the job is already done."""
-        if self.out.exists() and not self.out.is_file():  # a device would be replaced, too
-            kind = "a folder" if self.out.is_dir() else "no file"
-            raise ConfigError(f"{self.out} is {kind}; expected the name of a file for the results")
+        self.overwrite = overwrite
+        self.check_places()
         if self.is_whole and resume:
+            self.own()
             self.name_results()
             return True
         stands = next((path for path in self.finals.values() if path.exists()), None)
@@ -66,18 +82,71 @@ class Partial:
         make_writable(self.out.parent)
         return False
 
+    def check_places(self) -> None:
+        """Nothing is written over a device, a folder or a link, nor in a folder that is not wholly ours."""
+        for path in self.finals.values():
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a symbolic link; expected the name of a file: the one it points to")
+            if path.exists() and not path.is_file():  # a device would be replaced, too
+                kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "not a file")
+                raise ConfigError(f"{path} is {kind}; expected the name of a file for the results")
+        if not os.path.lexists(self.folder):
+            return
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            kind = "a symbolic link" if self.folder.is_symlink() else "not a folder"
+            raise ConfigError(f"{self.folder} is {kind}; {self.elsewhere}")
+        inside = {path.name: path for path in self.folder.iterdir()}
+        begun = JOB in inside and is_job(inside[JOB])
+        for name, path in sorted(inside.items(), key=lambda each: each[0] in OURS):
+            known = (name in (OURS if begun else BEFORE_JOB)) or is_temporary_name(name)
+            if not known or not is_own(path) or (name == WHOLE and path.stat().st_size):
+                raise ConfigError(f"{self.folder} holds {name!r}, which no job of vitrail left there; {self.elsewhere}")
+
+    @property
+    def elsewhere(self) -> str:
+        return "nothing in it is changed: move it away, or choose another name for -o"
+
+    def own(self) -> None:
+        """Makes this process the owner of the folder until `close`; another owner is an InUseError."""
+        if self.owned is not None:
+            return
+        self.check_places()
+        make_writable(self.out.parent)
+        for attempt in range(100):
+            with self.faults():
+                self.folder.mkdir(exist_ok=True)
+            stack = ExitStack()
+            stack.callback(self.remove_empty)
+            try:
+                stack.enter_context(locked(self.folder))
+            except VitrailError:
+                stack.close()
+                if attempt == 99 or os.path.lexists(self.folder):
+                    raise
+                continue  # its last owner removed it in between
+            self.owned = stack
+            break
+        try:
+            self.check_places()  # again, now that nobody else changes it
+        except VitrailError:
+            self.close()
+            raise
+
+    def remove_empty(self) -> None:
+        with suppress(OSError):
+            self.folder.rmdir()
+
     def open(self, job: Mapping[str, Any], *, resume: bool) -> None:
         """Begins the job, or makes sure that it is the one to go on with; no other process may do so meanwhile."""
+        self.own()
         with self.faults():
-            self.folder.mkdir(exist_ok=True)
-            self.lock = locked(self.folder)
             if resume and self.is_begun:
                 self.compare(job)
                 return
-            (self.folder / WHOLE).unlink(missing_ok=True)
-            self.clear()
-            text = json.dumps(job, indent=2) + "\n"
-            write_whole(self.folder / JOB, lambda path: path.write_text(text, "utf-8"))
+            for name in (WHOLE, *self.rows_inside()):
+                self.delete(name)
+            about = with_checksum({MARK: f"vitrail {__version__}", **job})
+            write_text(self.folder / JOB, json.dumps(about, indent=2) + "\n")
 
     def compare(self, job: Mapping[str, Any]) -> None:
         told = read_job(self.folder / JOB)
@@ -90,21 +159,30 @@ class Partial:
                     "or --overwrite to begin anew"
                 )
 
-    def clear(self) -> None:
-        """Last what says what the rest is, so that half of it is never taken for a job."""
-        inside = {path.name: path for path in self.folder.iterdir()}
-        for name in sorted(inside, key=lambda name: (name == WHOLE, name != JOB, name)):
-            inside[name].unlink()
+    def rows_inside(self) -> list[str]:
+        """What a job writes, but for the files that say what the rest is."""
+        names = [path.name for path in self.folder.iterdir()]
+        return [name for name in names if name in (LEDGER, *ROWS) or is_temporary_name(name)]
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            if is_own(self.folder / name):
+                (self.folder / name).unlink()
 
     def name_results(self) -> None:
         """Gives the files their names; done again after a kill, it goes on."""
         with self.faults():
             for name, final in self.finals.items():
+                if not self.overwrite and os.path.lexists(self.folder / name) and os.path.lexists(final):
+                    raise ConfigError(
+                        f"{final} already exists; expected a new name, or --overwrite beside --resume to replace it"
+                    )
                 with suppress(FileNotFoundError):  # it has its name already
                     (self.folder / name).replace(final)
             synchronise(self.out.parent)
-            self.clear()
-            self.folder.rmdir()
+            for name in (*self.rows_inside(), JOB, WHOLE):  # `whole` last: a kill in between leaves no riddle
+                self.delete(name)
+        self.close()
 
     def finish(self) -> None:
         """All is written: makes it durable, and gives it its name."""
@@ -117,9 +195,9 @@ class Partial:
 
     def close(self) -> None:
         """Lets another process go on with it."""
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
+        if self.owned is not None:
+            owned, self.owned = self.owned, None
+            owned.close()
 
     @contextmanager
     def faults(self) -> Generator[None]:
@@ -131,120 +209,44 @@ class Partial:
             raise WritingError(f"{self.out} cannot be written: {one_line(error)}; {hint}") from None
 
 
-class Growing:
-    """A file to which whole records are added, each there for good as soon as `add` returns."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        """Whatever it holds beyond `size` was cut off in the middle."""
-        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        os.ftruncate(self.handle, size)
-        os.lseek(self.handle, 0, os.SEEK_END)
-
-    def add(self, data: bytes | memoryview) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self.handle, left) :]
-
-    def replace_start(self, data: bytes) -> None:
-        os.pwrite(self.handle, data, 0)
-
-    def close(self) -> None:
-        if self.handle >= 0:
-            os.close(self.handle)
-            self.handle = -1
+def is_own(path: Path) -> bool:
+    """A regular file that has no other name: deleting it, or writing to it, changes nothing else."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-class Done:
-    """The pictures that are done, by name; eight bytes each, so that millions are no burden."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.digests = np.sort(np.array(array("Q", map(digest, names)), np.uint64))
-
-    def __len__(self) -> int:
-        return len(self.digests)
-
-    def __contains__(self, name: object) -> bool:
-        if not isinstance(name, str) or not len(self.digests):
-            return False
-        wanted = np.uint64(digest(name))
-        place = int(np.searchsorted(self.digests, wanted))
-        return place < len(self.digests) and bool(self.digests[place] == wanted)
+def is_temporary_name(name: str) -> bool:
+    return re.fullmatch(TEMPORARY.format(name=re.escape(JOB)), name) is not None
 
 
-def digest(name: str) -> int:
-    return int.from_bytes(blake2b(os.fsencode(name), digest_size=8).digest(), "little")
-
-
-def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Each line that ends, and where; a last one that was cut off is none."""
-    if path.exists():
-        end = 0
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    end += len(line)
-                    yield line, end
-
-
-def json_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each whole record of a file of JSON lines, and where it ends; up to the first that is damaged."""
-    for line, end in whole_lines(path):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            return
-        yield row, end
-
-
-def csv_records(path: Path, columns: int) -> Iterator[tuple[list[str], int]]:
-    """Each whole record of a CSV file, its heading too, and where it ends; up to the first that is damaged."""
-    record = b""
-    for line, end in whole_lines(path):
-        record += line  # a name may hold line ends, in quotes
-        if record.count(b'"') % 2 == 0:
-            try:
-                fields = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
-            except (csv.Error, StopIteration):
-                return
-            if len(fields) != columns:
-                return
-            yield fields, end
-            record = b""
-
-
-def locked(folder: Path) -> int:
-    """A handle that keeps other processes out for as long as this one lives, where the system knows locks."""
-    handle = os.open(folder, os.O_RDONLY)
+def is_job(path: Path) -> bool:
+    """Whether a job of ours wrote it, now or in an earlier version, even if it was damaged since."""
     try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise ConfigError(f"{folder} is being written by another process; expected to be alone: wait for it") from None
-    except (ImportError, OSError):  # not on this system, or not on this disk
-        pass
-    return handle
+        text = read_text(path, LARGEST, errors="replace")
+    except OSError:
+        return False
+    if f'"{MARK}": "vitrail' in text:
+        return True
+    with suppress(ValueError):
+        found = parse_json(text)
+        return isinstance(found, dict) and set(found) >= EARLIER
+    return False
 
 
 def read_job(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text("utf-8"))
+        told = parse_json(read_text(path, LARGEST))
+        rest = without_checksum(told) if isinstance(told, dict) else {}
+        reason = "" if rest and CHECKSUM in told else "it has no checksum: it is damaged, or of an earlier version"
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {one_line(error)}; expected --overwrite to begin anew") from None
-    return told if isinstance(told, dict) else {}
+        rest, reason = {}, one_line(error)
+    if reason:
+        raise ConfigError(f"{path} cannot be read: {reason}; expected --overwrite to begin anew")
+    return {name: value for name, value in rest.items() if name != MARK}
 
 
 def stamp_of(model: str) -> dict[str, Any]:
-    """Which model it is, and whether its files are still the same ones."""
-    place = Path(model)
+    """Which model it is, by the contents of its files; one that is no file, such as a name on the hub, by its name."""
     if not os.path.exists(model):  # noqa: PTH110  # a name of the hub's may be too long for Path
         return {"model": model, "weights": None}
-    files = [place] if place.is_file() else [*place.iterdir(), *(place / "model").glob("*")]
-    about = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files if is_weights(each, place)]
-    seen = blake2b(repr(sorted(about)).encode("utf-8", "replace"), digest_size=8).hexdigest()
-    return {"model": str(place.resolve()), "weights": seen}
-
-
-def is_weights(path: Path, place: Path) -> bool:
-    return path == place or path.suffix in WEIGHTS
+    return {"model": str(Path(model).resolve()), "weights": short_key(*contents_of(model))}

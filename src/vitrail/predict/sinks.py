@@ -7,8 +7,11 @@ from typing import Any, Literal
 
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.predict.answers import Answer
+from vitrail.predict.ledger import Done
 
 Format = Literal["table", "json", "jsonl", "csv", "parquet"]
+FORMULA = (*"=+-@\t\r\n＝＋－＠",)  # the full-width ones too, which some spreadsheets read alike
+QUOTED = set(',;|\t"\r\n')
 ENDINGS: dict[str, Format] = {
     ".csv": "csv",
     ".jsonl": "jsonl",
@@ -35,15 +38,15 @@ def format_for(out: Path | None, given: Format | None) -> Format:
 class Printed:
     """Rows for whoever reads along: a terminal, a pipe."""
 
-    done: tuple[str, ...] = ()
     failed = 0
 
     def __init__(self, kind: Format, top: int, put: Callable[[str], object]) -> None:
         self.kind, self.top, self.put, self.rows = kind, top, put, 0
+        self.done = Done((), ())
         if kind == "csv":
             put(csv_line(heading(top)))
 
-    def write(self, name: str, error: str | None, answers: Sequence[Answer]) -> None:
+    def write(self, name: str, error: str | None, answers: Sequence[Answer], _: int = 0) -> None:
         if self.kind == "csv":
             self.put(csv_line(csv_fields(name, error, answers, self.top)))
         elif self.kind == "jsonl":
@@ -80,13 +83,27 @@ def heading(top: int) -> list[str]:
 
 
 def csv_fields(name: str, error: str | None, answers: Sequence[Answer], top: int) -> list[str]:
-    found = [text for each in answers for text in (each.label or "", str(each.index), str(short(each.probability)))]
-    return [name, error or "", *found, *[""] * (3 * top - len(found))]
+    found = [
+        text
+        for each in answers
+        for text in (safe_text(each.label or ""), str(each.index), str(short(each.probability)))
+    ]
+    return [safe_name(name), safe_text(error or ""), *found, *[""] * (3 * top - len(found))]
+
+
+def safe_name(name: str) -> str:
+    """The same file under a name that no spreadsheet takes for a formula; `-` alone is standard input."""
+    return f"./{name}" if name.startswith(FORMULA) and name != "-" else name
+
+
+def safe_text(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe before it."""
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def csv_line(fields: Sequence[str]) -> str:
-    """Quoted where needed; a carriage return, too, which Python's writer leaves bare."""
-    quoted = (f'"{each.replace(chr(34), 2 * chr(34))}"' if set(each) & set(',"\r\n') else each for each in fields)
+    """Quoted where needed; also around what other readers take for the end of a field or of a line."""
+    quoted = (f'"{each.replace(chr(34), 2 * chr(34))}"' if set(each) & QUOTED else each for each in fields)
     return f"{','.join(quoted)}\n"
 
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from vitrail.data.shown import Shown
 from vitrail.errors import DataError
+from vitrail.predict.answers import NOT_FINITE
+from vitrail.predict.ledger import stamp_of_file
 
 Prepare = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns, C)
 
@@ -41,6 +43,7 @@ class Row:
     name: str
     values: NDArray[np.float32] | None
     error: DataError | None = None
+    stamp: int = 0  # of its file as it was before it was read
 
 
 def rows(engine: Engine, pictures: Iterable[Shown], prepare: Prepare, batch: int) -> Iterator[Row]:
@@ -51,13 +54,14 @@ def rows(engine: Engine, pictures: Iterable[Shown], prepare: Prepare, batch: int
     workers, gate = max(2, engine.streams), Semaphore(engine.streams)
 
     def answered(part: Sequence[Shown]) -> list[Row]:
+        stamps = [stamp_of_file(each.source) for each in part]
         prepared = [attempt(each, prepare) for each in part]
         good = [found for found in prepared if isinstance(found, np.ndarray)]
         with gate:
             values = iter(engine.run(np.stack(good)) if good else ())
         return [
-            Row(each.name, None, found) if isinstance(found, DataError) else Row(each.name, next(values))
-            for each, found in zip(part, prepared, strict=True)
+            Row(each.name, None, found, stamp) if isinstance(found, DataError) else finite(each, next(values), stamp)
+            for each, found, stamp in zip(part, prepared, stamps, strict=True)
         ]
 
     pending, remaining = deque[Future[list[Row]]](), iter(pictures)
@@ -79,3 +83,11 @@ def attempt(picture: Shown, prepare: Prepare) -> NDArray[np.uint8] | DataError:
         return prepare(picture.source)
     except DataError as error:
         return error
+
+
+def finite(picture: Shown, values: NDArray[np.float32], stamp: int) -> Row:
+    """A row, or an error where the numbers are useless: NaN, infinite, or -inf alone; some -inf may mask classes."""
+    if (values < np.inf).all() and np.isfinite(values).any():
+        return Row(picture.name, values, None, stamp)
+    name = repr(picture.name) if picture.name else "an image"
+    return Row(picture.name, None, DataError(f"{name}: {NOT_FINITE}"), stamp)

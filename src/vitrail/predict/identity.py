@@ -1,0 +1,43 @@
+"""Which model it is, by the contents of its files: what cached files and unfinished jobs are known by."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from vitrail.export.exported import CONFIG, description_beside, is_exported, model_file
+from vitrail.export.session import data_file
+from vitrail.files import file_checksum
+
+WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".pth", ".pt", ".npz")
+
+
+def contents_of(model: str | Path) -> list[str]:
+    """SHA-256 of each file, and of what config.json says; nothing where there is no such file.
+
+    Of an export those that its config.json has, which are verified when it is opened. Without any, and of every other
+    checkpoint, the files are read: a second per gigabyte.
+    """
+    place = Path(model)
+    if is_exported(place):
+        about = description_beside(place)
+        found = onnx_contents(model_file(place), {} if about is None else about.files)
+        return found if about is None else [*found, short_key(about.to_json())]
+    if place.is_file():
+        return [file_checksum(place)]
+    folders = [each for each in (place, place / "model") if each.is_dir()]
+    files = sorted(path for folder in folders for path in folder.iterdir() if is_part(path))
+    return [f"{path.relative_to(place)} {file_checksum(path)}" for path in files]
+
+
+def onnx_contents(file: Path, said: Mapping[str, str]) -> list[str]:
+    """SHA-256 of an ONNX file and of the weights next to it: as said, else by reading them."""
+    return [said.get(each.name) or file_checksum(each) for each in (file, data_file(file)) if each.exists()]
+
+
+def is_part(path: Path) -> bool:
+    return (path.suffix in WEIGHTS or path.name == CONFIG) and path.is_file()
+
+
+def short_key(*texts: str) -> str:
+    """One name for all of these, fit for a file."""
+    return sha256("\n".join(texts).encode("utf-8", "replace")).hexdigest()[:32]

@@ -1,0 +1,109 @@
+"""Which images of a job are done: 24 bytes each, so that millions are no burden.
+
+For every row there are digests of the image's name, of its file's size and time, and of the row itself. So a name is
+found again however it is written in the row, a file that was exchanged is noticed, and a damaged row is not believed.
+"""
+
+import os
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.files import open_regular
+from vitrail.predict.growing import Growing
+
+RECORD = 24  # bytes: name, file, row
+
+
+class Done:
+    """The images that are done, by name, with what their files were then."""
+
+    def __init__(self, digests: Iterable[int] | NDArray[np.uint64], stamps: Iterable[int] | NDArray[np.uint64]) -> None:
+        names, files = (
+            np.asarray(each if isinstance(each, np.ndarray) else array("Q", each)) for each in (digests, stamps)
+        )
+        order = np.argsort(names, kind="stable")
+        self.digests, self.stamps = names[order], files[order]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.place_of(name) is not None
+
+    def place_of(self, name: str) -> int | None:
+        wanted = np.uint64(digest(os.fsencode(name)))
+        place = int(np.searchsorted(self.digests, wanted))
+        return place if place < len(self.digests) and self.digests[place] == wanted else None
+
+    def has_changed(self, name: str, stamp: int) -> bool:
+        """Whether the image is done, and its file is another one now, or was written to."""
+        place = self.place_of(name)
+        return place is not None and int(self.stamps[place]) != stamp
+
+
+class Ledger:
+    """The file with those digests; it grows by a record after each row."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there; a last record that was cut off is none."""
+        self.path, self.count, self.file = path, 0, None
+        self.records = np.zeros((0, 3), np.uint64)
+        if path.exists():
+            with os.fdopen(open_regular(path), "rb") as file:  # which closes the descriptor, too
+                data = file.read()
+            self.records = np.frombuffer(data[: len(data) // RECORD * RECORD], "<u8").reshape(-1, 3)
+
+    def accept(self, *row: bytes) -> bool:
+        """Whether the next row is as it was written, so that it counts."""
+        if self.count == len(self.records):
+            return False
+        name, stamp, seen = map(int, self.records[self.count])
+        if seen != digest(pair_of(name, stamp), *row):
+            return False
+        self.count += 1
+        return True
+
+    def open(self) -> Done:
+        """Keeps what was accepted, and is ready for more."""
+        self.file = Growing(self.path, self.count * RECORD)
+        kept: Any = self.records[: self.count]
+        self.records = np.zeros((0, 3), np.uint64)
+        return Done(kept[:, 0], kept[:, 1])
+
+    def add(self, name: str, stamp: int, *row: bytes) -> None:
+        assert self.file is not None
+        start = pair_of(digest(os.fsencode(name)), stamp)
+        self.file.add(start + digest(start, *row).to_bytes(8, "little"))
+        self.count += 1
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+def pair_of(name: int, stamp: int) -> bytes:
+    return name.to_bytes(8, "little") + stamp.to_bytes(8, "little")
+
+
+def digest(*parts: bytes) -> int:
+    found = blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return int.from_bytes(found.digest(), "little")
+
+
+def stamp_of_file(source: object) -> int:
+    """Of an image's size and time of change; 0 of what is no file: bytes, or a name that leads nowhere."""
+    if not isinstance(source, str | Path):
+        return 0
+    try:
+        found = os.stat(source)  # noqa: PTH116
+    except (OSError, ValueError):
+        return 0
+    return digest(f"{found.st_size} {found.st_mtime_ns}".encode())
