@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitrail.checkpoint.checksums import CHECKSUM, tensor_checksum
+from vitrail.checkpoint.checksums import CHECKSUM, is_intact, sign_header
 from vitrail.errors import CheckpointError, one_line
 from vitrail.files import open_regular, write_whole
 from vitrail.parsing import parse_json
@@ -40,8 +40,7 @@ class State:
 
 def write_state(state: State, path: Path) -> None:
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    text = json.dumps(dict(state.numbers))
-    header = {HEADER: text, CHECKSUM: tensor_checksum(tensors, text)}
+    header = sign_header(tensors, {HEADER: json.dumps(dict(state.numbers))})
     write_whole(path, lambda place: save_file(tensors, place, header))
 
 
@@ -64,12 +63,13 @@ def verified(path: Path) -> State:
         if header.keys() - {HEADER, CHECKSUM} or HEADER not in header:  # so a damaged name of one is found, too
             raise ValueError("its header is not that of a training")
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    if CHECKSUM in header and header[CHECKSUM] != tensor_checksum(tensors, header[HEADER]):
+    intact = is_intact(tensors, header)
+    if intact is False:
         raise ValueError("checksum mismatch")
     numbers = parse_json(header[HEADER])
     if not isinstance(numbers, dict):
         raise ValueError("it holds no numbers of a training")  # noqa: TRY004  # what is in a file, not an argument
-    return State(tensors, numbers, path, CHECKSUM in header)
+    return State(tensors, numbers, path, intact is True)
 
 
 class DamagedError(CheckpointError):
