@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field
+from vitrail.errors import CheckpointError
 
 
 def inspect_checkpoint(
@@ -18,21 +20,23 @@ def inspect_checkpoint(
     tensors: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Show what is in a checkpoint: layout, architecture, shapes, types, head, and what is suspicious.
+    """Show what is in a checkpoint: layout, architecture, shapes, types, head, checksums, and what is suspicious.
 
     Nothing in the file is run. Where no layout is recognised, or a model cannot be made of the file, it says why and
-    shows the tensors all the same.
+    shows the tensors all the same. Of a run or an exported folder, the checksum of every file is verified. Exits with
+    code 2 if a file is damaged.
 
     Examples::
 
         vitrail inspect-checkpoint my_model
+        vitrail inspect-checkpoint runs/demo
         vitrail inspect-checkpoint weights.pth --tensors
         vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json
 
     Parameters
     ----------
     file
-        A file (.safetensors, .pth, .bin, .npz), a folder, or hf-hub:owner/model.
+        A file (.safetensors, .pth, .bin, .npz), a folder, a run, an exported folder, or hf-hub:owner/model.
     source
         The layout, where it should not be found out: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
     fields
@@ -45,11 +49,24 @@ def inspect_checkpoint(
     """
     known = dict(parse_field(item) for item in fields or ())
 
-    from vitrail.inspection.checkpoint import inspect
+    from vitrail.export.exported import is_exported
+    from vitrail.inspection.integrity import is_run, verify
+    from vitrail.inspection.page import check_table
 
-    found = inspect(file, **{"source": source, **known})
-    if as_json:
-        data = asdict(found)
-        print(json.dumps(data if tensors else {name: data[name] for name in data if name != "tensors"}, indent=2))
+    if is_run(Path(file)) or is_exported(file):
+        checks = verify(Path(file))
+        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else check_table(checks))
     else:
-        print(found.page(every_tensor=tensors))
+        from vitrail.inspection.checkpoint import inspect
+
+        found = inspect(file, **{"source": source, **known})
+        checks = found.checksums
+        if as_json:
+            data = asdict(found)
+            print(json.dumps(data if tensors else {name: data[name] for name in data if name != "tensors"}, indent=2))
+        else:
+            print(found.page(every_tensor=tensors))
+    damaged = [each for each in checks if each.verdict == "damaged"]
+    if damaged:
+        names = ", ".join(each.file for each in damaged)
+        raise CheckpointError(f"{file} is damaged ({names}: {damaged[0].reason}); restore it from a copy")

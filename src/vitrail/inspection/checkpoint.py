@@ -21,6 +21,7 @@ from vitrail.checkpoint.reading import (
     with_trained_size,
 )
 from vitrail.errors import CheckpointError, unknown
+from vitrail.inspection.integrity import verify
 from vitrail.inspection.page import Group, Inspection
 from vitrail.inspection.summary import dimensions
 from vitrail.inspection.suspicions import Row, look, pattern, suspicions
@@ -59,6 +60,7 @@ def inspect(path: str | Path, /, *, source: str | None = None, **known: Any) -> 
         groups=grouped(rows),
         tensors=rows,
         suspicious=tuple(suspicions(rows, contents.tensors)),
+        checksums=verify(place),
     )
     try:
         layout = layout_of(contents, source)

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitrail.checkpoint.report import in_line, listed
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.integrity import FileCheck
 from vitrail.inspection.summary import megabytes
 from vitrail.inspection.suspicions import Row
 from vitrail.tables import text_table
@@ -36,6 +37,7 @@ class Inspection:
     groups: tuple[Group, ...]
     tensors: tuple[Row, ...]
     suspicious: tuple[str, ...]
+    checksums: tuple[FileCheck, ...] = ()
     layout: str | None = None
     reason: str = ""
     family: str | None = None
@@ -68,6 +70,7 @@ def facts(seen: Inspection) -> list[tuple[str, str]]:
     types = ", ".join(f"{count} {kind}" for kind, count in seen.dtypes.items())
     lines = [("file", seen.path), ("kind", f"{seen.kind}, {megabytes(seen.size)}{under}")]
     lines.append(("layout", seen.layout or "none known here"))
+    lines.append(("checksum", ", ".join(f"{each.file}: {each.verdict}" for each in seen.checksums) or "none"))
     if seen.reason:
         lines.append(("problem", seen.reason))
     if seen.family is not None and seen.config is not None:
@@ -94,6 +97,12 @@ def assumed_in(seen: Inspection) -> str:
         return "nothing"
     fields = [name for name in seen.assumed if name != "preprocessing"]
     return in_line(seen.assumed) + "; the file does not say" + (f": change with --set {fields[0]}=…" if fields else "")
+
+
+def check_table(checks: tuple[FileCheck, ...]) -> str:
+    """The files of a run or an export, one per line."""
+    lines = [(clean(each.file), each.verdict, clean(each.reason)) for each in checks]
+    return "\n".join(text_table(("file", "checksum", ""), lines, "lll"))
 
 
 def joined(values: Mapping[str, Any]) -> str:
