@@ -182,7 +182,7 @@ def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path
 
 
 def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> None:
-    words = ("explain", str(model), "/dev/stdin", "-o", str(tmp_path), "--check", "--json")
+    words = ("explain", str(model), "-", "-o", str(tmp_path), "--check", "--json")
     command = [sys.executable, "-m", "vitrail", *words]
     with subprocess.Popen(["cat", str(photo)], stdout=subprocess.PIPE) as cat:
         done = subprocess.run(command, stdin=cat.stdout, capture_output=True, text=True, check=False)

@@ -141,7 +141,7 @@ def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: 
     model = toy("vit")
     model.config = SimpleNamespace(image_size=(48, 32), channels=3, classes=5)
     description = SimpleNamespace(config={}, preprocessing=HOW, labels=None, provenance={})
-    found = SimpleNamespace(model=model, description=description, report=SimpleNamespace(warnings=()))
+    found = SimpleNamespace(model=model, description=description, report=SimpleNamespace(warnings=(), assumed={}))
 
     def describe(*_: object) -> Any:
         return description

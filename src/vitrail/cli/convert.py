@@ -22,8 +22,20 @@ def convert(
     out: Path,
     /,
     *,
-    to: Literal["vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco"]
-    | Literal["akamaster", "t2t", "t2t_by_width"],
+    to: Literal[
+        "vitrail",
+        "timm",
+        "hf",
+        "torchvision",
+        "google",
+        "deit",
+        "dino",
+        "mae",
+        "moco",
+        "akamaster",
+        "t2t",
+        "t2t_by_width",
+    ],  # fmt: skip
     source: Annotated[str | None, Parameter(name="--from")] = None,
     image_size: str | None = None,
     patch_size: str | None = None,

@@ -56,7 +56,8 @@ def explain(
     checkpoint
         The folder of a run, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
     images
-        Pictures, or folders with pictures right in them. One that cannot be read is named; the others are done.
+        Images, folders with images directly in them, or - for standard input. One that cannot be read is named and
+        skipped.
     out
         The folder for PHOTO.METHOD.png.
     method
@@ -107,14 +108,14 @@ def explain(
         raise ConfigError(f"--check of {checkpoint}: there are no maps, {explainer.unseen}; expected no --check")
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
-    found = pictures_at(images)
+    found = pictures_at(images, getattr(sys.stdin, "buffer", None))
     make_writable(out)  # what would fail in the end fails before the work
     new_figure(1, 1)
     names, report, failed = set[str](), list[dict[str, Any]](), 0
     with progress(len(found) if len(found) > 1 else 0) as advance:
         for each in found:
             try:
-                picture = open_image(each.source)  # once: what comes through a pipe is not there twice
+                picture = open_image(each.source)
                 result = explainer.ask(picture, question, each.name)
             except DataError as error:
                 if len(found) == 1:

@@ -127,7 +127,7 @@ def read_image_file(path: str | Path, where: str, limits: Limits) -> bytes:
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError
         if not stat.S_ISREG(found.st_mode):
-            raise DataError(f"{where} is a pipe, a socket or a device; expected a file: give its bytes instead")
+            raise DataError(f"{where} is a pipe, a socket or a device; expected a file, or - for standard input")
         if found.st_size > limits.bytes:
             raise too_long(where, f"{found.st_size}", limits)
         return read_bytes(path, limits.bytes)

@@ -4,15 +4,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from vitrail.data.folders import entries, is_picture
+from vitrail.data.image_formats import DEFAULT
 from vitrail.errors import DataError
 
 if TYPE_CHECKING:
     from vitrail.data.datasets import Pictures
+
+STDIN = "-"
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,13 @@ def is_loose(place: Path) -> bool:
     return any(is_picture(name) for name, *_ in inside) and not any(is_folder for *_, is_folder in inside)
 
 
-def pictures_at(paths: Sequence[str | Path]) -> list[Shown]:
-    """Each file, whether it can be read or not, and of each folder the pictures right in it."""
+def pictures_at(paths: Sequence[str | Path], stdin: BinaryIO | None = None) -> list[Shown]:
+    """Each file, whether it can be read or not, of each folder the images directly in it, and `-` for `stdin`."""
     found = list[Shown]()
     for place in paths:
+        if place == STDIN and stdin is not None:
+            found.append(Shown(stdin.read(DEFAULT.bytes + 1), "stdin"))
+            continue
         if not os.path.isdir(place):  # noqa: PTH112  # of a name that is too long Path.is_dir is an error
             found.append(Shown(str(place), str(place)))
             continue

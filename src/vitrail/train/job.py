@@ -43,7 +43,10 @@ class Request:
             value, number = getattr(self, each.name), each.name in ("val_share", "cache")
             if number and not (type(value) in (int, float) and isfinite(value)):
                 raise ConfigError(f"{each.name} is {value!r}; expected a number")
-            if not number and each.name != "recipe" and not isinstance(value, str | None):
+            if each.name == "teacher_fields":
+                if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
+                    raise ConfigError(f"{each.name} is {value!r}; expected names and values")
+            elif not number and each.name != "recipe" and not isinstance(value, str | None):
                 raise ConfigError(f"{each.name} is {value!r}; expected text")
 
     def opened_data(self) -> Data:
