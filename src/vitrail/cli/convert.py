@@ -35,7 +35,7 @@ def convert(
         "akamaster",
         "t2t",
         "t2t_by_width",
-    ],  # fmt: skip
+    ],
     source: Annotated[str | None, Parameter(name="--from")] = None,
     image_size: str | None = None,
     patch_size: str | None = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.jobs import check_options
 from vitrail.cli.progress import progress
 from vitrail.cli.subjects import open_subject
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -15,13 +16,17 @@ if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer, Explanation
 
 REMOVED = 0.3  # of the patches, for --check
+OPTIONS = (
+    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set", "svg", "arrays"),
+    *("device", "json"),
+)
 EMPTY = "nothing of the attention speaks for the class, so the map is 0 everywhere"
 
 
 def explain(
     checkpoint: str,
     /,
-    *images: str,
+    *images: Annotated[str, Parameter(allow_leading_hyphen=True)],  # - is standard input
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
     method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] | None = None,
     layer: str = "-1",
@@ -88,6 +93,7 @@ def explain(
     as_json
         Print JSON and nothing else.
     """
+    check_options(images, OPTIONS)
     if not images:
         raise ConfigError("no pictures; expected at least one: a file, or a folder of them")
     if check and method == "norms":

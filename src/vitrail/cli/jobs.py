@@ -109,10 +109,7 @@ class JobFlags:
 
     def check(self, images: Sequence[str], others: Sequence[str]) -> None:
         """Before any work; `others` are the command's own flags."""
-        for each in images:
-            if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
-                names = (*("set" if field.name == "fields" else field.name for field in fields(self)), *others)
-                raise unknown("option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in names])
+        check_options(images, (*("set" if field.name == "fields" else field.name for field in fields(self)), *others))
         for name in ("batch", "streams", "threads", "max_pixels", "max_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -125,6 +122,13 @@ class JobFlags:
         for name in ("resume", "overwrite"):
             if getattr(self, name) and self.out is None:
                 raise ConfigError(f"--{name} without -o; expected -o OUT, the file that it is about")
+
+
+def check_options(images: Sequence[str], options: Sequence[str]) -> None:
+    """Where - stands for standard input, a misspelt option is taken for an image: it is named here."""
+    for each in images:
+        if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
+            raise unknown("option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in options])
 
 
 @dataclass(frozen=True)
