@@ -200,7 +200,15 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
     words = ("predict", model, "-", "--format", "csv")
     process = forked(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
     assert (ended(process), told(Path("told"))) == (0, "")
-    assert Path("said").read_text() == expected.replace(NAMES[0], "-")
+    (heading, row), (same, other) = (text.splitlines() for text in (expected, Path("said").read_text()))
+    assert heading == same
+    for name, ours, theirs in zip(
+        heading.split(","), row.replace(NAMES[0], "-").split(","), other.split(","), strict=True
+    ):
+        if name.startswith("probability"):  # another process may add float32 numbers in another order
+            assert float(theirs) == pytest.approx(float(ours), rel=1e-5)
+        else:
+            assert theirs == ours
     assert ended(forked(words, stderr=Path("told"))) == 1
     assert told(Path("told")).startswith("vitrail: the bytes given is empty; expected a picture")
 
