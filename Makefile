@@ -29,11 +29,16 @@ browser:  ## Debian's Chromium, where there is none: without it the tests of pag
 	@command -v chromium > /dev/null || { $(AS_ROOT) apt-get update --quiet && \
 		$(AS_ROOT) apt-get install --quiet --yes --no-install-recommends chromium; }
 
-fuzz: setup  ## 10,000 damaged checkpoints of every layout; `make test` makes 2,000
-	$(BIN)/pytest tests/checkpoint/test_fuzz.py --mutations 10000
+FUZZ = tests/checkpoint/test_fuzz.py tests/checkpoint/test_hostile_pickles.py tests/checkpoint/test_checksums.py \
+	tests/data/test_hostile_images.py tests/export/test_damaged_exports.py tests/predict/test_damaged_jobs.py \
+	tests/train/test_run_folders.py tests/train/test_kept_answers.py tests/cli/test_special_files.py
+fuzz: setup  ## damaged and hostile files of every kind, 10,000 per kind; `make test` makes 2,000
+	$(BIN)/pytest -n 2 $(FUZZ) --mutations 10000
 
-torture: setup  ## kills a training and jobs of predicting 200 times; `make test` does it 20 times
-	$(BIN)/pytest tests/train/test_interruptions.py tests/cli/test_interrupted_jobs.py --kills 200
+TORTURE = tests/train/test_interruptions.py tests/train/test_run_folders.py \
+	tests/cli/test_interrupted_jobs.py tests/cli/test_jobs_together.py
+torture: setup  ## kills trainings and prediction jobs, alone and several on one folder, 200 times; `make test` 20 times
+	$(BIN)/pytest $(TORTURE) --kills 200
 
 check: setup  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

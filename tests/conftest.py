@@ -25,8 +25,8 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--mutations", type=int, default=2000, help="how many damaged files test_fuzz.py makes")
-    parser.addoption("--kills", type=int, default=20, help="how many times test_interruptions.py kills a run")
+    parser.addoption("--mutations", type=int, default=2000, help="how many damaged or hostile files each fuzz test makes (make fuzz)")
+    parser.addoption("--kills", type=int, default=20, help="how many times a torture test kills a run or a job (make torture)")
 
 
 @pytest.fixture(scope="session")
