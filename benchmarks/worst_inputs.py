@@ -1,0 +1,151 @@
+"""Seconds and peak memory of the twelve most expensive small files that are known, each read in a process of its own.
+
+    PYTHONPATH=tests:tests/checkpoint .venv/bin/python benchmarks/worst_inputs.py [--before SRC]
+
+With --before, the src folder of another checkout, every file is read by both. A process that takes longer than
+--seconds, or more than 12 GB, is ended. Memory is what the resident set grew by at its peak, after the imports.
+"""
+
+import gzip
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import hostile_images as images
+from bad_files import zipped
+from cyclopts import run
+from graphs import graph_folder
+from PIL import Image
+
+from vitrail.tables import text_table
+
+MEMORY = 12 * 2**30
+SKIPS = b"\0\2\xff\xff"  # of a BMP in runs: 255 pixels to the right and 255 down
+READ = """
+import os, resource, sys, time, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+import vitrail
+from vitrail.data.cifar import LAYOUTS, read_batch
+from vitrail.data.framed import framed
+from vitrail.data.idx import read_idx
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.train.recipe import open_recipe
+load, predictor = vitrail.load, vitrail.Predictor
+ways = {
+    "load": load,
+    "image": lambda path: framed(path, Preprocessing(image_size=224)),
+    "idx": lambda path: read_idx(path, 3),
+    "cifar": lambda path: read_batch(path, LAYOUTS[1]),
+    "recipe": lambda path: open_recipe(str(path)),
+    "predict": lambda path: predictor(path).predict(Path(os.environ["PHOTO"])),
+}
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+way, path, before = ways[sys.argv[1]], Path(sys.argv[2]), peak()
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
+start = time.perf_counter()
+try:
+    way(path)
+    outcome = "read"
+except vitrail.VitrailError:
+    outcome = "refused"
+except BaseException as error:
+    outcome = type(error).__name__
+print(f"{time.perf_counter() - start:.2f} s, {(peak() - before) / 1024:.0f} MB, {outcome}")
+"""
+
+
+def rebuild_on_device() -> bytes:
+    """A tensor of one number that claims two thousand million, copied to a device."""
+    one = b"((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
+    view = b"ctorch._utils\n_rebuild_tensor_v2\n" + one + b"K\0(J\0\xca\x9a;t(K\0t\x89ccollections\nOrderedDict\n)RtR"
+    copy = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" + view + b"ctorch\nfloat32\nX\x03\0\0\0cpu\x89tR"
+    return zipped(b"\x80\x02}X\x01\0\0\0a" + copy + b"s.", b"\0\0\0\0")
+
+
+def nested_lists(levels: int = 27) -> bytes:
+    """A tensor of lists in lists, each of which holds the one before it twice."""
+    lists = b"](K\x01K\x01e" + b"".join(
+        b"q" + bytes((n,)) + b"0](h" + bytes((n,)) + b"h" + bytes((n,)) + b"e" for n in range(levels)
+    )
+    return zipped(b"\x80\x02}X\x01\0\0\0actorch\nFloatTensor\n" + lists + b"\x85Rs.")
+
+
+def tuple_key(levels: int = 44) -> bytes:
+    """A dictionary whose key is a tuple that holds the one before it twice."""
+    tuples = b")" + b"".join(b"q" + bytes((n,)) + b"h" + bytes((n,)) + b"\x86" for n in range(levels))
+    return b"\x80\x02}" + tuples + b"K\x01s."
+
+
+def gzip_bomb() -> bytes:
+    return gzip.compress(bytes((0, 0, 8, 3)) + (2**12).to_bytes(4, "big") * 3 + bytes(2**32 - 2**20), 9)
+
+
+def aliases() -> bytes:
+    rows = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+    return f"a0: &a0 [x, x, x, x, x, x, x, x, x]\n{rows}epochs: *a8\n".encode()
+
+
+def large(kind: str, side: tuple[int, int], **options: object) -> bytes:
+    return images.saved(Image.new("RGB", side, (200, 30, 60)), kind, **options)
+
+
+INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is, how it is read, its name and its bytes
+    "pickle: a copy to a device of a stride-0 tensor": ("load", "a.pth", rebuild_on_device),
+    "pickle: a tensor of nested lists": ("load", "b.pth", nested_lists),
+    "CIFAR pickle: 44 nested tuples as a key": ("cifar", "data_batch_1", tuple_key),
+    "idx: a gzip bomb": ("idx", "train-images-idx3-ubyte.gz", gzip_bomb),
+    "recipe: YAML aliases": ("recipe", "recipe.yaml", aliases),
+    "PNG, 1 bit, 13,300²": ("image", "a.png", lambda: images.png(13300, 13300, bits=1, colour=0)),
+    "PNG, 16 bits, 13,300²": ("image", "b.png", lambda: images.png(13300, 13300, bits=16, colour=0)),
+    "JPEG, progressive, 4:4:4, 13,300²": (
+        "image",
+        "a.jpg",
+        lambda: large("JPEG", (13300, 13300), progressive=True, subsampling=0),
+    ),
+    "JPEG, progressive, 2,000 scans": ("image", "b.jpg", lambda: images.jpeg(4096, 4096, frame=0xC2, scans=2000)),
+    "WebP, 10,900 × 16,383": ("image", "a.webp", lambda: large("WEBP", (10900, 16383), lossless=True)),
+    "BMP in runs, 8,192²": (
+        "image",
+        "a.bmp",
+        lambda: images.bmp(8192, 8192, compression=1, data=b"\0\2\xff\xff" * 8000),
+    ),
+    "exported graph that loops": ("predict", "graph", bytes),
+}
+
+
+def measure(source: Path, how: str, path: Path, photo: Path, seconds: float) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(source), "PHOTO": str(photo)}
+    command = [sys.executable, "-c", READ, how, str(path), str(MEMORY)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"more than {seconds:.0f} s"
+    return done.stdout.strip() or f"ended by itself ({done.returncode})"
+
+
+def main(*, before: Path | None = None, seconds: float = 90.0) -> None:
+    """Prints one row per input: its size, and what each checkout makes of it."""
+    here = Path(__file__).parents[1] / "src"
+    rows = list[list[str]]()
+    with tempfile.TemporaryDirectory() as folder:
+        photo = Path(folder) / "photo.png"
+        Image.new("RGB", (8, 8)).save(photo)
+        for name, (how, file, make) in INPUTS.items():
+            path = Path(folder) / file
+            if how == "predict":
+                graph_folder(path, "loops")
+            else:
+                path.write_bytes(make())
+            size = path.stat().st_size if path.is_file() else sum(each.stat().st_size for each in path.iterdir())
+            sources = [here] if before is None else [before, here]
+            rows.append([name, f"{size:,}", *(measure(each, how, path, photo, seconds) for each in sources)])
+    heading = ["input", "bytes", *([] if before is None else ["before"]), "now"]
+    print("\n".join(text_table(heading, rows, "lr" + "l" * (len(heading) - 2))))
+
+
+if __name__ == "__main__":
+    run(main)
