@@ -43,7 +43,7 @@ ways = {
     "recipe": lambda path: open_recipe(str(path)),
     "predict": lambda path: predictor(path).predict(Path(os.environ["PHOTO"])),
 }
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])  # of this program alone
 way, path, before = ways[sys.argv[1]], Path(sys.argv[2]), peak()
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
 start = time.perf_counter()
@@ -62,16 +62,17 @@ def rebuild_on_device() -> bytes:
     """A tensor of one number that claims two thousand million, copied to a device."""
     one = b"((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
     view = b"ctorch._utils\n_rebuild_tensor_v2\n" + one + b"K\0(J\0\xca\x9a;t(K\0t\x89ccollections\nOrderedDict\n)RtR"
-    copy = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" + view + b"ctorch\nfloat32\nX\x03\0\0\0cpu\x89tR"
+    copy = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" + view + b"ctorch\nfloat64\nX\x03\0\0\0cpu\x89tR"
     return zipped(b"\x80\x02}X\x01\0\0\0a" + copy + b"s.", b"\0\0\0\0")
 
 
-def nested_lists(levels: int = 27) -> bytes:
+def nested_lists(levels: int = 26) -> bytes:
     """A tensor of lists in lists, each of which holds the one before it twice."""
-    lists = b"](K\x01K\x01e" + b"".join(
-        b"q" + bytes((n,)) + b"0](h" + bytes((n,)) + b"h" + bytes((n,)) + b"e" for n in range(levels)
+    lists = b"K\0](K\x01K\x01eq\0" + b"".join(
+        b"K" + bytes((n,)) + b"](h" + bytes((n - 1,)) + b"h" + bytes((n - 1,)) + b"eq" + bytes((n,))
+        for n in range(1, levels)
     )
-    return zipped(b"\x80\x02}X\x01\0\0\0actorch\nFloatTensor\n" + lists + b"\x85Rs.")
+    return zipped(b"\x80\x02}(" + lists + b"X\x01\0\0\0actorch\nFloatTensor\nh" + bytes((levels - 1,)) + b"\x85Ru.")
 
 
 def tuple_key(levels: int = 44) -> bytes:
@@ -85,8 +86,8 @@ def gzip_bomb() -> bytes:
 
 
 def aliases() -> bytes:
-    rows = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
-    return f"a0: &a0 [x, x, x, x, x, x, x, x, x]\n{rows}epochs: *a8\n".encode()
+    rows = ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 8))
+    return f"epochs: [&a0 [x, x, x, x, x, x, x, x, x], {rows}]\n".encode()
 
 
 def large(kind: str, side: tuple[int, int], **options: object) -> bytes:
