@@ -85,7 +85,7 @@ save = write  # the package's own word for it, beside load
 
 
 def warn_of_losses(to: str, path: Path, description: Description) -> None:
-    """Reads back what was written, and says what its readers will not know: heads, size, preprocessing, labels."""
+    """Reads back what was written and warns of what the layout cannot store: heads, size, preprocessing, labels."""
     if to == "vitrail":
         return
     how, config = description.preprocessing, description.config
@@ -96,12 +96,14 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
     except CheckpointError as error:
         warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
         return
-    with suppress(CheckpointError):  # where its readers ask or warn they are not wrong in silence
+    with suppress(CheckpointError):  # a reader that asks or warns is not silently wrong
         alone = find(path, to, {})
         for name, said_as in (("heads", "heads"), ("image_size", "trained_size")):
             ours, theirs = config.get(name), alone.description.config.get(name)
             if name in config and ours != theirs and said_as not in alone.assumed:
-                warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
+                warnings.warn(
+                    f"{path}: {to} cannot store {name} {ours!r}; its readers will assume {theirs!r}", stacklevel=3
+                )
     if description.labels is not None and back.labels is None:
         warnings.warn(f"{to} has no place for {len(description.labels)} labels in {path}: left out", stacklevel=3)
     if how is None or back.preprocessing is None:
@@ -110,7 +112,9 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
         ours, theirs = getattr(how, name), getattr(back.preprocessing, name)
         side = pair(how.image_size)[0]
         if ours != theirs and not (name == "crop" and floor(side / ours) == floor(side / theirs)):
-            warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
+            warnings.warn(
+                f"{path}: {to} cannot store {name} {ours!r}; its readers will assume {theirs!r}", stacklevel=3
+            )
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ class SharedFlags:
             cache=1.0 if self.cache is None else self.cache,
         )
         named = [teacher] if teacher is not None and teacher.startswith("timm:") else []  # here and now, so no file did
-        return asked.trusting([*self.code, *named], f"the recipe {recipe.name}")
+        return asked.with_trusted([*self.code, *named], f"the recipe {recipe.name}")
 
 
 @reflowed

@@ -51,11 +51,11 @@ def inspect_checkpoint(
 
     from vitrail.export.exported import is_exported
     from vitrail.inspection.integrity import is_run, verify
-    from vitrail.inspection.page import check_table
+    from vitrail.inspection.page import format_checks
 
     if is_run(Path(file)) or is_exported(file):
         checks = verify(Path(file))
-        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else check_table(checks))
+        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else format_checks(checks))
     else:
         from vitrail.inspection.checkpoint import inspect
 

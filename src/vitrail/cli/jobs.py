@@ -157,9 +157,9 @@ class Job:
                 note(f"{partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
                 print(f"{partial.out}: whole")
                 return
-            self.run_alone(listing, sink_for, write)
+            self.run_as_owner(listing, sink_for, write)
 
-    def run_alone(
+    def run_as_owner(
         self,
         listing: "Listing",
         sink_for: "Callable[[Predictor, dict[str, Any]], Sink]",
@@ -247,7 +247,7 @@ class Job:
         before, failed, start = len(sink.done), sink.failed, monotonic()
         if before:
             note(f"{before} pictures were done before, {failed} of which failed; going on")
-            self.tell_changed(listing, sink)
+            self.report_changed(listing, sink)
         left = (each for each in listing if each.name not in sink.done) if before else iter(listing)
         alone = survey.pictures == 1 and not survey.complaints
         with bar(max(0, survey.pictures - before), printing=self.partial is None) as advance:
@@ -267,7 +267,7 @@ class Job:
             places = f" and {len(survey.complaints)} of the places given" if survey.complaints else ""
             raise FailedError(f"{failed} of {survey.pictures} pictures{places} could not be read{where}")
 
-    def tell_changed(self, listing: "Listing", sink: Sink) -> None:
+    def report_changed(self, listing: "Listing", sink: Sink) -> None:
         """Finished images whose files are others now: their rows are about what they were."""
         from vitrail.predict.ledger import stamp_of_file
 

@@ -98,7 +98,10 @@ def go_on(folder: Path, here: Here, code: Sequence[str] = ()) -> None:
 
 def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
     folder, plan = run.folder, run.plan()
-    request, steps = Request.from_json(plan.get("request"), str(folder)).trusting(code, str(folder)), plan.get("steps")
+    request, steps = (
+        Request.from_json(plan.get("request"), str(folder)).with_trusted(code, str(folder)),
+        plan.get("steps"),
+    )
     if type(steps) is not int or steps < 1:
         raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
     job = assembled(request, team)
@@ -235,10 +238,10 @@ def watches(team: Team, *, resumed: bool = False) -> Watch:
     if not team.first:
         return Several()
     board: list[Watch] = [TensorBoard()] if find_spec("tensorboard") else []
-    return Resumed([Terminal(), *board]) if resumed else Several([Terminal(), *board])
+    return ResumeWatch([Terminal(), *board]) if resumed else Several([Terminal(), *board])
 
 
-class Resumed(Several):
+class ResumeWatch(Several):
     """Says where a run resumes, which is known once its checkpoint is verified."""
 
     def started(self, start: Start) -> None:

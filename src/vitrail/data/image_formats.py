@@ -25,7 +25,7 @@ PLUGINS = {  # format → the one module of Pillow that is imported for it, and 
     "BMP": ("PIL.BmpImagePlugin", "BmpImageFile"),
     "TIFF": ("PIL.TiffImagePlugin", "TiffImageFile"),
 }
-PILLOWS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow calls them
+PILLOW_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow calls them
 FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
@@ -109,7 +109,7 @@ def faults_of(where: str) -> Generator[None]:
 
 
 @contextmanager
-def named(source: Any) -> Generator[None]:
+def prefix_errors(source: Any) -> Generator[None]:
     """Where `source` is a path, a DataError inside begins with it."""
     try:
         yield
@@ -154,7 +154,7 @@ def open_undecoded(data: bytes, where: str, limits: Limits, *, whole: bool = Tru
         check_bytes(data, where, limits)
         kind = format_of(data)
         if kind is None:
-            raise not_read(data, where)
+            raise unsupported_format(data, where)
         size = webp_size(data) if kind == "WebP" else None
         if size is not None:  # before its decoder allocates the canvas
             check_pixels(*size, where, limits, MOST_WEBP)
@@ -179,7 +179,7 @@ def format_of(data: bytes) -> str | None:
     return next((kind for signature, kind in SIGNATURES.items() if data.startswith(signature)), None)
 
 
-def not_read(data: bytes, where: str) -> DataError:
+def unsupported_format(data: bytes, where: str) -> DataError:
     """What a file of another kind is, as far as its first bytes tell, and what to do with it."""
     found = other_kind(data)
     if found is None:

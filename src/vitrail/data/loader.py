@@ -241,7 +241,7 @@ def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool = Fal
         return iter(loader)
 
 
-def died_of_worker(error: BaseException | None) -> bool:
+def is_worker_death(error: BaseException | None) -> bool:
     """Whether an error tells, itself or below what was made of it, that a data worker was killed.
 
     torch raises it from a signal's handler, so at any point of the main thread, not only where a batch is asked for.
@@ -254,12 +254,12 @@ def died_of_worker(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def naming_dead_workers(workers: int) -> Generator[None]:
+def report_dead_workers(workers: int) -> Generator[None]:
     """One line where a data worker is killed, in place of torch's traceback."""
     try:
         yield
     except Exception as error:
-        if not died_of_worker(error):
+        if not is_worker_death(error):
             raise
         raise DataError(
             f"one of {workers} data workers was killed, maybe since memory ran out; "

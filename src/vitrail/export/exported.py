@@ -155,7 +155,7 @@ def model_file(place: str | Path) -> Path:
 def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
     """What config.json says, as a person may have edited it; without one what the file itself says of itself."""
     file = model_file(place)
-    about = description_beside(place)
+    about = description_in(place)
     if about is not None:
         return about
     if METADATA not in inside:
@@ -165,7 +165,7 @@ def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
     return Exported.from_json(inside[METADATA], f"the metadata of {file}")
 
 
-def description_beside(place: str | Path) -> Exported | None:
+def description_in(place: str | Path) -> Exported | None:
     """What config.json in the folder says; None where a file was given, or the folder has none."""
     config = Path(place) / CONFIG
     if not Path(place).is_dir() or not os.path.lexists(config):

@@ -16,7 +16,7 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError, one_line
 from vitrail.export.agreement import agreeing
 from vitrail.export.exported import METADATA, MODEL, Exported
 from vitrail.export.folder import written_whole
-from vitrail.export.session import answers, quiet, run_within, session
+from vitrail.export.session import answers, quiet, run_with_timeout, session
 from vitrail.files import file_checksum
 
 OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
@@ -56,7 +56,7 @@ def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     opened = session(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
     for picture in pixels:  # one by one: all inputs of all layers at once are large
-        for name, values in zip(inputs, run_within(opened, picture[None], names=inputs), strict=True):
+        for name, values in zip(inputs, run_with_timeout(opened, picture[None], names=inputs), strict=True):
             largest[name] = max(largest[name], float(np.abs(values).max()))
             squares[name] += float(np.square(values, dtype=np.float64).mean()) / len(pixels)
     return [node.name for node in products if largest[node.input[0]] > OUTLYING * squares[node.input[0]] ** 0.5]

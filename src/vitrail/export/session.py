@@ -52,12 +52,12 @@ def read_data(model: Path) -> bytes:
         return file.read()
 
 
-def verified_session(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
+def open_verified(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
     """As `session`, of a file that matches its checksum, if it has one; hashing takes no longer than opening."""
     size = model.stat().st_size
     if size > LARGEST:
         raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {LARGEST:,}")
-    found, before = dict[str, str](), identity(model)
+    found, before = dict[str, str](), file_identity(model)
     checked = [each for each in (model, data_file(model)) if each.name in checksums]
     thread = Thread(target=hash_into, args=(found, checked))
     thread.start()
@@ -78,7 +78,7 @@ def verified_session(model: Path, threads: int, checksums: Mapping[str, str]) ->
         raise CheckpointError(
             f"{model} cannot be run: {one_line(failure)}; expected an ONNX file, whole: export it again"
         ) from None
-    if identity(model) != before:
+    if file_identity(model) != before:
         raise CheckpointError(f"{model} changed while it was opened; expected a file that stays: try again")
     return opened
 
@@ -91,13 +91,13 @@ def hash_into(found: dict[str, str], files: Sequence[Path]) -> None:
             found[file.name] = one_line(error)  # which is no checksum
 
 
-def identity(file: Path) -> tuple[tuple[int, ...], ...]:
+def file_identity(file: Path) -> tuple[tuple[int, ...], ...]:
     """Of the file and the one with its weights: another one, or one that was written to, has another."""
     found = [os.stat(each) for each in (file, data_file(file)) if each.exists()]  # noqa: PTH116
     return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
 
 
-def run_within(
+def run_with_timeout(
     opened: Any, pixels: NDArray[np.uint8], seconds: float | None = None, names: Sequence[str] | None = None
 ) -> list[Any]:
     """What a graph returns, or an error where it takes longer than so many seconds: it may loop without end."""
@@ -120,7 +120,7 @@ def run_within(
 def answers(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Of pictures one by one: (B, rows, columns, C) → (B, …)."""
     opened = session(model)
-    return np.concatenate([run_within(opened, each[None])[0] for each in pixels])
+    return np.concatenate([run_with_timeout(opened, each[None])[0] for each in pixels])
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class UntrustedError(ConfigError):
         )
 
 
-def resolved(name: str) -> str:
+def resolve_name(name: str) -> str:
     """The name of an outside family so that it is the same from any folder: a file by its full path."""
     place, _, preset = name.rpartition(":")
     return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name

@@ -165,13 +165,13 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
         return exact
     if engine.name != "onnx":
         raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
-    exact.engine.run(blank(exact))  # within its time limit: the quantiser runs the graph, too
+    exact.engine.run(blank_image(exact))  # within its time limit: the quantiser runs the graph, too
     settled = replace(wish, engine="auto", merge=0, fields=None)  # an export says all of its model
     try:
         try:
             quick = open_with(kept_int8(engine.place, engine.about), settled, "auto")
         except CheckpointError:  # damaged since it was written
-            quick = open_with(kept_int8(engine.place, engine.about, anew=True), settled, "auto")
+            quick = open_with(kept_int8(engine.place, engine.about, rebuild=True), settled, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact
@@ -195,7 +195,7 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
     return quick
 
 
-def blank(predictor: Predictor) -> NDArray[np.uint8]:
+def blank_image(predictor: Predictor) -> NDArray[np.uint8]:
     """One black image, as the engine takes it: (1, rows, columns, C)."""
     how = predictor.preprocessing
     return np.zeros((1, *pair(how.image_size), len(how.mean)), np.uint8)

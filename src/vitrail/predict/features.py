@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import open_regular
-from vitrail.predict.growing import Growing, csv_records, open_anew
+from vitrail.predict.growing import Growing, csv_records, open_empty
 from vitrail.predict.ledger import Ledger
 from vitrail.predict.resuming import LEDGER, Partial
 from vitrail.predict.sinks import csv_line, encoded, plain_text, pyarrow, safe_name, safe_text
@@ -140,7 +140,7 @@ class FeatureFile:
         lines = (fields for fields, _ in islice(csv_records(self.names_path, 3), 1, None))
         with (
             os.fdopen(open_regular(self.array_path), "rb") as numbers,
-            open_anew(self.partial.folder / PARQUET) as place,
+            open_empty(self.partial.folder / PARQUET) as place,
             parquet.ParquetWriter(place, schema) as file,
         ):
             numbers.seek(START)

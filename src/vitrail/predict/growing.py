@@ -23,7 +23,7 @@ def open_own(path: Path) -> int:
     return descriptor
 
 
-def open_anew(path: Path) -> BinaryIO:
+def open_empty(path: Path) -> BinaryIO:
     """An empty file of ours under that name; of a link that lies there the link is removed, not what it points to."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN, 0o666), "wb")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from vitrail.export.exported import CONFIG, description_beside, is_exported, model_file
+from vitrail.export.exported import CONFIG, description_in, is_exported, model_file
 from vitrail.export.session import data_file
 from vitrail.files import file_checksum
 
@@ -19,7 +19,7 @@ def contents_of(model: str | Path) -> list[str]:
     """
     place = Path(model)
     if is_exported(place):
-        about = description_beside(place)
+        about = description_in(place)
         found = onnx_contents(model_file(place), {} if about is None else about.files)
         return found if about is None else [*found, short_key(about.to_json())]
     if place.is_file():

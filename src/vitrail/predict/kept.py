@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vitrail import __version__
 from vitrail.errors import CheckpointError, VitrailError, one_line
-from vitrail.export.exported import MODEL, Exported, description_beside, model_file
+from vitrail.export.exported import MODEL, Exported, description_in, model_file
 from vitrail.files import read_text, write_text
 from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
 from vitrail.predict.identity import onnx_contents, short_key
@@ -38,14 +38,14 @@ def export_folder(viewer: Any, output: str, *, merge: int, precision: str) -> Pa
 
 
 def kept_export(
-    viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], anew: bool = False
+    viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], rebuild: bool = False
 ) -> Path:
     """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
     from vitrail.export.folder import remove_export
     from vitrail.export.writing import export_model
 
     place = export_folder(viewer, output, merge=merge, precision=precision)
-    if anew or not is_whole(place):
+    if rebuild or not is_whole(place):
         remove_export(place)
         export_model(
             viewer.model,
@@ -59,7 +59,7 @@ def kept_export(
     return place
 
 
-def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
+def kept_int8(place: Path, about: Exported, *, rebuild: bool = False) -> Path:
     """An exported model in 8 bits, made of its own file at the first time it is asked for; needs onnx and no torch."""
     from vitrail.data.photos import views
     from vitrail.export.folder import remove_export
@@ -68,7 +68,7 @@ def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
     file = model_file(place)
     contents = onnx_contents(file, about.files)
     kept = cache_folder() / "exports" / short_key(__version__, "int8", *contents, about.to_json())
-    if anew or not is_whole(kept):
+    if rebuild or not is_whole(kept):
         remove_export(kept)
         in_8_bits(file, kept, about, views(32, about.preprocessing), contents[0])
     return kept
@@ -77,7 +77,7 @@ def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
 def is_whole(place: Path) -> bool:
     """Whether an export of ours is there; its files are compared with their checksums when it is opened."""
     with suppress(VitrailError, OSError):
-        about = description_beside(place)
+        about = description_in(place)
         return about is not None and MODEL in about.files and (place / MODEL).is_file()
     return False
 

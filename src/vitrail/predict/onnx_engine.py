@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, one_line
-from vitrail.export.exported import Exported, description, description_beside, model_file
-from vitrail.export.session import LIMIT, onnxruntime, run_within, verified_session
+from vitrail.export.exported import Exported, description, description_in, model_file
+from vitrail.export.session import LIMIT, onnxruntime, open_verified, run_with_timeout
 from vitrail.models.checks import pair
 
 
@@ -19,8 +19,8 @@ class OnnxEngine:
     def __init__(self, place: str | Path, *, streams: int = 1, threads: int = 1) -> None:
         self.file, self.is_tried = model_file(place), False
         onnxruntime()
-        about = description_beside(place)
-        self.session = verified_session(self.file, threads, {} if about is None else about.files)
+        about = description_in(place)
+        self.session = open_verified(self.file, threads, {} if about is None else about.files)
         self.place, self.streams = Path(place), streams
         self.threads: int | None = threads
         inside = self.session.get_modelmeta().custom_metadata_map
@@ -63,7 +63,7 @@ class OnnxEngine:
             if self.is_tried:
                 found: Any = self.session.run(None, {"pixels": pixels})
             else:
-                found = run_within(self.session, pixels, LIMIT * len(pixels))
+                found = run_with_timeout(self.session, pixels, LIMIT * len(pixels))
         except Exception as error:  # a class of its own for each reason
             raise CheckpointError(
                 f"{self.file} failed: {one_line(error)}; expected what `vitrail export` wrote: export it again"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitrail.predict.answers import Answer
-from vitrail.predict.growing import Growing, csv_records, json_records, open_anew
+from vitrail.predict.growing import Growing, csv_records, json_records, open_empty
 from vitrail.predict.ledger import Ledger
 from vitrail.predict.resuming import LEDGER, Partial, WritingError
 from vitrail.predict.sinks import (
@@ -81,7 +81,7 @@ class RowFile:
         with self.partial.faults():
             if self.kind in ("json", "parquet"):
                 written = Counted(row for row, _ in json_records(self.rows))
-                with open_anew(self.partial.folder / f"rows.{self.kind}") as file:
+                with open_empty(self.partial.folder / f"rows.{self.kind}") as file:
                     if self.kind == "json":
                         write_json(written, file)
                     else:

@@ -60,7 +60,7 @@ def rows(engine: Engine, pictures: Iterable[Shown], prepare: Prepare, batch: int
         with gate:
             values = iter(engine.run(np.stack(good)) if good else ())
         return [
-            Row(each.name, None, found, stamp) if isinstance(found, DataError) else finite(each, next(values), stamp)
+            Row(each.name, None, found, stamp) if isinstance(found, DataError) else make_row(each, next(values), stamp)
             for each, found, stamp in zip(part, prepared, stamps, strict=True)
         ]
 
@@ -85,7 +85,7 @@ def attempt(picture: Shown, prepare: Prepare) -> NDArray[np.uint8] | DataError:
         return error
 
 
-def finite(picture: Shown, values: NDArray[np.float32], stamp: int) -> Row:
+def make_row(picture: Shown, values: NDArray[np.float32], stamp: int) -> Row:
     """A row, or an error where the numbers are useless: NaN, infinite, or -inf alone; some -inf may mask classes."""
     if (values < np.inf).all() and np.isfinite(values).any():
         return Row(picture.name, values, None, stamp)

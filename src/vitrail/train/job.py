@@ -15,10 +15,10 @@ from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Data, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import UntrustedError, find, is_outside, resolved
+from vitrail.models.catalog import UntrustedError, find, is_outside, resolve_name
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
-from vitrail.train.opened import TIMM, check_recorded
+from vitrail.train.opened import TIMM, check_teacher
 from vitrail.train.recipe import Recipe
 from vitrail.train.runs import finished_run
 
@@ -60,7 +60,7 @@ class Request:
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> "Request":
-        """As a file has it, which nobody vouches for: what it names as code is not run, see `trusting`."""
+        """As a file has it, which nobody vouches for: what it names as code is not run, see `with_trusted`."""
         try:
             given: dict[str, Any] = {**data, "trusted": None}  # no file says what may be trusted
             flat = dict(given.pop("recipe"))
@@ -77,11 +77,11 @@ class Request:
         teacher = self.teacher if self.teacher is not None and self.teacher.startswith(TIMM) else None
         return [name for name in (self.trusted, teacher) if name is not None]
 
-    def trusting(self, code: Sequence[str], where: str) -> "Request":
+    def with_trusted(self, code: Sequence[str], where: str) -> "Request":
         """With the outside model and teacher that the user names in `code`, in place of those that a file names."""
-        model, left = named_now(self.recipe.model, code, where)
+        model, left = match_trusted_model(self.recipe.model, code, where)
         if self.teacher is not None:
-            left = check_recorded(self.teacher, left, where)
+            left = check_teacher(self.teacher, left, where)
         if left:
             raise ConfigError(f"--trust-code {left[0]}, which {where} does not name; expected it without")
         outside = model if is_outside(model) else None
@@ -110,7 +110,7 @@ def assemble(request: Request) -> Job:
     return continued(request, found) if request.init else begun(recipe, found, request.trusted)
 
 
-def named_now(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
+def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
     """The model to use for the one that a file names, and what of `code` is for something else.
 
     An outside model is what the user's words name, not the file's; both must mean the same preset.
@@ -126,7 +126,7 @@ def named_now(recorded: str | None, code: Sequence[str], where: str) -> tuple[st
             f"--trust-code {' --trust-code '.join(models)}, and {where} names the model {recorded!r}; "
             f"expected one that ends in :{preset}"
         )
-    return resolved(models[0]), [name for name in code if name not in models]
+    return resolve_name(models[0]), [name for name in code if name not in models]
 
 
 def begun(recipe: Recipe, data: Data, trusted: str | None = None) -> Job:

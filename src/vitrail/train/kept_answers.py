@@ -124,7 +124,7 @@ def save_array(path: Path, array: NDArray[np.float32]) -> None:
 def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     """None where it is not there, or damaged: then with a warning."""
     try:
-        return verified(path, shape)
+        return read_verified(path, shape)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -134,7 +134,7 @@ def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
         return None
 
 
-def verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+def read_verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
     """The array in a file that passes its checksum; those of earlier versions have none, and end with the array."""
     with os.fdopen(open_regular(path), "rb") as file:
         header = header_of(shape)

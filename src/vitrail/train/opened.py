@@ -55,7 +55,7 @@ def open_model(name: str, **fields: Any) -> Opened:
     return Opened(name=name, model=found.model, preprocessing=how, classes=config.classes, labels=about.labels, run=run)
 
 
-def check_recorded(name: str, code: Sequence[str], where: str) -> list[str]:
+def check_teacher(name: str, code: Sequence[str], where: str) -> list[str]:
     """Of timm's models a file may name those that timm has itself, others only the user; gives the rest of `code`."""
     if name.startswith(TIMM) and not PLAIN.fullmatch(name.removeprefix(TIMM)) and name not in code:
         raise ConfigError(

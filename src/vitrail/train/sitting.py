@@ -12,7 +12,7 @@ from time import monotonic
 import torch
 
 from vitrail.data.datasets import Pictures
-from vitrail.data.loader import Batch, died_of_worker
+from vitrail.data.loader import Batch, is_worker_death
 from vitrail.errors import CheckpointError, DataError, VitrailError, one_line
 from vitrail.train.evaluate import evaluate
 from vitrail.train.run import Run
@@ -76,7 +76,7 @@ class Sitting:
 
     def run_all(self, batches: Iterator[Batch], pressed: list[int]) -> None:
         """Each step is logged, then saved, then evaluated: who stops it does not wait, and resuming evaluates first."""
-        with self.naming_a_dead_worker():
+        with self.report_dead_worker():
             self.take_steps(batches, pressed)
 
     def take_steps(self, batches: Iterator[Batch], pressed: list[int]) -> None:
@@ -85,7 +85,7 @@ class Sitting:
             self.evaluate_if_due()
             while training.done < training.steps:
                 self.skip(training.step(batches))
-                with self.outliving_the_terminal():
+                with self.ignore_closed_terminal():
                     self.watch.stepped(training.done)
                 last = training.done == training.steps
                 if last or training.done % training.log_every == 0:
@@ -98,11 +98,11 @@ class Sitting:
                     raise StoppedError(stop, training.done, self.run.folder if self.run else None)
                 self.evaluate_if_due()
         finally:
-            with self.outliving_the_terminal():
+            with self.ignore_closed_terminal():
                 self.watch.finished()
 
     @contextmanager
-    def outliving_the_terminal(self) -> Generator[None]:
+    def ignore_closed_terminal(self) -> Generator[None]:
         """A terminal that is closed takes no more text, which must not keep the run from being saved."""
         try:
             yield
@@ -112,12 +112,12 @@ class Sitting:
             self.watch = Several()
 
     @contextmanager
-    def naming_a_dead_worker(self) -> Generator[None]:
+    def report_dead_worker(self) -> Generator[None]:
         """torch tells of a killed data worker at any point, so the step that was under way is lost, not saved."""
         try:
             yield
         except Exception as error:
-            if not died_of_worker(error):
+            if not is_worker_death(error):
                 raise
             fewer = f"vitrail train --resume {self.run.folder} --workers {self.workers // 2}" if self.run else ""
             raise DataError(
@@ -187,7 +187,7 @@ class Sitting:
             if self.run:
                 with self.naming_what_is_kept():
                     self.run.log(line)
-            with self.outliving_the_terminal():
+            with self.ignore_closed_terminal():
                 self.watch.logged(line)
 
     def evaluate_if_due(self) -> None:

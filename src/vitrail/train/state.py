@@ -47,7 +47,7 @@ def write_state(state: State, path: Path) -> None:
 def read_state(path: Path) -> State:
     """A checkpoint that passes its checksum, copied: its file may be replaced or cut off afterwards."""
     try:
-        return verified(path)
+        return read_verified(path)
     except MemoryError:  # the file may be good
         raise CheckpointError(f"{path} does not fit into memory; expected a machine with more of it") from None
     except (OSError, SafetensorError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
@@ -56,7 +56,7 @@ def read_state(path: Path) -> State:
         raise DamagedError(path, error) from None
 
 
-def verified(path: Path) -> State:
+def read_verified(path: Path) -> State:
     os.close(open_regular(path))
     with safe_open(path, "pt") as file:
         header: dict[str, str] = dict(file.metadata() or {})
