@@ -312,7 +312,9 @@ def test_damaged_lines_of_a_log_are_counted_and_left_out(whole: Run, copy: Run) 
     )
     path.write_text(spoiled + "".join(f"{line}\n" for line in lines[len(BAD_LINES) :]) + '{"step": 15, "lo')
     assert "broken lines" in read_run(copy.folder).state
-    with pytest.warns(match=r"lines of log\.jsonl are damaged and left out; as it was, it is log\.jsonl\.damaged"):
+    with pytest.warns(
+        match=r"lines of log\.jsonl are damaged and left out; the original is kept as log\.jsonl\.damaged"
+    ):
         trained(SAVING, copy)
     assert_same(whole, copy)
     assert (copy.folder / "log.jsonl.damaged").read_text().startswith(spoiled[:100])

@@ -33,7 +33,7 @@ def sign_header(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> dic
 
 
 def is_intact(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bool | None:
-    """Whether the checksum in the header matches; None if there is none, as in public files and those of earlier versions."""
+    """Whether the checksum in the header matches; None if there is none, as in public and older files."""
     if CHECKSUM not in header:
         return None
     return header[CHECKSUM] == tensor_checksum(tensors, *header_texts(header))

@@ -1,4 +1,4 @@
-"""Fixed tables of positions by which files of MAE and MoCo v3 are recognised: they order rows and columns differently."""
+"""Fixed position tables by which files of MAE and MoCo v3 are recognised: the two differ in the order of the axes."""
 
 from math import isqrt
 

@@ -1,7 +1,7 @@
 """The pickle in a file that torch.save wrote: the tensors it describes, checked before any of their values is read.
 
-torch.load(weights_only=True) runs no code, but it allows functions that allocate any amount of memory for a few bytes. So
-it is not used: the pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor is then a
+torch.load(weights_only=True) runs no code, but some functions that it allows allocate any amount of memory. So it is
+not used: the pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor is then a
 place in a storage that lies within the file.
 """
 

@@ -56,8 +56,8 @@ def load(
     made the checkpoint, or the named one; the patch kernel to another patch size as FlexiViT does it; and a head for
     other classes starts at zero. `source` names the layout where it should not be found out; fields that a file does
     not say, such as heads, may be given too, and trained_size=(32, 128) for its grid of positions. Weights keep the
-    dtype they are stored in unless `dtype` is given; mixed dtypes are cast to the widest. Nothing in a file is ever run: a
-    family from outside the package is given as `family`.
+    dtype they are stored in unless `dtype` is given; mixed dtypes are cast to the widest. Nothing in a file is ever
+    run: a family from outside the package is given as `family`.
     """
     found = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_of(found, path)
@@ -144,7 +144,8 @@ def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -
     size = pair(config.image_size)
     if given not in (None, size):
         raise CheckpointError(
-            f"{where} was trained on images of {size_text(size)}, not {size_text(given)}; expected no other {TRAINED_SIZE}"
+            f"{where} was trained on images of {size_text(size)}, not {size_text(given)}; "
+            f"expected no other {TRAINED_SIZE}"
         )
 
 

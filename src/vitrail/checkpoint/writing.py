@@ -101,9 +101,7 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
         for name, said_as in (("heads", "heads"), ("image_size", "trained_size")):
             ours, theirs = config.get(name), alone.description.config.get(name)
             if name in config and ours != theirs and said_as not in alone.assumed:
-                warnings.warn(
-                    f"{path}: {to} cannot store {name} {ours!r}; its readers will assume {theirs!r}", stacklevel=3
-                )
+                warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
     if description.labels is not None and back.labels is None:
         warnings.warn(f"{to} has no place for {len(description.labels)} labels in {path}: left out", stacklevel=3)
     if how is None or back.preprocessing is None:
@@ -112,9 +110,7 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
         ours, theirs = getattr(how, name), getattr(back.preprocessing, name)
         side = pair(how.image_size)[0]
         if ours != theirs and not (name == "crop" and floor(side / ours) == floor(side / theirs)):
-            warnings.warn(
-                f"{path}: {to} cannot store {name} {ours!r}; its readers will assume {theirs!r}", stacklevel=3
-            )
+            warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
 
 
 @torch.no_grad()

@@ -84,7 +84,7 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
 def go_on(folder: Path, here: Here, code: Sequence[str] = ()) -> None:
     """A run from its last checkpoint, or from its beginning if there is none yet.
 
-    `code` is what the user named now: an outside model that run.json names is imported only if it is among it.
+    `code` is the code named by the user: an outside model in run.json is imported only if it is listed there.
     """
     keep_freed_memory()
     run = Run(folder)
@@ -107,7 +107,7 @@ def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
     job = assembled(request, team)
     setup, taught_by = setup_of(job, request, here, team)
     now = plan_of(job, request, setup, steps, taught_by)
-    if request.trusted is not None:  # the user's name for it counts, which may be another path to the same code
+    if request.trusted is not None:  # the user may name the same code by another path
         now["model"]["name"] = name_of(plan.get("model"))
     for what in ("model", "data", "teacher"):
         if apart := differences(plan.get(what), now[what]):
@@ -242,7 +242,7 @@ def watches(team: Team, *, resumed: bool = False) -> Watch:
 
 
 class ResumeWatch(Several):
-    """Says where a run resumes, which is known once its checkpoint is verified."""
+    """Prints the step from which a run resumes, known once its checkpoint is verified."""
 
     def started(self, start: Start) -> None:
         where = f"step-{start.done:08}" if start.done else "its beginning"
@@ -313,7 +313,7 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int, taught_by: dic
 
 
 def new_folder(job: Job, recipe: Recipe) -> Path:
-    """runs/DATA-RECIPE-1, or the next number that is free; made at once, so that nobody else takes it."""
+    """runs/DATA-RECIPE-1, or the next number that is free; created at once, so that no other process takes it."""
     name = f"{Path(job.data.name).name or 'data'}-{recipe.name}"
     make_folder(RUNS)
     for number in count(1):

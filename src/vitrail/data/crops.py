@@ -48,7 +48,7 @@ def part(source: Any, choose: Callable[[int, int], Box], least: tuple[int, int])
         where = repr(str(source))
         return part_of_file(read_image_file(source, where, limits), where, choose, least, limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return part_of_file(bytes(source), "the bytes given", choose, least, limits)
+        return part_of_file(bytes(source), "the given data", choose, least, limits)
     image = open_image(source)
     return cut(image, choose(image.height, image.width))
 
@@ -68,7 +68,7 @@ def part_of_file(
         by = shrinkage(box, least)
         if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):  # None if it is no JPEG
             box = shrunk(box, by, -(-rows // by), -(-columns // by))
-        image = to_rgb(upright(image, where))  # the one before it is freed
+        image = to_rgb(upright(image, where))  # frees the previous image
         return cut(image, box)
 
 

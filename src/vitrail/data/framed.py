@@ -58,12 +58,12 @@ def framed(
 
 
 def name_of(source: Any) -> str:
-    """What an error calls it."""
+    """The name of an image in error messages."""
     if isinstance(source, str | Path):
         return repr(str(source))
     if isinstance(source, bytes | bytearray | memoryview):
-        return "the bytes given"
-    return f"the file {getattr(source, 'name', '')!r}" if hasattr(source, "read") else "the picture given"
+        return "the given data"
+    return f"the file {getattr(source, 'name', '')!r}" if hasattr(source, "read") else "the given image"
 
 
 def from_file(data: bytes, where: str, preprocessing: Preprocessing, limits: Limits, scaled: bool) -> Image.Image:

@@ -28,8 +28,8 @@ TURNS = {  # EXIF's orientation → what sets the picture upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-PILLOW_DEFAULT = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS as Pillow sets it
-STRIP = 2**20  # pixels that are converted at once
+PILLOW_DEFAULT = 89_478_485  # Pillow's default of PIL.Image.MAX_IMAGE_PIXELS
+STRIP = 2**20  # pixels converted at once
 AS_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
 AS_TENSOR = "a tensor (1 or 3, rows, columns)"
 
@@ -45,35 +45,35 @@ def open_image(source: Any) -> Image.Image:
         where = repr(str(source))
         return decoded(read_image_file(source, where, limits), where, limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return decoded(bytes(source), "the bytes given", limits)
+        return decoded(bytes(source), "the given data", limits)
     if hasattr(source, "read"):
         where = f"the file {getattr(source, 'name', '')!r}"
         return decoded(read_stream(source, where, limits), where, limits)
     if isinstance(source, Image.Image):
-        with faults_of("the picture given"):
+        with faults_of("the given image"):
             check_format(source)
-            return to_rgb(upright(source, "the picture given"), shared=source)
+            return to_rgb(upright(source, "the given image"), shared=source)
     if isinstance(source, np.ndarray):
-        with faults_of("the array given"):
-            return to_rgb(upright(from_array(source), "the array given"))
+        with faults_of("the given array"):
+            return to_rgb(upright(from_array(source), "the given array"))
     if hasattr(source, "detach") and hasattr(source, "numpy"):
-        with faults_of("the tensor given"):
-            return to_rgb(upright(from_tensor(source), "the tensor given"))
+        with faults_of("the given tensor"):
+            return to_rgb(upright(from_tensor(source), "the given tensor"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {AS_ARRAY} or {AS_TENSOR}"
     raise DataError(f"the picture is a {type(source).__name__}; expected {kinds}")
 
 
 def pillow_limits() -> Limits:
-    """PIL.Image.MAX_IMAGE_PIXELS where someone has set it, with None for no limit; else the limits by format."""
+    """PIL.Image.MAX_IMAGE_PIXELS if it was changed (None: no limit), otherwise the limits by format."""
     if Image.MAX_IMAGE_PIXELS == PILLOW_DEFAULT:
         return DEFAULT
     return Limits(pixels=sys.maxsize if Image.MAX_IMAGE_PIXELS is None else max(1, int(Image.MAX_IMAGE_PIXELS)))
 
 
 def check_format(image: Image.Image) -> None:
-    """Of an image that someone else opened and that is not decoded yet: decoding some formats starts a program."""
+    """Refuses an undecoded Pillow image of an unsupported format: decoding some formats starts a program."""
     if getattr(image, "tile", None) and image.format not in PILLOW_FORMATS:
-        given = f"the picture given is an undecoded {image.format} file"
+        given = f"the given image is an undecoded {image.format} file"
         raise DataError(f"{given}; expected one of {', '.join(PILLOW_FORMATS)}, or its pixels: call its load() first")
 
 
@@ -83,10 +83,10 @@ def decoded(data: bytes, where: str, limits: Limits) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, shared: Image.Image | None = None) -> Image.Image:
-    """In RGB and without a file or EXIF, by which it would be turned again; copied only if it is `shared`."""
+    """The image in RGB, detached from its file and EXIF, which would rotate it again; copied only if it is `shared`."""
     if image.mode != "RGB" or image is shared:
         image = image.convert("RGB")
-    elif type(image) is not Image.Image:  # of a file: its pixels without the file, and without a copy
+    elif type(image) is not Image.Image:  # opened from a file: keep its pixels, without a copy
         image = image._new(image.im)  # pyright: ignore[reportPrivateUsage]
     image.info = {}
     return image
@@ -115,7 +115,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def convert_in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """The image converted some rows at a time, so that a large one is not held in wider numbers as well."""
+    """The image converted some rows at a time, so that a large one is never held in a wider type as a whole."""
     result, rows = Image.new(mode, image.size), max(1, STRIP // image.width)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -130,7 +130,7 @@ def blend_over_white(image: Image.Image) -> Image.Image:
 
 def from_16_bits(image: Image.Image, where: str) -> Image.Image:
     """To 8 bits by value, where Pillow would clip; its mode I has 32 bits, of which 16 are expected."""
-    extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot have others
+    extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot exceed 16 bits
     low, high = extremes
     if low < 0 or high > 65535:
         raise DataError(f"{where} has values from {low} to {high}; expected 16 bits, 0 to 65535")

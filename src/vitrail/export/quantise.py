@@ -75,7 +75,7 @@ def in_8_bits(
 ) -> None:
     """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures.
 
-    With `checksum` nothing appears unless that is the file's, also after it was read.
+    If `checksum` is given, nothing is written unless it is still the file's after quantising.
     """
     with written_whole(folder) as place:
         try:
@@ -83,12 +83,14 @@ def in_8_bits(
             same = agreeing(answers(place / MODEL, pixels), answers(file, pixels), about.output)
         except (OSError, VitrailError):
             raise
-        except Exception as error:  # a graph of somebody else's: the quantiser has many ways to fail
-            raise CheckpointError(f"{file} cannot be made int8: {one_line(error)}; expected an export") from error
+        except Exception as error:  # for an untrusted graph, the quantiser may raise anything
+            raise CheckpointError(
+                f"{file} cannot be quantised to int8: {one_line(error)}; expected an export"
+            ) from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
         describe(place, about)
         if checksum not in (None, file_checksum(file)):
-            raise CheckpointError(f"{file} was replaced while it was made int8; expected one that stays: try again")
+            raise CheckpointError(f"{file} was replaced while it was quantised to int8; try again")
 
 
 def describe(place: Path, about: Exported) -> None:

@@ -50,7 +50,9 @@ class Inspection:
     resampling: str | None = None
     provenance: Mapping[str, Any] | None = None
     ignored: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
+    assumed: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # values assumed for fields that the file does not specify
 
     def __str__(self) -> str:
         return self.page()
@@ -92,13 +94,13 @@ def facts(seen: Inspection) -> list[tuple[str, str]]:
 
 
 def describe_assumed(seen: Inspection) -> str:
-    """What the file does not say, and how to say it."""
+    """The assumed fields, and how to set them."""
     if not seen.assumed:
         return "nothing"
     fields = [name for name in seen.assumed if name != "preprocessing"]
     return (
         format_fields(seen.assumed)
-        + "; the file does not say"
+        + "; not specified in the file"
         + (f": change with --set {fields[0]}=…" if fields else "")
     )
 

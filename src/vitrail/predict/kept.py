@@ -1,6 +1,6 @@
 """What is worth keeping between two calls: exports of models, and which engine was the fastest, in the user's cache.
 
-Everything in it is known by contents, never by a path, and carries a checksum; what is damaged is made again.
+Entries are found by the contents of the model, never by its path, and carry a checksum; damaged ones are rebuilt.
 """
 
 import json
@@ -17,7 +17,7 @@ from vitrail.files import read_text, write_text
 from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
 from vitrail.predict.identity import onnx_contents, short_key
 
-MEASURED = "engines"  # the folder of measured speeds: a file for each key, so that no process loses another's
+MEASURED = "engines"  # the folder of measured speeds: one file per key, so that processes do not overwrite each other's
 LARGEST = 2**16  # bytes of such a file
 
 
@@ -75,7 +75,7 @@ def kept_int8(place: Path, about: Exported, *, rebuild: bool = False) -> Path:
 
 
 def is_whole(place: Path) -> bool:
-    """Whether an export of ours is there; its files are compared with their checksums when it is opened."""
+    """Whether a complete export is there; its checksums are verified when it is opened."""
     with suppress(VitrailError, OSError):
         about = description_in(place)
         return about is not None and MODEL in about.files and (place / MODEL).is_file()
@@ -83,7 +83,7 @@ def is_whole(place: Path) -> bool:
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """What was measured under that key; nothing where the file is missing, damaged or not ours."""
+    """What was measured under that key; None if the file is missing, damaged or not ours."""
     try:
         found: Any = parse_json(read_text(measured_file(key), LARGEST))
         if not isinstance(found, dict) or CHECKSUM not in found:

@@ -26,7 +26,7 @@ MOST = 1000  # skipped pictures that a checkpoint remembers
 
 
 class StoppedError(VitrailError):
-    """Somebody sent SIGTERM, pressed Ctrl-C or closed the terminal; everything is saved."""
+    """The run was stopped by SIGTERM, Ctrl-C or a closed terminal; everything is saved."""
 
     def __init__(self, by: int, step: int, where: Path | None) -> None:
         saved = f"go on with: vitrail train --resume {where}" if where else "nothing is kept, since no folder was given"
@@ -103,7 +103,7 @@ class Sitting:
 
     @contextmanager
     def ignore_closed_terminal(self) -> Generator[None]:
-        """A terminal that is closed takes no more text, which must not keep the run from being saved."""
+        """Writing to a closed terminal fails, which must not keep the run from being saved."""
         try:
             yield
         except OSError as error:
@@ -113,7 +113,7 @@ class Sitting:
 
     @contextmanager
     def report_dead_worker(self) -> Generator[None]:
-        """torch tells of a killed data worker at any point, so the step that was under way is lost, not saved."""
+        """torch may report a killed data worker at any point, so the current step is not saved."""
         try:
             yield
         except Exception as error:
@@ -121,8 +121,8 @@ class Sitting:
                 raise
             fewer = f"vitrail train --resume {self.run.folder} --workers {self.workers // 2}" if self.run else ""
             raise DataError(
-                f"one of {self.workers} data workers was killed after step {self.training.done}, maybe since memory "
-                f"ran out; {self.kept()}; resume with fewer workers: {fewer or 'fit(…, workers=…), with a run'}"
+                f"one of {self.workers} data workers was killed after step {self.training.done}, perhaps because "
+                f"memory ran out; {self.kept()}; resume with fewer workers: {fewer or 'fit(…, workers=…), with a run'}"
             ) from None
 
     def observed(self) -> dict[str, float]:
@@ -150,7 +150,7 @@ class Sitting:
             raise
 
     def kept(self) -> str:
-        """The newest checkpoint that can be resumed from; good is only what has been verified."""
+        """The newest checkpoint that can be resumed from; only a verified one is called good."""
         state, _ = self.run.newest() if self.run else (None, {})
         if state is None:
             return "there is no checkpoint to resume from"
@@ -238,7 +238,7 @@ class Sitting:
 def interrupts() -> Generator[list[int]]:
     """Signals that came, to be looked at between steps; who presses Ctrl-C twice does not want to wait for that.
 
-    A closed terminal (SIGHUP) counts too, but not where it is ignored already, as under nohup.
+    A closed terminal (SIGHUP) counts too, unless that signal is ignored, as under nohup.
     """
     came = list[int]()
     if threading.current_thread() is not threading.main_thread():
