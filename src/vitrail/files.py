@@ -1,4 +1,4 @@
-"""Files, read within limits and written whole. Every small file of the package is read and written through here."""
+"""Files: read within limits, written atomically. All small files of the package are read and written here."""
 
 import hashlib
 import os

@@ -136,7 +136,7 @@ def test_resuming_ends_as_if_it_had_not_stopped(photos: Path, capsys: pytest.Cap
             path.unlink()  # as if it had been killed after step 6
     shutil.rmtree("cut/model")
     train("--resume cut")
-    assert "on from step-00000006 of 8 steps" in capsys.readouterr().out
+    assert "resuming from step-00000006 of 8 steps" in capsys.readouterr().out
     mine, its = vitrail.load("whole/model").state_dict(), vitrail.load("cut/model").state_dict()
     assert all(torch.equal(mine[name], its[name]) for name in mine)
     train("--resume cut")
@@ -233,12 +233,12 @@ def test_a_run_that_changed_under_its_feet_is_not_resumed(photos: Path) -> None:
         train("--resume run")
     del plan["checksum"]
     Path("run/run.json").write_text(json.dumps(plan))
-    with pytest.raises(VitrailError, match="began with another model: depth 1, now 2"):
+    with pytest.raises(VitrailError, match=r"the model has changed \(depth 1, now 2"):
         train("--resume run")
     plan["request"]["recipe"]["fields"]["depth"] = 1
     Path("run/run.json").write_text(json.dumps(plan))
     Image.fromarray(noise(6, 5, 3)).save(photos / "train" / "ants" / "new.png")
-    with pytest.raises(VitrailError, match="began with another data: train 16, now 17"):
+    with pytest.raises(VitrailError, match=r"the data has changed \(train 16, now 17"):
         train("--resume run")
 
 

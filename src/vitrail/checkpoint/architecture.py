@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> tuple[Fields, Fields]:
     """Fields of the family's config for tensors under our names, and those about positions that are uncertain.
 
-    `known` are fields that the shapes cannot tell.
+    `known` are fields that the shapes do not show.
     """
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if family in CONFIGS:
@@ -97,18 +97,18 @@ def find_assumptions(
         "pool": config.get("pool") != "class",
         "positions": config.get("positions") != "none",
     }
-    taken = dict[str, Any]()
+    assumed = dict[str, Any]()
     for name in UNSEEN:
         if name not in fields or name in known or shown.get(name):
             continue
         if name not in fixed or (name == "heads" and not heads_of(config)[1]):
-            taken[name] = config.get(name, fields[name].default)
+            assumed[name] = config.get(name, fields[name].default)
     sure = "trained_size" in fixed or config["image_size"] in (
         known_size(known.get(name)) for name in ("trained_size", "image_size", "asked_size")
     )
     if not sure and "patch_size" in config and config.get("positions") != "none":
-        taken["trained_size"] = config["image_size"]
-    return {**taken, **doubts}
+        assumed["trained_size"] = config["image_size"]
+    return {**assumed, **doubts}
 
 
 def shape(sizes: Mapping[str, tuple[int, ...]], name: str, dimensions: int) -> tuple[int, ...]:
@@ -191,15 +191,15 @@ def positions_of(
 
 
 def resolve_trained_size(
-    trained: tuple[int, int], said: tuple[int, int] | None, numbers: Collection[int], stride: tuple[int, ...]
+    trained: tuple[int, int], said: tuple[int, int] | None, counts: Collection[int], stride: tuple[int, ...]
 ) -> tuple[int, int]:
     """The trained_size given by the user, once it fits the position table and does not contradict the file."""
-    if said not in (None, trained) and grid_of(said, stride) in numbers:
+    if said not in (None, trained) and grid_of(said, stride) in counts:
         raise CheckpointError(
             f"trained_size is {size_text(trained)}, but the file says {size_text(said)}; expected the same"
         )
-    if grid_of(trained, stride) not in numbers:
-        there = " or ".join(map(str, sorted(set(numbers), reverse=True)))
+    if grid_of(trained, stride) not in counts:
+        there = " or ".join(map(str, sorted(set(counts), reverse=True)))
         raise CheckpointError(
             f"trained_size is {size_text(trained)}, which is {grid_of(trained, stride)} patches, "
             f"and the file has {there}; expected the size of the images that it was trained on"

@@ -170,15 +170,15 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> Contents:
     with safe_open(path, "pt"):  # refuses a malformed header
         header: dict[str, Any] = json.loads(text)
     metadata, tensors = header.pop("__metadata__", None) or {}, dict[str, Tensor]()
-    for name, said in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
-        dtype, (start, end) = DTYPES.get(said["dtype"]), said["data_offsets"]
+    for name, entry in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
+        dtype, (start, end) = DTYPES.get(entry["dtype"]), entry["data_offsets"]
         if dtype is None:
-            raise CheckpointError(f"{path}: {name} has dtype {said['dtype']}; expected {', '.join(DTYPES)}")
-        if not 0 <= start <= end <= size - 8 - length or prod(said["shape"]) * dtype.itemsize != end - start:
+            raise CheckpointError(f"{path}: {name} has dtype {entry['dtype']}; expected {', '.join(DTYPES)}")
+        if not 0 <= start <= end <= size - 8 - length or prod(entry["shape"]) * dtype.itemsize != end - start:
             raise CheckpointError(
                 f"{path}: {name} lies outside the file, or its size does not match its shape; it may be damaged"
             )
-        tensors[name] = torch.empty(said["shape"], dtype=dtype)
+        tensors[name] = torch.empty(entry["shape"], dtype=dtype)
         read_into(file, 8 + length + start, tensors[name].flatten().view(torch.uint8).numpy().data)
     return Contents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 

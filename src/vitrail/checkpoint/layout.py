@@ -86,7 +86,7 @@ def found(
 ) -> Found:
     """Their tensors by the table; what it does not name must match `ignore`, else something would be lost.
 
-    `shapes` makes the fields of the config of our tensors, the family and what is known besides. `fixed` are fields
+    `shapes` makes the fields of the config of our tensors, the family and other known fields. `fixed` are fields
     with one value in all models of the owner, if the file is known to be theirs; `usual` values are defaults.
     """
     ours, unnamed = to_ours(tensors, table)

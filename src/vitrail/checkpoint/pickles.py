@@ -19,7 +19,7 @@ from vitrail.pickles import Budget, Call, Named, Opaque, PickleError, evaluate, 
 MOST_DIMENSIONS = 16
 TIMES_THE_FILE, AND_BYTES = 4, 2**26  # limit on the bytes of all tensors of a file together
 
-NUMBERS = (
+DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
@@ -139,7 +139,7 @@ class Descriptions:
         }
         return {
             **{name: Call(function) for name, function in calls.items()},
-            **{f"torch.{name}": getattr(torch, name) for name in NUMBERS if hasattr(torch, name)},
+            **{f"torch.{name}": getattr(torch, name) for name in DTYPES if hasattr(torch, name)},
             **{f"torch.{name}": Opaque() for name in SCHEMES},
             **{
                 name: StorageType(name, dtype)
@@ -203,7 +203,7 @@ class Descriptions:
     def tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> Any:
         if not isinstance(storage, Storage):
             raise PickleError("describes a tensor without a storage")
-        if str(storage.dtype).removeprefix("torch.") not in NUMBERS:
+        if str(storage.dtype).removeprefix("torch.") not in DTYPES:
             return UnsupportedTensor()
         if not is_count(offset) or not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride):
             raise PickleError("describes a tensor without a shape")

@@ -172,7 +172,7 @@ def located(path: str | Path) -> Path:
 def interpreted(
     contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str, *, named: bool = False
 ) -> Found:
-    """What the layout makes of a file; of the fields given it is told those that the model must already have.
+    """What the layout makes of a file; it receives those of the fields that the model must already have.
 
     `named` is whether the user named the layout.
     """

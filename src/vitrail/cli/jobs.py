@@ -154,7 +154,7 @@ class Job:
         with nullcontext() if self.partial is None else closing(self.partial):
             partial, flags = self.partial, self.flags
             if partial is not None and partial.begin(resume=flags.resume, overwrite=flags.overwrite):
-                note(f"{partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
+                note(f"{partial.out} is already complete; nothing to resume: use --overwrite to start over")
                 print(f"{partial.out}: whole")
                 return
             self.run_as_owner(listing, sink_for, write)

@@ -112,11 +112,14 @@ def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
     for what in ("model", "data", "teacher"):
         if apart := differences(plan.get(what), now[what]):
             raise CheckpointError(
-                f"{folder} began with another {what}: {apart[0]}; expected the same: put it back, or begin anew"
+                f"cannot resume {folder}: the {what} has changed ({apart[0]}); restore it, or start a new run"
             )
     for what in ("torch", "simplejpeg", "world"):
         if plan.get(what) != now[what]:
-            tell(team, f"note   {what} was {plan.get(what)} and is {now[what]}: it goes on, but not to the bit")
+            tell(
+                team,
+                f"note   {what} was {plan.get(what)} and is {now[what]}: resuming, but not bit-identical",
+            )
     sit(run, request, job, setup, steps, here, resumed=True)
 
 
@@ -246,7 +249,7 @@ class ResumeWatch(Several):
 
     def started(self, start: Start) -> None:
         where = f"step-{start.done:08}" if start.done else "its beginning"
-        print(f"run    {start.folder}: on from {where} of {start.steps} steps", flush=True)
+        print(f"run    {start.folder}: resuming from {where} of {start.steps} steps", flush=True)
         super().started(start)
 
 
@@ -325,7 +328,7 @@ def new_folder(job: Job, recipe: Recipe) -> Path:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from None
         return folder
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def said_of_skipped(skipped: tuple[str, ...]) -> list[str]:

@@ -93,8 +93,8 @@ class FeatureFile:
         """`stamp` identifies the state of the image's file when it was read."""
         shown = safe_name(name) if self.kind == "npy" else name  # parquet takes its names from here, unescaped
         row, numbers = ("", b"") if values is None else (str(self.rows), values.astype("<f4").tobytes())
-        told = "" if values is not None else error or "no features"
-        line = encoded(csv_line((shown, row, safe_text(told) if self.kind == "npy" else told)))
+        message = "" if values is not None else error or "no features"
+        line = encoded(csv_line((shown, row, safe_text(message) if self.kind == "npy" else message)))
         if values is not None and self.shape is None:
             self.shape = values.shape
             with self.partial.faults():

@@ -29,9 +29,9 @@ def contents_of(model: str | Path) -> list[str]:
     return [f"{path.relative_to(place)} {file_checksum(path)}" for path in files]
 
 
-def onnx_contents(file: Path, said: Mapping[str, str]) -> list[str]:
-    """SHA-256 of an ONNX file and of the .data file next to it: as in `said`, otherwise by reading them."""
-    return [said.get(each.name) or file_checksum(each) for each in (file, data_file(file)) if each.exists()]
+def onnx_contents(file: Path, known: Mapping[str, str]) -> list[str]:
+    """SHA-256 of an ONNX file and of the .data file next to it: from `known`, otherwise by reading them."""
+    return [known.get(each.name) or file_checksum(each) for each in (file, data_file(file)) if each.exists()]
 
 
 def is_part(path: Path) -> bool:

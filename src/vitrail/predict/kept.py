@@ -1,4 +1,4 @@
-"""What is worth keeping between two calls: exports of models, and which engine was the fastest, in the user's cache.
+"""The user's cache: exports of models, and which engine was the fastest.
 
 Entries are found by the contents of the model, never by its path, and carry a checksum; damaged ones are rebuilt.
 """

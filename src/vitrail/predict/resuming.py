@@ -240,9 +240,9 @@ def is_job(path: Path) -> bool:
 
 def read_job(path: Path) -> dict[str, Any]:
     try:
-        told = parse_json(read_text(path, LARGEST))
-        rest = without_checksum(told) if isinstance(told, dict) else {}
-        reason = "" if rest and CHECKSUM in told else "it has no checksum: it is damaged, or from an earlier version"
+        found = parse_json(read_text(path, LARGEST))
+        rest = without_checksum(found) if isinstance(found, dict) else {}
+        reason = "" if rest and CHECKSUM in found else "it has no checksum: it is damaged, or from an earlier version"
     except (OSError, ValueError) as error:
         rest, reason = {}, one_line(error)
     if reason:

@@ -130,7 +130,7 @@ def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     except (OSError, ValueError) as error:
         if not path.is_file():
             raise CheckpointError(f"{path} cannot be used: {one_line(error)}") from None
-        warnings.warn(f"{path} is damaged ({one_line(error)}); the teacher is asked again", stacklevel=3)
+        warnings.warn(f"{path} is damaged ({one_line(error)}); the teacher predicts these images again", stacklevel=3)
         return None
 
 

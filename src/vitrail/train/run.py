@@ -223,7 +223,7 @@ def read_numbered(path: Path) -> State:
     """Reads a checkpoint and checks that it has the step in its name."""
     state = read_state(path)
     if state.numbers.get("step") != step_of(path):
-        raise DamagedError(path, ValueError(f"it is of step {str(state.numbers.get('step'))[:20]}"))
+        raise DamagedError(path, ValueError(f"it has step {str(state.numbers.get('step'))[:20]}"))
     return state
 
 

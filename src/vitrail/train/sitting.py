@@ -236,7 +236,7 @@ class Sitting:
 
 @contextmanager
 def interrupts() -> Generator[list[int]]:
-    """Signals that came, to be looked at between steps; who presses Ctrl-C twice does not want to wait for that.
+    """Signals received, handled between steps; a second Ctrl-C stops at once.
 
     A closed terminal (SIGHUP) counts too, unless that signal is ignored, as under nohup.
     """
