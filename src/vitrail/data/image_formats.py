@@ -258,9 +258,7 @@ def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: Limits,
 def check_tiff(image: Any, where: str, limits: Limits) -> None:
     compression = image.info.get("compression")
     if compression not in COMPRESSIONS:
-        raise DataError(
-            f"{where} is a TIFF file with compression {compression}, which is not supported; save it as PNG"
-        )
+        raise DataError(f"{where} is a TIFF file with compression {compression}; expected a common one: save it as PNG")
     across, down = image.tag_v2.get(TILE_WIDTH), image.tag_v2.get(TILE_LENGTH)
     if across and down:  # tiles are decoded as a whole, even if they exceed the image
         check_pixels(ceil(image.height / down) * down, ceil(image.width / across) * across, where, limits)

@@ -74,7 +74,7 @@ class Predictor:
             try:
                 self.open_exported(keep(), *settled)
             except CheckpointError:  # damaged since it was written
-                self.open_exported(keep(anew=True), *settled)
+                self.open_exported(keep(rebuild=True), *settled)
             return
         from vitrail.models.merging import merged
         from vitrail.predict.torch_engine import TorchEngine
