@@ -25,7 +25,7 @@ def damage(photos: Path) -> dict[str, str]:
     (photos / "b" / "page.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
     return {
         "a/0.jpg": "is empty; expected",
-        "a/text.png": "is no picture; expected",
+        "a/text.png": "is not an image; expected",
         "a/vast.png": "is 30000×30000 pixels; expected at most",
         "b/cut.png": "cannot be read",
         "b/gone.jpg": "does not exist; expected",

@@ -30,7 +30,7 @@ def test_json_nested_too_deep_is_refused(opening: str) -> None:
     with pytest.raises(json.JSONDecodeError):  # which has no end: it came through to the parser
         parse_json(allowed)
     for deeper in (DEEPEST // levels + 1, 10_000):
-        with pytest.raises(ValueError, match=r"nested \d+ deep; expected at most 64"):
+        with pytest.raises(ValueError, match=r"nested \d+ levels deep; expected at most 64"):
             parse_json(opening * deeper)
 
 
@@ -65,8 +65,8 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "aliases that explode": (LAUGHS, "anchors or aliases"),
         "an alias of itself": ("a: &a [*a]", "anchors or aliases"),
         "merge keys": ("a: &a {b: 1}\nc:\n  <<: *a", "anchors or aliases"),
-        "nested lists": ("[" * 5000, "nested more than 64 deep"),
-        "nested blocks": ("\n".join(" " * n + "a:" for n in range(300)), "nested more than 64 deep"),
+        "nested lists": ("[" * 5000, "nested too deep; expected at most 64"),
+        "nested blocks": ("\n".join(" " * n + "a:" for n in range(300)), "nested too deep; expected at most 64"),
         "a number of many digits": ("a: " + "1" * 10_000, "10,000 characters; expected at most 4,096"),
         "a number in base 60": ("a: " + "1:" * 5_000 + "1", "characters; expected at most 4,096"),
         "a long file": ("a: b\n" * 100_000, "characters; expected at most 262,144"),

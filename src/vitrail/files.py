@@ -1,4 +1,4 @@
-"""Files, read within limits and written whole. Every small file of the package is read and written through here."""
+"""Files: read within limits, written atomically. All small files of the package are read and written here."""
 
 import hashlib
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vitrail.errors import CheckpointError, one_line
 
-FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # endings that a folder of weights is surely not meant to have
-FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of those who write to it
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # suffixes of files, which a folder of weights should not have
+FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of libraries that write to it
 LARGEST_TEXT = 2**24  # bytes of a text file: config.json, run.json, labels, recipes, index files
 LONGEST_LINE = 2**20  # bytes of one line of a log
 CHUNK = 2**20  # bytes read at once
@@ -25,11 +25,11 @@ KINDS = {
 
 
 def open_regular(path: str | Path) -> int:
-    """Opens a regular file and returns its descriptor; anything else is an OSError and is never waited for.
+    """Opens a regular file and returns its descriptor; anything else is an OSError, without blocking.
 
-    Links are followed. The check is repeated on the open file, so that exchanging it in between gains nothing.
+    Links are followed. The check is repeated on the open file, in case it was replaced in between.
     """
-    check_regular(os.stat(path))  # noqa: PTH116  # before it is opened: opening some devices does something
+    check_regular(os.stat(path))  # noqa: PTH116  # before opening: opening some devices has effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         check_regular(os.fstat(descriptor))
@@ -48,7 +48,7 @@ def check_regular(found: os.stat_result) -> None:
 
 
 def read_bytes(path: str | Path, most: int = LARGEST_TEXT) -> bytes:
-    """The contents of a regular file of at most `most` bytes; else an OSError that says what is wrong."""
+    """The contents of a regular file of at most `most` bytes; otherwise an OSError that gives the reason."""
     descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
@@ -58,22 +58,22 @@ def read_bytes(path: str | Path, most: int = LARGEST_TEXT) -> bytes:
         while part := os.read(descriptor, min(CHUNK, most + 1 - total)):
             parts.append(part)
             total += len(part)
-            if total > most:  # a file of the system has no size, and one that grows has another
-                raise OSError(f"it has more than {most:,} bytes; expected at most that")
+            if total > most:  # files in /proc report no size, and a file may grow
+                raise OSError(f"it has more than {most:,} bytes; expected at most {most:,}")
         return b"".join(parts)
     finally:
         os.close(descriptor)
 
 
 def read_text(path: str | Path, most: int = LARGEST_TEXT, *, errors: str = "strict") -> str:
-    """As `read_bytes`, decoded from UTF-8; what is not UTF-8 is a ValueError."""
+    """As `read_bytes`, decoded from UTF-8; invalid UTF-8 is a ValueError."""
     return read_bytes(path, most).decode("utf-8", errors).replace("\r\n", "\n")
 
 
 def read_lines(path: str | Path, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Each line of a regular file with its line end, however long the file is; a line beyond `longest` is cut there."""
-    with open(open_regular(path), "rb") as file:  # which closes the descriptor, too
-        left = os.fstat(file.fileno()).st_size  # some files of the system have no end
+    """Each line of a regular file of any size, with its line end; a line longer than `longest` is truncated."""
+    with open(open_regular(path), "rb") as file:  # closes the descriptor, too
+        left = os.fstat(file.fileno()).st_size  # some files in /proc have no end
         while left > 0 and (line := file.readline(min(longest, left))):
             yield line.decode("utf-8", "replace")
             left -= len(line)
@@ -89,13 +89,13 @@ def file_checksum(path: str | Path) -> str:
         while part := file.read(min(CHUNK, left + 1)):
             left -= len(part)
             if left < 0:
-                raise OSError("it is longer than its size; expected a file that nobody is writing")
+                raise OSError("it grew while it was read; expected a file that no process is writing")
             found.update(part)
         return found.hexdigest()
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets `write` fill a temporary file next to `path`, makes it durable, and only then gives it its name."""
+    """Lets `write` fill a temporary file next to `path`, makes it durable, and then renames it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -109,9 +109,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except Exception as error:
-        if not (isinstance(error, FAILURES) or type(error).__name__ == "SafetensorError"):  # a library of its own
+        if not (
+            isinstance(error, FAILURES) or type(error).__name__ == "SafetensorError"
+        ):  # not a subclass of any of them
             raise
-        raise CheckpointError(f"cannot write {path}: {one_line(error)}; what stood there before is whole") from error
+        raise CheckpointError(f"cannot write {path}: {one_line(error)}; the previous file is unchanged") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -124,7 +126,7 @@ def is_temporary(path: Path, name: str) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Deletes a file of ours if it is there; of a link the link itself, and nothing inside a linked folder."""
+    """Deletes a file if it exists; a link itself is deleted, not its target, and nothing inside a linked folder."""
     if path.parent.is_symlink():
         raise OSError(f"{path.parent} is a symbolic link; nothing is deleted in the folder that it points to")
     path.unlink(missing_ok=True)
@@ -140,8 +142,8 @@ def make_folder(folder: Path) -> None:
 
 
 def make_writable(folder: Path) -> None:
-    """As `make_folder`, and tried: what could not be written in the end is told before the work."""
-    from tempfile import TemporaryFile  # which opening an export does without
+    """As `make_folder`, and checks that files can be created in it before any work is done."""
+    from tempfile import TemporaryFile  # slow to import, and not needed to open an export
 
     make_folder(folder)
     try:

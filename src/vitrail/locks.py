@@ -1,7 +1,7 @@
-"""One owner for a folder that is written over hours: a lock file in it, held for as long as the process lives.
+"""One owner for a folder that is written for hours: a lock file in it, held until the process ends.
 
-The system's record locks are used (fcntl). They end with the process, also by kill -9, so a lock file that is left over
-means nothing, and data workers that outlive their parent do not hold it. Where the system or the disk has no such
+POSIX record locks are used (fcntl). They end with the process, even after kill -9, so a leftover lock file means
+nothing, and data workers that outlive their parent do not hold it. Where the system or the disk has no such
 locks (some network disks), the process number in the file is compared with the processes of this machine instead.
 """
 
@@ -22,7 +22,9 @@ except ImportError:  # not on this system
     fcntl = None
 
 LOCK = ".lock"
-HELD = dict[tuple[int, Path], int]()  # (process, lock file) → thread; the system does not keep out a second thread
+HELD = dict[
+    tuple[int, Path], int
+]()  # (process, lock file) → thread; record locks do not exclude other threads of a process
 GUARD = threading.Lock()
 
 
@@ -32,7 +34,7 @@ class InUseError(VitrailError):
 
 @contextmanager
 def locked(folder: Path, what_else: str = "wait for it to finish") -> Generator[None]:
-    """Holds the folder's lock; InUseError at once if somebody else does. A thread that holds it may ask again."""
+    """Holds the folder's lock; InUseError at once if another process or thread does. Reentrant within a thread."""
     path = folder.resolve() / LOCK
     key, thread = (os.getpid(), path), threading.get_ident()
     with GUARD:
@@ -49,7 +51,7 @@ def locked(folder: Path, what_else: str = "wait for it to finish") -> Generator[
         try:
             yield
         finally:
-            with suppress(OSError):  # the folder may be gone, or no longer ours to change
+            with suppress(OSError):  # the folder may be gone or read-only by now
                 path.unlink()
             os.close(descriptor)
     finally:
@@ -64,17 +66,15 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
             descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
             check_regular(os.fstat(descriptor))
         except OSError as error:
-            raise VitrailError(
-                f"cannot lock {folder}: {one_line(error)}; expected a folder that may be written"
-            ) from None
+            raise VitrailError(f"cannot lock {folder}: {one_line(error)}; expected a writable folder") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise VitrailError(f"cannot lock {folder}: {path} is not a regular file; expected one: remove it")
+            raise VitrailError(f"cannot lock {folder}: {path} is not a regular file; remove it")
         if not lock(descriptor):
             owner = owner_of(descriptor)
             os.close(descriptor)
             raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
-        if is_same(descriptor, path):  # else its last owner deleted it in between
+        if is_same(descriptor, path):  # otherwise its previous owner has just deleted it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             return descriptor
@@ -106,7 +106,7 @@ def owner_of(descriptor: int) -> str:
 
 
 def is_alive(descriptor: int) -> bool:
-    """Whether the process that wrote itself into the file still runs on this machine."""
+    """Whether the process whose number is in the file still runs on this machine."""
     process, _, host = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip().partition(" ")
     if not process.isdigit() or host != socket.gethostname() or int(process) == os.getpid():
         return False
@@ -114,6 +114,6 @@ def is_alive(descriptor: int) -> bool:
         os.kill(int(process), 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is somebody else's
+    except OSError:  # it belongs to another user
         return True
     return True

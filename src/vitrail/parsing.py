@@ -1,6 +1,6 @@
-"""JSON and YAML from files that anybody may have written: bounded in values, nesting and aliases, and with a checksum.
+"""JSON and YAML from untrusted files: limits on values, nesting and aliases, and checksums.
 
-Everything here raises ValueError with one line that says what is wrong; callers add the name of the file.
+Everything here raises ValueError with a one-line reason; callers add the name of the file.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MOST_VALUES = 2**17  # each becomes an object of a hundred bytes, of maybe three in the file
+MOST_VALUES = 2**17  # each becomes an object of about 100 bytes, of perhaps 3 bytes in the file
 DEEPEST = 64  # lists in lists in objects …
 LARGEST_YAML = 2**18  # characters: a recipe has a thousand, and the parser takes 20 seconds for a megabyte
 LONGEST_SCALAR = 2**12  # characters of one YAML value: a number of a million digits takes minutes
@@ -19,7 +19,7 @@ BRACKET = re.compile(r"[\[\]{}]")
 
 
 def parse_json(text: str) -> Any:
-    """As json.loads, but not for a text that would become far more than it is."""
+    """As json.loads, for text within limits on values and nesting."""
     if sum(text.count(mark) for mark in ",[{") > MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES} values")
     depth = deepest = 0
@@ -27,12 +27,12 @@ def parse_json(text: str) -> Any:
         depth += 1 if bracket in "[{" else -1
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
-        raise ValueError(f"it is nested {deepest} deep; expected at most {DEEPEST}")
+        raise ValueError(f"it is nested {deepest} levels deep; expected at most {DEEPEST}")
     return json.loads(text)
 
 
 def parse_yaml(text: str) -> Any:
-    """As yaml.safe_load, without aliases, which make a gigabyte of a kilobyte."""
+    """As yaml.safe_load, without aliases, which can expand a kilobyte to a gigabyte."""
     import yaml
 
     if len(text) > LARGEST_YAML:
@@ -45,7 +45,7 @@ def parse_yaml(text: str) -> Any:
             if isinstance(event, yaml.CollectionStartEvent | yaml.CollectionEndEvent):
                 depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1
             if depth > DEEPEST:
-                raise ValueError(f"it is nested more than {DEEPEST} deep")
+                raise ValueError(f"it is nested too deep; expected at most {DEEPEST} levels")
             if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
                 raise ValueError(
                     f"one of its values has {len(event.value):,} characters; expected at most {LONGEST_SCALAR:,}"
@@ -56,13 +56,13 @@ def parse_yaml(text: str) -> Any:
 
 
 def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with a checksum of all its other entries as its last one, to be written as JSON."""
+    """The object with a checksum of all other entries as its last entry, ready to be written as JSON."""
     rest = {name: value for name, value in data.items() if name != CHECKSUM}
     return {**rest, CHECKSUM: json_checksum(rest)}
 
 
 def without_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The object without its checksum, once that fits the rest; one without a checksum as it is."""
+    """The object without its checksum, which is verified if there is one."""
     rest = {name: value for name, value in data.items() if name != CHECKSUM}
     if CHECKSUM in data and data[CHECKSUM] != json_checksum(rest):
         raise ValueError(
@@ -73,6 +73,6 @@ def without_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_checksum(data: Mapping[str, Any]) -> str:
-    """Of the values, not of how they are written: spaces and the order of the names do not matter."""
-    plain = json.loads(json.dumps(data, default=str))  # keys become texts before they are sorted
+    """A checksum of the values: whitespace and the order of the keys do not matter."""
+    plain = json.loads(json.dumps(data, default=str))  # keys become strings before they are sorted
     return "sha256:" + hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

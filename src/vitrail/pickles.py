@@ -1,18 +1,18 @@
-"""Pickles of anybody's, evaluated step by step by a reader of our own: Python's and torch's unpicklers never see them.
+"""Untrusted pickles, evaluated step by step by our own reader: the unpicklers of Python and torch never see them.
 
-A pickle is a program. Here it can make plain values, and call the functions of a table that its caller gives: each is
-a stand-in of ours, so that nothing of the file's choice is imported or run. Every step costs a part of a budget that
-grows with the file, and so does every value that a stand-in copies. What is expensive for a few bytes does not happen:
-no tuple is hashed, compared or shown, since one that holds itself twice, forty times over, would take forever.
+A pickle is a program. Here it can make plain values and call the functions in a table given by the caller: each is a
+stand-in written here, so nothing that the file chooses is imported or run. Every step, and every value that a stand-in
+copies, is charged to a budget that grows with the size of the file. No tuple is hashed, compared or printed: with forty
+levels, each holding the one below twice, that would take forever.
 """
 
 import pickletools
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-MOST_STEPS = 2**16  # and one per so many bytes of the file, since a step can make an object of some hundred bytes
+MOST_STEPS = 2**16  # plus one per BYTES_PER_STEP of the file: a step can make an object of some hundred bytes
 BYTES_PER_STEP = 256
-LARGEST_PICKLE = 2**26  # bytes, without the numbers of the tensors
+LARGEST_PICKLE = 2**26  # bytes, without the values of the tensors
 LARGEST_NUMBER = 2**11  # bits
 
 VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
@@ -20,7 +20,7 @@ NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BIN
 TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
 BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
 ARGUMENTS = {*NUMBERS, *TEXTS, *BYTES}
-STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes, and often meant as text
+STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes, often meant as text
 PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 GETS = {"GET", "BINGET", "LONG_BINGET"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -28,11 +28,11 @@ SCALARS = (str, bytes, float, bool, type(None))
 
 
 class PickleError(ValueError):
-    """A pickle that is refused; the message goes behind the name of the file."""
+    """A pickle that is refused; the message follows the name of the file."""
 
 
 class UnwantedNameError(PickleError):
-    """A pickle that wants to run something that is not in the table."""
+    """A pickle that refers to a function or class that is not in the table."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"is a pickle that wants to run {name}")
@@ -40,38 +40,38 @@ class UnwantedNameError(PickleError):
 
 
 class Opaque:
-    """Stands for a value that is not needed. Two of them are never equal, and hashing one costs nothing."""
+    """Stands in for a value that is not needed. No two are equal, and hashing one is cheap."""
 
     def __repr__(self) -> str:
         return "…"
 
 
 class Members(Opaque):
-    """Stands for a set, whose members would be hashed and are not needed."""
+    """Stands in for a set, whose members would be hashed and are not needed."""
 
 
 class Named(Opaque):
-    """Stands for a class or function that may be passed on by name, and not called."""
+    """Stands in for a class or function that may be passed as an argument, but not called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Call:
-    """A function that a pickle may call: a stand-in of ours, which copies nothing without paying for it."""
+    """A function that a pickle may call: a stand-in that charges the budget for what it copies."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
 
 class Stateful(Protocol):
-    """What a pickle may give a state after it was made."""
+    """An object whose state a pickle may set after making it."""
 
     def set_state(self, state: Any) -> None: ...
 
 
 class Budget:
-    """What the steps of a pickle may cost together."""
+    """The number of steps that a pickle may take."""
 
     def __init__(self, size: int) -> None:
         self.most = self.left = MOST_STEPS + size // BYTES_PER_STEP
@@ -83,7 +83,7 @@ class Budget:
 
 
 class BoundedStream:
-    """A file of which only so many bytes can be read, whatever length a pickle claims."""
+    """A file of which at most `most` bytes can be read, whatever length a pickle claims."""
 
     def __init__(self, file: IO[bytes], most: int = LARGEST_PICKLE) -> None:
         self.file, self.end = file, file.tell() + most
@@ -110,7 +110,7 @@ def evaluate(
 ) -> Any:
     """The value of one pickle. `names` holds each known name with its `Call` or its value; all others are refused.
 
-    `persistent` gives the value of an identifier; `strings` is the encoding of Python 2's strings, None for bytes.
+    `persistent` returns the object for a persistent id; `strings` is the encoding of Python 2 strings, None for bytes.
     """
     evaluation = Evaluation(names, budget, persistent, strings)
     for operation, argument, _ in pickletools.genops(stream):
@@ -210,7 +210,7 @@ class Evaluation:
         elif name == "DUP":
             self.stack.append(self.top())
         else:
-            raise PickleError(f"has a step {name}, which no plain pickle has")
+            raise PickleError(f"has a step {name}, which plain pickles do not have")
 
     def top(self) -> Any:
         if not self.stack:
@@ -232,7 +232,7 @@ class Evaluation:
         if argument is None:
             parts = self.pop(), self.pop()
             if not all(isinstance(part, str) for part in parts):
-                raise PickleError("names a function by something that is not a text")
+                raise PickleError("names a function by something that is not a string")
             argument = f"{parts[1]} {parts[0]}"
         name = argument.replace(" ", ".")
         if name not in self.names:
@@ -244,7 +244,7 @@ class Evaluation:
             raise UnwantedNameError(function.name)
         if not isinstance(function, Call) or not isinstance(arguments, tuple):
             raise PickleError(f"calls a {type(function).__name__}")
-        self.budget.spend(len(arguments))  # which Python copies
+        self.budget.spend(len(arguments))  # Python copies them
         return function.function(*arguments)
 
     def extend(self, values: list[Any]) -> None:
@@ -262,9 +262,9 @@ class Evaluation:
 
 
 def safe_key(key: Any) -> Any:
-    """The key itself if hashing and comparing it cost nothing; else one that stands for it.
+    """The key itself if hashing and comparing it is cheap; otherwise an Opaque in its place.
 
-    Tuples may be nested without end, and of tuples and long numbers any number with the same hash can be made.
+    Tuples may be nested without end, and tuples and long integers can be made to have equal hashes.
     """
     if type(key) in SCALARS or (type(key) is int and key.bit_length() <= 64):
         return key

@@ -1,4 +1,4 @@
-"""What a file does not say is said once: which values were taken, and how to give others."""
+"""What a file does not specify is reported once: the values assumed, and how to set them."""
 
 import warnings
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def said_of(path: Path, **fields: Any) -> list[str]:
 def test_a_bare_file_gives_one_warning_with_all_that_was_assumed(tmp_path: Path) -> None:
     bare(tmp_path / "weights.pth")
     assert said_of(tmp_path / "weights.pth") == [
-        f"{tmp_path / 'weights.pth'} does not say heads, activation, norm_eps, pool, trained_size, preprocessing; "
+        f"{tmp_path / 'weights.pth'} does not specify heads, activation, norm_eps, pool, trained_size, preprocessing; "
         "assumed heads=6, activation=gelu, norm_eps=1e-06, pool=class, trained_size=32x32, "
         "preprocessing=mean 0.5, crop 0.9, bicubic. Change that with --set heads=… (in Python: heads=…) and "
         "`vitrail convert --preprocessing` (in Python: preprocessing=…)"
@@ -55,7 +55,7 @@ def test_other_warnings_stand_in_the_same_line(tmp_path: Path) -> None:
     tensors = bare(tmp_path / "weights.pth").state_dict()
     torch.save({"model_ema": tensors, "state_dict": tensors}, tmp_path / "weights.pth")
     (line,) = said_of(tmp_path / "weights.pth")
-    assert "does not say heads" in line
+    assert "does not specify heads" in line
     assert "the file also has state_dict" in line
 
 
@@ -97,7 +97,7 @@ def test_a_grid_that_fits_two_sizes_is_not_silent(tmp_path: Path) -> None:
         write(model, path, "deit")
     assert read(path).report.assumed == {}
     (line,) = said_of(path, image_size=(32, 128))
-    assert "does not say trained_size; assumed trained_size=64x64. Change that with --set trained_size=…" in line
+    assert "does not specify trained_size; assumed trained_size=64x64. Change that with --set trained_size=…" in line
     found = read(path, trained_size=(32, 128))
     assert (found.report.assumed, found.report.resized) == ({}, {})
     images = torch.randn(1, 3, 32, 128)

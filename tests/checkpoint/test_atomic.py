@@ -74,7 +74,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert len(lines) == len(PLACES), done.stderr
     for line, place in zip(lines, places.values(), strict=True):
         assert line.startswith(f"cannot write {place}")
-        assert line.endswith("; what stood there before is whole")
+        assert line.endswith("; the previous file is unchanged")
     assert all_files(tmp_path) == before
     for place in places.values():
         assert read(place, heads=2).model.config.width == 16

@@ -58,7 +58,7 @@ def test_a_family_that_has_no_place_for_it() -> None:
         ("patch_embed.proj.weight", None, r"patch_embed\.proj\.weight is not there"),
         ("patch_embed.proj.weight", (3, 4), r"is of shape \(3, 4\); expected 4 dimensions"),
         ("blocks.0.mlp.fc1.weight", None, r"blocks\.0\.mlp\.fc1\.weight is not there"),
-        ("pos_embed", (1, 8, 192), r"pos_embed has 8 rows, 1 of them before the patches, which are no square"),
+        ("pos_embed", (1, 8, 192), r"pos_embed has 8 rows, 1 of them before the patches, which are not a square"),
         ("pos_embed", (8,), r"pos_embed is of shape \(8,\)"),
     ],
 )

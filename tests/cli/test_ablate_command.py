@@ -97,7 +97,7 @@ def test_the_same_command_goes_on_and_ends_as_if_it_had_not_stopped(capsys: pyte
     ablate(f"{words} --out cut --json")
     told = capsys.readouterr()
     assert "3 runs (1 finished, 1 to go on with) in cut" in told.err
-    assert "cut/without-mixup-0: on from step-00000006 of 8 steps" in told.err
+    assert "cut/without-mixup-0: resuming from step-00000006 of 8 steps" in told.err
     assert contents(Path("cut/full-0")) == before
     for row in ("full-0", "without-mixup-0", "without-erase-0"):
         assert weights(f"cut/{row}") == weights(f"whole/{row}")

@@ -119,7 +119,7 @@ def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys:
     out = capsys.readouterr().out
     assert out.startswith("photos, 15 images; ")
     assert "\nleft out for all, 1 unreadable:\n" in out
-    with pytest.raises(DataError, match=r"3\.png' is no picture"):
+    with pytest.raises(DataError, match=r"3\.png' is not an image"):
         run("compare", teacher, student, "--data", photos, "--strict")
 
 

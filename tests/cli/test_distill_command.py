@@ -114,7 +114,7 @@ def test_another_teacher_under_the_same_name(monkeypatch: pytest.MonkeyPatch) ->
     other = vitrail.load("teacher")
     torch.nn.init.zeros_(other.head.weight)
     vitrail.save(other, "teacher", labels=("ants", "bees"), preprocessing=vitrail.Preprocessing(image_size=24))
-    with pytest.raises(VitrailError, match=r"began with another teacher: fingerprint .*; expected the same"):
+    with pytest.raises(VitrailError, match=r"the teacher has changed \(fingerprint .*\); restore it"):
         run("distill --resume cut")
 
 

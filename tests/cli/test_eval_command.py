@@ -128,7 +128,7 @@ def test_unreadable_pictures(photos: Path, model: Path, capsys: pytest.CaptureFi
     assert "; 9 images, " in out
     assert "\nleft out, 3 unreadable:\n" in out
     assert "0.png' is no p" in out, "long ones are cut"
-    with pytest.raises(DataError, match=r"0\.png' is no picture"):
+    with pytest.raises(DataError, match=r"0\.png' is not an image"):
         run(model, "--data", photos, "--strict")
 
 
@@ -190,7 +190,7 @@ def test_in_a_process_of_its_own(photos: Path, model: Path) -> None:
     done = process(model, "--data", photos, "--strict")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"vitrail: '{photos}/ants/0.png' is no picture; expected ")
+    assert done.stderr.startswith(f"vitrail: '{photos}/ants/0.png' is not an image; expected ")
 
 
 def test_public_weights_by_their_file(

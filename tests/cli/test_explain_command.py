@@ -143,7 +143,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, t
     assert [path.name for path in out.iterdir()] == ["photo.rollout.png"]
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
-    assert second == f"vitrail: '{nowhere}' does not exist; expected a picture"
+    assert second == f"vitrail: '{nowhere}' does not exist; expected an image"
     assert last == f"vitrail: 2 of 3 pictures could not be read; the others are in {out}"
     said = vitrail_("explain", model, broken, photo, "-o", out, "--json")
     assert (said.code, len(json.loads(said.out))) == (2, 1)
@@ -151,7 +151,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, t
     assert (said.code, said.out) == (2, "")
     assert said.err.endswith("vitrail: 2 of 2 pictures could not be read\n")
     said = vitrail_("explain", model, nowhere, "-o", out)
-    assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected a picture\n")
+    assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected an image\n")
 
 
 def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo
     assert said.code == 2
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{thin}': a picture of 60000×1 pixels would be resized to ")
-    assert second.endswith("x' cannot be read: File name too long; expected a picture, whole and readable")
+    assert second.endswith("x' cannot be read: File name too long; expected a complete and readable image")
     assert last.startswith("vitrail: 2 of 3 pictures could not be read; the others are in ")
 
 

@@ -116,7 +116,7 @@ def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tm
     assert vitrail_(*words) == (
         0,
         "out.csv: whole\n",
-        "vitrail: note: out.csv is there and whole; nothing to go on with: --overwrite does it anew\n",
+        "vitrail: note: out.csv is already complete; nothing to resume: use --overwrite to start over\n",
     )
     assert vitrail_(*words[:-1], "--overwrite", "--top", 1).code == 1
     assert Path("out.csv").read_bytes() != whole

@@ -101,12 +101,12 @@ def test_images_that_changed_are_told_of_on_resume(vitrail_: Run, export: Path, 
     said = vitrail_(*words, "--resume")
     assert said.code == 0
     assert (
-        "vitrail: note: 2 images changed since they were processed, for example 'photos/a/2.png'; "
+        "vitrail: note: 2 images changed after processing, for example 'photos/a/2.png'; "
         "their rows describe the old contents: use --overwrite to start over\n"
     ) in said.err
     assert Path("photos/a/2.png").stat().st_size == size
     stop_at_the_end(vitrail_, *words, "--overwrite")
-    assert "changed since" not in vitrail_(*words, "--resume", "--overwrite").err
+    assert "changed after" not in vitrail_(*words, "--resume", "--overwrite").err
 
 
 def test_a_model_that_was_replaced_is_not_resumed_with(vitrail_: Run, tmp_path: Path, photos: Path) -> None:

@@ -96,7 +96,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photos: Path, 
     said = vitrail_("look", model, "--data", photos, "-o", tmp_path / "out")
     assert said.code == 0
     assert said.err.count("\n") == 1
-    assert said.err.startswith(f"vitrail: note: '{photos / '5.png'}' is no picture; expected one of a kind")
+    assert said.err.startswith(f"vitrail: note: '{photos / '5.png'}' is not an image; expected JPEG")
     assert "over 8 images" in said.out
 
 

@@ -210,7 +210,7 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
         else:
             assert theirs == ours
     assert ended(forked(words, stderr=Path("told"))) == 1
-    assert told(Path("told")).startswith("vitrail: the bytes given is empty; expected a picture")
+    assert told(Path("told")).startswith("vitrail: the given data is empty; expected an image")
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path
     assert said.code == 0
     page = (tmp_path / "page.html").read_text("utf-8")
     assert len(rows(page)) == 1
-    assert page.count("broken &lt;b&gt;.png&#x27; is no picture") == 1
+    assert page.count("broken &lt;b&gt;.png&#x27; is not an image") == 1
     assert "Seen with 1 picture." in page
 
 

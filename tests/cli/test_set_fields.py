@@ -1,4 +1,4 @@
-"""--set on every command that opens a model: a field that the file does not say."""
+"""--set on every command that opens a model: a field that the file does not specify."""
 
 from collections.abc import Callable
 from pathlib import Path

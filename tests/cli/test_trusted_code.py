@@ -87,7 +87,7 @@ def test_the_users_words_are_what_is_imported(capsys: pytest.CaptureFixture[str]
         ("", "--trust-code .*own.py:mixer_tiny$"),
         ("--trust-code own.py:other", "expected one that ends in :mixer_tiny"),
         ("--trust-code own.py:mixer_tiny --trust-code linked.py:mixer_tiny", "expected one that ends in :mixer_tiny"),
-        ("--trust-code own.py:mixer_tiny --trust-code timm:hf-hub:a/b", "timm:hf-hub:a/b, which run does not name"),
+        ("--trust-code own.py:mixer_tiny --trust-code timm:hf-hub:a/b", "timm:hf-hub:a/b is not named in run"),
     ):
         with pytest.raises(VitrailError, match=message):
             vitrail_(f"train --resume run {words}")
@@ -99,7 +99,7 @@ def test_the_users_words_are_what_is_imported(capsys: pytest.CaptureFixture[str]
 
 
 def test_trust_that_nothing_asks_for_is_refused() -> None:
-    with pytest.raises(VitrailError, match=r"--trust-code own\.py:mixer_tiny, which the recipe scratch does not name"):
+    with pytest.raises(VitrailError, match=r"--trust-code own\.py:mixer_tiny is not named in the recipe scratch"):
         vitrail_(f"train --data photos --model ViT-Ti/16 --trust-code own.py:mixer_tiny {SMALL} -o run")
     assert not has_run()
 

@@ -182,7 +182,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "none.jpg", "does not exist"),
         (tmp_path, "is a folder"),
         (tmp_path / "cut.jpg", "cannot be read"),
-        (tmp_path / "text.jpg", "is no picture"),
+        (tmp_path / "text.jpg", "is not an image"),
         (b"", "is empty"),
         ("a\0b", "cannot be read"),
         (7, "expected a path, bytes"),

@@ -1,4 +1,4 @@
-"""What `framed` refuses: pictures beyond the limits before they are decoded, and what is no picture, in one line."""
+"""What `framed` refuses: pictures beyond the limits before they are decoded, and what is not an image, in one line."""
 
 import io
 import os
@@ -62,7 +62,7 @@ def test_bombs_are_refused_before_they_are_decoded(kind: str, tmp_path: Path, mo
     most = 178956970 if kind == "JPEG" else 67108864
     assert refused(path) == (
         f"'{path}' is 30000×30000 pixels; expected at most {most} pixels: "
-        "if it is no decompression bomb, raise the limit on pixels"
+        "if it is not a decompression bomb, raise the limit on pixels"
     )
     path.write_bytes(bomb(kind, 14_000, 14_000))  # Pillow's own limit would be warned of and then exceeded
     assert "is 14000×14000 pixels" in refused(path)
@@ -73,7 +73,7 @@ def test_bombs_are_refused_before_they_are_decoded(kind: str, tmp_path: Path, mo
 def test_the_limit_on_pixels_is_each_calls_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(kind, 40, 60)
     assert "is 40×60 pixels; expected at most 2399 pixels" in refused(data, Limits(pixels=2399))
-    assert "the picture given is 40×60" in refused(Image.open(io.BytesIO(data)), Limits(pixels=2399))
+    assert "the given image is 40×60" in refused(Image.open(io.BytesIO(data)), Limits(pixels=2399))
     framed(data, PLAIN, Limits(pixels=2400))
     truth = framed(data, PLAIN)
     for pillows in (1500, 1100):  # where it warns, which is an error here, and where it refuses
@@ -91,7 +91,7 @@ def test_the_limit_on_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert refused(path, most) == (
         f"'{path}' has {len(data)} bytes; expected at most {len(data) - 1}: raise the limit on bytes"
     )
-    assert "the bytes given has more bytes" in refused(data, most)
+    assert "the given data has more bytes" in refused(data, most)
     assert "bytes; expected at most" in refused(io.BytesIO(data), most)
     framed(path, PLAIN, Limits(bytes=len(data)))
     with (tmp_path / "vast").open("wb") as file:
@@ -118,8 +118,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert f"cut.{kind}' cannot be read" in refused(tmp_path / f"cut.{kind}")
     assert "'/dev/null' is a pipe, a socket or a device; expected a file" in refused("/dev/null")
     assert "pipe.jpg' is a pipe" in refused(tmp_path / "pipe.jpg")
-    assert "empty.jpg' is empty; expected a picture" in refused(tmp_path / "empty.jpg")
-    assert "text.jpg' is no picture" in refused(tmp_path / "text.jpg")
+    assert "empty.jpg' is empty; expected an image" in refused(tmp_path / "empty.jpg")
+    assert "text.jpg' is not an image" in refused(tmp_path / "text.jpg")
     assert "is a folder" in refused(tmp_path)
     assert "none.jpg' does not exist" in refused(tmp_path / "none.jpg")
     assert "is empty" in refused(b"")

@@ -80,7 +80,7 @@ def seconds(most: int) -> Generator[None]:
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_files_are_named_and_refused(kind: str) -> None:
-    assert f"the bytes given is {kind}" in refused(OTHERS[kind])
+    assert f"the given data is {kind}" in refused(OTHERS[kind])
     assert "expected JPEG, PNG, WebP, GIF, BMP or TIFF: convert it" in refused(OTHERS[kind])
 
 
@@ -227,7 +227,7 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a compression that is not listed": (
         lambda: hostile.tiff_of(8, 8, tags={259: (3, [34925])}),
-        "is a TIFF file in the compression lzma",
+        "is a TIFF file with compression lzma",
     ),
 }
 

@@ -205,7 +205,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         io.BytesIO(b"text"),
         io.StringIO("text"),
     ):
-        assert any(says in refused(source) for says in ("is no picture", "cannot be read", "is empty"))
+        assert any(says in refused(source) for says in ("is not an image", "cannot be read", "is empty"))
     refused("a\0b")
     refused("a" * 300)
     refused(tmp_path / "two\nlines.jpg")

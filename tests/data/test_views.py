@@ -163,7 +163,7 @@ def test_what_is_not_done_by_the_batch(changed: dict[str, Any]) -> None:
 
 def test_what_cannot_be_read_is_one_line() -> None:
     for crop in ("centre", "resized"):
-        with pytest.raises(DataError, match="is no picture"):
+        with pytest.raises(DataError, match="is not an image"):
             view(b"text", Augmentation(crop=crop), Preprocessing(), 0)
         with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
             view(picture(), Augmentation(crop=crop), Preprocessing(mean=(0.5, 0.5), std=(1, 1)), 0)

@@ -120,9 +120,9 @@ def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
         folder = tmp_path / name
         shutil.copytree(whole, folder)
         (folder / name).write_text("mine")
-        with pytest.raises(CheckpointError, match=rf"holds '{name}', which no export has"):
+        with pytest.raises(CheckpointError, match=rf"holds '{name}', which is not part of an export"):
             check_place(folder, overwrite=True)
-        with pytest.raises(CheckpointError, match=rf"holds '{name}', which no export has"):
+        with pytest.raises(CheckpointError, match=rf"holds '{name}', which is not part of an export"):
             remove_export(folder)
         assert (folder / name).read_text() == "mine"
     for name in (MODEL, CONFIG):
@@ -130,7 +130,7 @@ def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
         shutil.copytree(whole, folder)
         (folder / name).unlink()
         (folder / name).symlink_to(whole / name)
-        with pytest.raises(CheckpointError, match="which no export has"):
+        with pytest.raises(CheckpointError, match="which is not part of an export"):
             check_place(folder, overwrite=True)
     alone = tmp_path / "somebody's model"
     alone.mkdir()

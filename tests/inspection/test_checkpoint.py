@@ -224,7 +224,7 @@ def test_warnings_of_the_reader_and_what_it_ignored(tmp_path: Path) -> None:
     found = inspect(tmp_path / "run.pth")
     assert (found.wrapper, found.others, found.ignored) == ("teacher", ("epoch", "student"), ("mask_token",))
     assert (found.suspicious, found.assumed) == ((), {"heads": 1})
-    assert "assumed        heads=1; the file does not say: change with --set heads=…" in str(found)
+    assert "assumed        heads=1; not specified in the file: change with --set heads=…" in str(found)
     assert "tensors under 'teacher', beside epoch, student" in str(found)
     write(toy(), tmp_path / "hf", to="hf")
     card = json.loads((tmp_path / "hf" / "config.json").read_text("utf-8"))

@@ -148,7 +148,7 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
     seen, without = look(explainer(), pictures, batch=3, progress=progress.append), look(explainer(), good)
     assert seen.images == 4
     assert len(seen.skipped) == 2
-    assert "broken.png' is no picture" in seen.skipped[0]
+    assert "broken.png' is not an image" in seen.skipped[0]
     assert "nowhere.png' does not exist" in seen.skipped[1]
     assert sum(progress) == 6
     for plate in without.plates:

@@ -15,7 +15,7 @@ WEIGHTS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.filterwarnings("ignore:.*does not say")
+@pytest.mark.filterwarnings("ignore:.*does not specify")
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_what_is_attended_matters(name: str, shared: Callable[[str], Path]) -> None:
     photos = open_data(shared("imagenet-val-1000"), val_share=1.0).val

@@ -85,7 +85,9 @@ def test_nothing_is_changed_where_a_name_of_ours_is_something_else(
         kind(folder / name)
         before = state(Path())
         for resume, overwrite in ((False, False), (True, False), (False, True), (True, True)):
-            with pytest.raises(VitrailError, match=r"^[0-9]+/a\.csv\.partial holds '.*', which no job of vitrail left"):
+            with pytest.raises(
+                VitrailError, match=r"^[0-9]+/a\.csv\.partial holds '.*', which was not written by a vitrail job"
+            ):
                 begin(out, resume=resume, overwrite=overwrite)
         assert state(Path()) == before, name
 
@@ -144,7 +146,7 @@ def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     sink = RowFile(partial, "csv", 1, {"model": "m"}, resume=False)
     sink.write("1.jpg", None, TOP)
     (tmp_path / "a.csv").write_text("somebody's")
-    with pytest.raises(ConfigError, match=r"a.csv already exists; expected .* --overwrite beside --resume"):
+    with pytest.raises(ConfigError, match=r"a.csv already exists; expected .* --overwrite together with --resume"):
         sink.finish()
     sink.close()
     assert (tmp_path / "a.csv").read_text() == "somebody's"
@@ -175,7 +177,7 @@ def test_a_folder_of_an_earlier_version_may_be_overwritten(tmp_path: Path) -> No
     (folder / "job.json").write_text(json.dumps(about))
     (folder / "rows.csv").write_text("file,error\n")
     assert is_job(folder / "job.json")
-    with pytest.raises(ConfigError, match=r"of an earlier version; expected --overwrite to begin anew"):
+    with pytest.raises(ConfigError, match=r"from an earlier version; use --overwrite to start over"):
         RowFile(partial_for(tmp_path / "a.csv", "csv"), "csv", 1, {"model": "m"}, resume=True)
     begin(tmp_path / "a.csv", overwrite=True)
     unfinished(tmp_path / "a.csv")

@@ -228,7 +228,7 @@ def test_another_job_is_not_gone_on_with(tmp_path: Path, other: dict[str, Any]) 
         opened(tmp_path / "out", "csv", resume=True, job={**JOB, **other})
     job = tmp_path / "out.partial" / "job.json"
     job.write_text(job.read_text()[:-3])
-    with pytest.raises(ConfigError, match=r"job.json cannot be read: .*; expected --overwrite to begin anew"):
+    with pytest.raises(ConfigError, match=r"job.json cannot be read: .*; use --overwrite to start over"):
         opened(tmp_path / "out", "csv", resume=True)
     opened(tmp_path / "out", "csv").close()
 

@@ -85,7 +85,7 @@ def test_evil_names_are_only_shown(browser: "Browser", page: Path) -> None:
     assert len(names) == 3
     assert sum(float(cell.rpartition(" ")[2][:-1]) for cell in row[2:]) <= 100
     last = seen.text.split("What is not here")[-1]
-    assert last.count(f"4{EVIL_NAME}' is no picture") == 1, "said once, though it was to be shown and looked at"
+    assert last.count(f"4{EVIL_NAME}' is not an image") == 1, "said once, though it was to be shown and looked at"
     assert "Seen with 4 pictures." in seen.text
 
 

@@ -214,7 +214,7 @@ def test_unreadable_pictures_are_left_out_for_all(tmp_path: Path) -> None:
         (folder / name).unlink()
     assert replace(found, skipped=(), seconds=0) == replace(compare(models, folder), seconds=0)
     (folder / "b" / "1.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"b/1\.png' is no picture"):
+    with pytest.raises(DataError, match=r"b/1\.png' is not an image"):
         compare(models, folder, strict=True)
 
 
@@ -244,7 +244,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
     model = replace(toy("one", classes=2), classes=2, labels=("a", "b"))
-    with pytest.raises(DataError, match=r"^no picture of photos can be read, for instance: .*0\.png' is no picture"):
+    with pytest.raises(DataError, match=r"^no picture of photos can be read, for instance: .*0\.png' is not an image"):
         compare([model], folder)
 
 

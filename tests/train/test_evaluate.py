@@ -153,13 +153,13 @@ def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path) -> None:
     found = evaluate(toy(classes=2), data.val, SEEN_AS, batch=3, progress=counts.append)
     assert (found.images, sum(counts)) == (7, 8)
     assert len(found.skipped) == 1
-    assert "2.png' is no picture" in found.skipped[0]
-    with pytest.raises(DataError, match=r"2\.png' is no picture"):
+    assert "2.png' is not an image" in found.skipped[0]
+    with pytest.raises(DataError, match=r"2\.png' is not an image"):
         evaluate(toy(classes=2), data.val, SEEN_AS, strict=True)
     for path in (tmp_path / "val").rglob("*.png"):
         path.write_bytes(b"no picture")
     with pytest.raises(
-        DataError, match=r"^no picture to evaluate; 8 cannot be read, for instance .*png' is no picture"
+        DataError, match=r"^no picture to evaluate; 8 cannot be read, for instance .*png' is not an image"
     ):
         evaluate(toy(classes=2), data.val, SEEN_AS)
 

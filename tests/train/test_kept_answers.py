@@ -67,7 +67,7 @@ def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
     for damage in (b"\x93NUMPY", b"", b"PK\x03\x04", b"text"):
         (folder / "00001.npy").write_bytes(damage)
         net = Convnet()
-        with pytest.warns(match=r"00001\.npy is damaged \(.*\); the teacher is asked again"):
+        with pytest.warns(match=r"00001\.npy is damaged \(.*\); the teacher predicts these images again"):
             objective(tmp_path, teacher(net))
         assert sum(map(len, net.shown)) == 2 + (32 if damage == b"\x93NUMPY" else 16)
     for path, array in zip(sorted(folder.glob("*.npy")), before, strict=True):

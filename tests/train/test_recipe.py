@@ -114,7 +114,7 @@ ALIASES = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
     ("content", "message"),
     [
         (ALIASES, r"it has anchors or aliases"),
-        ("lr: " + "[" * 5000, r"it is nested more than"),
+        ("lr: " + "[" * 5000, r"it is nested too deep"),
         ("lr: 1" + "0" * 10**5, r"one of its values has"),
         ("x" * 10**6, r"expected at most"),
         ("lr: \x00", r"special characters"),

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from test_train_fit import EVERYTHING, NOISY, assert_same, data, model, trained
 
-from vitrail.data.loader import died_of_worker
+from vitrail.data.loader import is_worker_death
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.locks import InUseError
 from vitrail.train.fit import fit
@@ -312,7 +312,9 @@ def test_damaged_lines_of_a_log_are_counted_and_left_out(whole: Run, copy: Run) 
     )
     path.write_text(spoiled + "".join(f"{line}\n" for line in lines[len(BAD_LINES) :]) + '{"step": 15, "lo')
     assert "broken lines" in read_run(copy.folder).state
-    with pytest.warns(match=r"lines of log\.jsonl are damaged and left out; as it was, it is log\.jsonl\.damaged"):
+    with pytest.warns(
+        match=r"lines of log\.jsonl are damaged and left out; the original is kept as log\.jsonl\.damaged"
+    ):
         trained(SAVING, copy)
     assert_same(whole, copy)
     assert (copy.folder / "log.jsonl.damaged").read_text().startswith(spoiled[:100])
@@ -441,7 +443,7 @@ def test_nothing_is_written_through_a_linked_log(tmp_path: Path) -> None:
 
 
 def trust_nothing(given: Any) -> Request:
-    return Request.from_json(given, "run").trusting((), "run")
+    return Request.from_json(given, "run").with_trusted((), "run")
 
 
 def test_a_request_of_other_kinds_is_one_line() -> None:
@@ -512,5 +514,5 @@ def test_a_dead_worker_is_known_below_other_errors() -> None:
     dead = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
     above = CheckpointError("cannot write")
     above.__cause__ = dead
-    assert died_of_worker(above)
-    assert not died_of_worker(RuntimeError("another"))
+    assert is_worker_death(above)
+    assert not is_worker_death(RuntimeError("another"))

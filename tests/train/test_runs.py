@@ -70,7 +70,7 @@ def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
     [
         ("run.json", "{", "damaged: run.json: Expecting property name"),
         ("run.json", "", "damaged: run.json: Expecting value"),
-        ("run.json", "[]", "damaged: run.json: it is no plan of a run"),
+        ("run.json", "[]", "damaged: run.json: it is not a run's plan"),
         ("run.json", "\xff\xfe", "damaged: run.json: "),
         ("run.json", 10**5 * "[", "damaged: run.json: "),
         ("run.json", None, "damaged: run.json: No such file"),
@@ -131,7 +131,7 @@ def test_what_a_run_leaves_for_evaluation(tmp_path: Path) -> None:
     assert finished_run(tmp_path) is None
     assert finished_run(tmp_path / "nowhere") is None
     (folder / "run.json").write_text("{")
-    with pytest.warns(match="which images it was not trained on is not known"):
+    with pytest.warns(match="its validation images are unknown"):
         assert finished_run(folder) == Finished(model=folder / "model")
     with pytest.raises(ConfigError, match=r"is a run that has not finished; .* vitrail train --resume .*unfinished$"):
         finished_run(make_run(tmp_path / "unfinished", finished=False))

@@ -15,15 +15,15 @@ OTHERS = {(1152, 27, 4304): 16, (1536, 40, 6144): 16, (768, 8, 2304): 8}  # head
 LAYER_SCALE = 1e-5  # what a LayerScale starts with; a file holds only what became of it
 
 
-UNSEEN = ("heads", "activation", "norm_eps", "pool", "positions")  # fields that tensors need not show
+UNSEEN = ("heads", "activation", "norm_eps", "pool", "positions")  # fields that the tensors may not show
 
 Fields = dict[str, Any]
 
 
 def architecture(tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> tuple[Fields, Fields]:
-    """Fields of the family's config for tensors under our names, and those about positions that may be otherwise.
+    """Fields of the family's config for tensors under our names, and those about positions that are uncertain.
 
-    `known` are fields that the shapes cannot tell.
+    `known` are fields that the shapes do not show.
     """
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if family in CONFIGS:
@@ -83,12 +83,12 @@ def config_fields(family: str) -> Mapping[str, Any]:
     return next(each for each in families() if each.name == family).config.__dataclass_fields__
 
 
-def assumptions(
+def find_assumptions(
     family: str, config: Mapping[str, Any], doubts: Mapping[str, Any], known: Mapping[str, Any], fixed: Collection[str]
 ) -> dict[str, Any]:
-    """What nobody said and the tensors do not show, with the values that were taken; `fixed` is what the owner fixes.
+    """Fields that neither the user, the file nor its tensors specify, with the values assumed for them.
 
-    Of the fixed fields the heads must be those of a known model of this shape.
+    `fixed` fields have one value in all models of an owner; heads count as fixed only if a known model has this shape.
     """
     fields = config_fields(family)
     shown = {
@@ -97,18 +97,18 @@ def assumptions(
         "pool": config.get("pool") != "class",
         "positions": config.get("positions") != "none",
     }
-    taken = dict[str, Any]()
+    assumed = dict[str, Any]()
     for name in UNSEEN:
         if name not in fields or name in known or shown.get(name):
             continue
         if name not in fixed or (name == "heads" and not heads_of(config)[1]):
-            taken[name] = config.get(name, fields[name].default)
+            assumed[name] = config.get(name, fields[name].default)
     sure = "trained_size" in fixed or config["image_size"] in (
         known_size(known.get(name)) for name in ("trained_size", "image_size", "asked_size")
     )
     if not sure and "patch_size" in config and config.get("positions") != "none":
-        taken["trained_size"] = config["image_size"]
-    return {**taken, **doubts}
+        assumed["trained_size"] = config["image_size"]
+    return {**assumed, **doubts}
 
 
 def shape(sizes: Mapping[str, tuple[int, ...]], name: str, dimensions: int) -> tuple[int, ...]:
@@ -145,10 +145,10 @@ def root_channels(sizes: Mapping[str, tuple[int, ...]]) -> int:
 def positions_of(
     sizes: Mapping[str, tuple[int, ...]], prefix: int, stride: tuple[int, ...], known: Mapping[str, Any]
 ) -> tuple[Fields, Fields]:
-    """The image's size from the number of positions: what the user or the file says, else a square, else what is asked.
+    """The image's size from the number of positions: what the user or the file says, else a square, else image_size.
 
-    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; `prefix_positions` says which. What was
-    chosen among several comes second.
+    A number may be read in two ways, 49 as 7×7 or as 6×8 and a class token; `prefix_positions` says which. The
+    second result holds the fields for which several values would fit.
     """
     said, asked = known_size(known.get("image_size")), known_size(known.get("asked_size"))
     trained = known_size(known.get("trained_size"))
@@ -167,7 +167,7 @@ def positions_of(
             "expected prefix_positions=False or True"
         )
     if trained is not None:
-        said = checked_size(trained, said, list(ways.values()), stride)
+        said = resolve_trained_size(trained, said, list(ways.values()), stride)
     both = len({size for size in squares.values() if size is not None}) > 1
     for given, sizes_of in (
         (True, dict.fromkeys(ways, said)),
@@ -185,28 +185,30 @@ def positions_of(
                 doubts["prefix_positions"] = with_prefix
             return {"image_size": size, "prefix_positions": with_prefix}, doubts
     raise CheckpointError(
-        f"pos_embed has {rows} rows, {prefix} of them before the patches, which are no square; "
+        f"pos_embed has {rows} rows, {prefix} of them before the patches, which are not a square; "
         "expected trained_size=(rows, columns) of the images that it was trained on"
     )
 
 
-def checked_size(
-    trained: tuple[int, int], said: tuple[int, int] | None, numbers: Collection[int], stride: tuple[int, ...]
+def resolve_trained_size(
+    trained: tuple[int, int], said: tuple[int, int] | None, counts: Collection[int], stride: tuple[int, ...]
 ) -> tuple[int, int]:
-    """The size that the user says it was trained at, if the table can be of it and the file does not say another."""
-    if said not in (None, trained) and grid_of(said, stride) in numbers:
-        raise CheckpointError(f"trained_size is {by(trained)}, but the file says {by(said)}; expected the same")
-    if grid_of(trained, stride) not in numbers:
-        there = " or ".join(map(str, sorted(set(numbers), reverse=True)))
+    """The trained_size given by the user, once it fits the position table and does not contradict the file."""
+    if said not in (None, trained) and grid_of(said, stride) in counts:
         raise CheckpointError(
-            f"trained_size is {by(trained)}, which is {grid_of(trained, stride)} patches, and the file has {there}; "
-            "expected the size of the images that it was trained on"
+            f"trained_size is {size_text(trained)}, but the file says {size_text(said)}; expected the same"
+        )
+    if grid_of(trained, stride) not in counts:
+        there = " or ".join(map(str, sorted(set(counts), reverse=True)))
+        raise CheckpointError(
+            f"trained_size is {size_text(trained)}, which is {grid_of(trained, stride)} patches, "
+            f"and the file has {there}; expected the size of the images that it was trained on"
         )
     return trained
 
 
-def by(size: tuple[int, int] | None) -> str:
-    """A size as the command line takes it."""
+def size_text(size: tuple[int, int] | None) -> str:
+    """A size as the command line accepts it: 32x128."""
     return "x".join(map(str, size or ()))
 
 

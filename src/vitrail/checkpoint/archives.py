@@ -62,14 +62,14 @@ def check_archive(path: Path, file: IO[bytes], size: int, archive: zipfile.ZipFi
 
 
 def content_start(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
-    """Where the bytes of an entry begin: behind its header, name and extra fields."""
+    """Offset of an entry's bytes: after its header, name and extra fields."""
     file.seek(entry.header_offset + 26)
     name, extra = struct.unpack("<2H", file.read(4))
     return entry.header_offset + 30 + name + extra
 
 
 def read_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo, memory: memoryview) -> None:
-    """Fills memory with the first bytes of an entry; one that is stored as it is goes there without a copy."""
+    """Fills memory with the first bytes of an entry; an uncompressed entry is read without a copy."""
     if entry.compress_type == zipfile.ZIP_STORED:
         read_into(file, content_start(file, entry), memory)
     else:
@@ -78,13 +78,13 @@ def read_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo
 
 
 def read_into(file: IO[bytes], start: int, memory: memoryview) -> None:
-    """Fills memory with the bytes of a file from `start` on."""
+    """Fills memory with the bytes of a file, starting at `start`."""
     file.seek(start)
     done = 0
     while done < len(memory):
         count = file.readinto(memory[done : done + LARGEST_READ])  # pyright: ignore[reportAttributeAccessIssue]
         if not count:
-            raise EOFError(f"{len(memory) - done} bytes are missing at its end")
+            raise EOFError(f"{len(memory) - done} bytes are missing at the end")
         done += count
 
 

@@ -12,7 +12,7 @@ CHECKSUM = "sha256"  # the key in the header of a safetensors file
 
 
 def tensor_checksum(tensors: Mapping[str, Tensor], *texts: str) -> str:
-    """SHA-256 of the tensors' own checksums in the order of their names, and of what else is to be protected."""
+    """SHA-256 of the checksum of each tensor, in the order of their names, and of the `texts`."""
     found, names = sha256(), sorted(tensors)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # a core hashes 1.2 GB per second
         parts = list(pool.map(value_checksum, (tensors[name] for name in names)))
@@ -28,12 +28,12 @@ def value_checksum(tensor: Tensor) -> bytes:
 
 
 def sign_header(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, str]:
-    """The header of a safetensors file with a checksum of the tensors and of all else that it says."""
+    """The header of a safetensors file with a checksum of the tensors and of all its other entries."""
     return {**header, CHECKSUM: tensor_checksum(tensors, *header_texts(header))}
 
 
 def is_intact(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bool | None:
-    """Whether the checksum in the header fits; None where there is none: in public files and old ones."""
+    """Whether the checksum in the header matches; None if there is none, as in public and older files."""
     if CHECKSUM not in header:
         return None
     return header[CHECKSUM] == tensor_checksum(tensors, *header_texts(header))

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.checkpoint.archives import UNPACKED, check_archive, check_directory, read_arrays, read_entry, read_into
-from vitrail.checkpoint.pickles import Descriptions, Storage, StorageReader, TensorPlace, Unplain
+from vitrail.checkpoint.pickles import Descriptions, Storage, StorageReader, TensorPlace, UnsupportedTensor
 from vitrail.errors import CheckpointError, one_line
 from vitrail.files import FILES, open_regular, read_text
 from vitrail.parsing import parse_json
@@ -127,12 +127,12 @@ def weights_in(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a small file, None where there is no such file."""
+    """The JSON object in a small file; None if the file does not exist."""
     try:
         data = parse_json(read_text(path, LARGEST_JSON))
     except FileNotFoundError:
         if path.is_symlink():
-            raise CheckpointError(f"{path} is a link that leads nowhere; expected a JSON object") from None
+            raise CheckpointError(f"{path} is a broken link; expected a JSON object") from None
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}; expected a JSON object") from None
@@ -161,22 +161,24 @@ def read_file(path: Path) -> Contents:
 
 
 def read_safetensors(path: Path, file: IO[bytes], size: int) -> Contents:
-    """Each tensor in memory of its own and not mapped: whatever happens to the file later, they stay as they are."""
+    """Copies each tensor into memory, never mapped: later changes to the file do not affect them."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     text = file.read(min(length, LARGEST_JSON))
     if length > LARGEST_JSON or text.count(b"{") > MOST_TENSORS or text.count(b",") > 16 * MOST_TENSORS:
         raise CheckpointError(f"{path} has a header of {length} bytes, with too many tensors; expected weights")
-    with safe_open(path, "pt"):  # which refuses a header that is not one
+    with safe_open(path, "pt"):  # refuses a malformed header
         header: dict[str, Any] = json.loads(text)
     metadata, tensors = header.pop("__metadata__", None) or {}, dict[str, Tensor]()
-    for name, said in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
-        dtype, (start, end) = DTYPES.get(said["dtype"]), said["data_offsets"]
+    for name, entry in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
+        dtype, (start, end) = DTYPES.get(entry["dtype"]), entry["data_offsets"]
         if dtype is None:
-            raise CheckpointError(f"{path}: {name} is of {said['dtype']}; expected {', '.join(DTYPES)}")
-        if not 0 <= start <= end <= size - 8 - length or prod(said["shape"]) * dtype.itemsize != end - start:
-            raise CheckpointError(f"{path}: {name} is not where it says; it may be damaged")
-        tensors[name] = torch.empty(said["shape"], dtype=dtype)
+            raise CheckpointError(f"{path}: {name} has dtype {entry['dtype']}; expected {', '.join(DTYPES)}")
+        if not 0 <= start <= end <= size - 8 - length or prod(entry["shape"]) * dtype.itemsize != end - start:
+            raise CheckpointError(
+                f"{path}: {name} lies outside the file, or its size does not match its shape; it may be damaged"
+            )
+        tensors[name] = torch.empty(entry["shape"], dtype=dtype)
         read_into(file, 8 + length + start, tensors[name].flatten().view(torch.uint8).numpy().data)
     return Contents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 
@@ -188,7 +190,7 @@ def read_archive(path: Path, file: IO[bytes], size: int) -> Contents:
         entries = {entry.filename: entry for entry in archive.infolist()}
         if any(name.endswith(".npy") for name in entries):
             return Contents(path=path, kind="npz", tensors=read_arrays(path, file, archive))
-        folder = next(iter(entries), "").split("/")[0]  # as torch finds it
+        folder = next(iter(entries), "").split("/")[0]  # as torch does
         pickled = entries.get(f"{folder}/data.pkl")
         if pickled is None:
             raise CheckpointError(f"{path} is a zip file without tensors; expected what torch.save or np.savez wrote")
@@ -197,7 +199,7 @@ def read_archive(path: Path, file: IO[bytes], size: int) -> Contents:
 
         def entry_of(key: str) -> zipfile.ZipInfo:
             if f"{folder}/data/{key}" not in entries:
-                raise PickleError(f"lacks the numbers of storage {key}")
+                raise PickleError(f"lacks the values of storage {key}")
             return entries[f"{folder}/data/{key}"]
 
         def read(key: str, memory: memoryview) -> None:
@@ -207,7 +209,7 @@ def read_archive(path: Path, file: IO[bytes], size: int) -> Contents:
         data = described.evaluate(BytesIO(archive.read(pickled)))
         order = archive.read(f"{folder}/byteorder").decode() if f"{folder}/byteorder" in entries else "little"
         if order not in ("little", "big"):
-            raise PickleError(f"has a byte order {order!r}")
+            raise PickleError(f"has an unknown byte order {order!r}")
         return from_pickle(path, data, size, StorageReader(described.storages, read, order))
 
 
@@ -221,7 +223,7 @@ def read_legacy(path: Path, file: IO[bytes], size: int) -> Contents:
         raise CheckpointError(f"{path} is a plain pickle; refused: expected what torch.save wrote")
     version, _machine, data, keys = (described.evaluate(stream) for _ in range(4))
     if type(version) is not int or version != VERSION or not isinstance(keys, list):
-        raise PickleError("is of another version of torch.save's format")
+        raise PickleError("has an unknown version of torch.save's format")
     places = legacy_places(file, described.storages, keys, size)
 
     def read(key: str, memory: memoryview) -> None:
@@ -231,36 +233,36 @@ def read_legacy(path: Path, file: IO[bytes], size: int) -> Contents:
 
 
 def legacy_places(file: IO[bytes], storages: Mapping[str, Storage], keys: list[Any], size: int) -> dict[str, int]:
-    """Where the numbers of each storage begin: they follow each other, each with its count before it."""
+    """Offset of the values of each storage: one after the other, each preceded by its count."""
     places = dict[str, int]()
     for key in keys:
         if type(key) is not str or key not in storages or key in places:
-            raise PickleError("has numbers of a storage that it does not describe")
+            raise PickleError("has values of a storage that it does not describe")
         count, place = int.from_bytes(file.read(8), "little"), file.tell()
         if count != storages[key].count or place + storages[key].size > size:
-            raise PickleError("describes more numbers than it holds")
+            raise PickleError("describes more values than it holds")
         places[key] = place
         file.seek(place + storages[key].size)
     if len(places) < len(storages):
-        raise PickleError("describes more numbers than it holds")
+        raise PickleError("describes more values than it holds")
     return places
 
 
 def from_pickle(path: Path, data: Any, size: int, reader: StorageReader) -> Contents:
-    """The tensors in what a pickle describes; those that stand next to them, such as an optimiser's, are not read."""
+    """The weights that a pickle describes; other tensors next to them, such as the optimizer state, are not read."""
     if not isinstance(data, dict):
-        kind = "Tensor" if isinstance(data, TensorPlace | Unplain) else type(data).__name__
+        kind = "Tensor" if isinstance(data, TensorPlace | UnsupportedTensor) else type(data).__name__
         raise CheckpointError(f"{path} holds a {kind}; expected a dict of names and tensors")
     wrapper = wrapper_of(data)
     inside = data[wrapper] if wrapper else data
-    odd = [name for name, each in inside.items() if isinstance(each, Unplain)]
+    odd = [name for name, each in inside.items() if isinstance(each, UnsupportedTensor)]
     places = {name: each for name, each in inside.items() if isinstance(each, TensorPlace)}
     if not all(isinstance(name, str) for name in (*odd, *places)):
-        raise CheckpointError(f"{path} has tensors under keys that are no texts; expected names")
+        raise CheckpointError(f"{path} has tensors under keys that are not strings; expected names")
     if odd:
         raise CheckpointError(f"{path}: {odd[0]} is sparse, quantised or without values; expected plain tensors")
     if sum(each.size for each in places.values()) > UNPACKED * size:
-        raise CheckpointError(f"{path} describes more numbers than it holds; expected weights")
+        raise CheckpointError(f"{path} describes more values than it holds; expected weights")
     others = tuple(str(key) for key in data if key != wrapper) if wrapper else ()
     tensors = apart({name: reader.tensor(each) for name, each in places.items()})
     return Contents(path=path, kind="pickle", tensors=tensors, wrapper=wrapper, others=others)
@@ -273,7 +275,7 @@ def wrapper_of(data: Mapping[Any, Any]) -> str:
 
 
 def any_tensor(values: Mapping[Any, Any]) -> bool:
-    return any(isinstance(each, TensorPlace | Unplain) for each in values.values())
+    return any(isinstance(each, TensorPlace | UnsupportedTensor) for each in values.values())
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

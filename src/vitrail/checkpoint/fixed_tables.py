@@ -1,4 +1,4 @@
-"""Fixed tables of positions by which files of MAE and MoCo v3 are recognised: each has an order of its own."""
+"""Fixed position tables by which files of MAE and MoCo v3 are recognised: the two differ in the order of the axes."""
 
 from math import isqrt
 
@@ -9,9 +9,9 @@ NEAR = 1e-3  # tables may be stored in half precision
 
 
 def fixed_table(side: int, width: int, *, columns_first: bool) -> Tensor:
-    """Sines, then cosines of one axis, then of the other, behind a zero row for the class token: (1, 1 + side², D).
+    """Sines, then cosines of one axis, then of the other, after a zero row for the class token: (1, 1 + side², D).
 
-    MAE has the columns first, MoCo v3 the rows.
+    MAE puts the columns first, MoCo v3 the rows.
     """
     rates = 1 / 10_000 ** (torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * rates

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.checkpoint.architecture import Fields, architecture, assumptions, known_size
+from vitrail.checkpoint.architecture import Fields, architecture, find_assumptions, known_size
 from vitrail.checkpoint.contents import WRAPPERS, Contents
 from vitrail.checkpoint.convnets import with_counters
 from vitrail.checkpoint.description import IN_WORDS, Description
@@ -24,10 +24,16 @@ T = TypeVar("T")
 SAYS = "layout"  # the key of its name in the header of a safetensors file; there is nothing around it to tell by
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-FIXED = ("activation", "norm_eps", "pool", "positions", "trained_size")  # what one owner has alike in all models
-OWNER_SAID = "owner_said"  # among what is known: whether the user or the file named the layout
+FIXED = (
+    "activation",
+    "norm_eps",
+    "pool",
+    "positions",
+    "trained_size",
+)  # fields with one value in all models of an owner
+OWNER_NAMED = "owner_said"  # key in `known`: whether the user or the file named the layout
 TRANSFORMERS = ("vit", "deit", "hybrid")
-PATCHES_ALONE = ("vit", "deit")  # of layouts that have no names for a ResNet before the patches
+PATCHES_ALONE = ("vit", "deit")  # families of layouts without names for a ResNet stem
 TABLE_AT_STEM: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
     "positions": ("learned", "sincos", "sincos_2d"),
     "positions_at": ("stem",),
@@ -42,7 +48,9 @@ class Found:
     tensors: dict[str, Tensor]
     ignored: tuple[str, ...] = ()  # by their names
     warnings: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
+    assumed: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # values assumed for fields that the file does not specify
     layout: str = ""  # that read it; set by whoever chose it
 
 
@@ -78,9 +86,8 @@ def found(
 ) -> Found:
     """Their tensors by the table; what it does not name must match `ignore`, else something would be lost.
 
-    `shapes` makes the fields of the config of our tensors, the family and what is known besides. `fixed` are fields
-    that whoever made the file has alike in all models, if the file is known to be theirs; `usual` values are taken
-    where nobody says others.
+    `shapes` makes the fields of the config of our tensors, the family and other known fields. `fixed` are fields
+    with one value in all models of the owner, if the file is known to be theirs; `usual` values are defaults.
     """
     ours, unnamed = to_ours(tensors, table)
     lost = [name for name in unnamed if not re.fullmatch(ignore, name)]
@@ -103,9 +110,9 @@ def found(
     how = preprocessing(config)
     if config.get("layer_scale") or config.get("registers") or layout == "google":  # often without a class position
         doubts = {name: value for name, value in doubts.items() if name != "prefix_positions"}
-    assumed = assumptions(family, config, doubts, known, fixed)
+    assumed = find_assumptions(family, config, doubts, known, fixed)
     if assumed_preprocessing:
-        assumed["preprocessing"] = in_words(how)
+        assumed["preprocessing"] = describe_preprocessing(how)
     source = {"layout": layout, "file": contents.path.name, **(variant or {})}
     description = Description(
         family=family,
@@ -118,14 +125,14 @@ def found(
     return Found(description=description, tensors=ours, ignored=unnamed, warnings=tuple(warnings), assumed=assumed)
 
 
-def in_words(how: Preprocessing) -> str:
-    """What layouts differ in most."""
+def describe_preprocessing(how: Preprocessing) -> str:
+    """The mean, crop and interpolation, in which layouts differ most."""
     usual = {HALF["mean"]: "mean 0.5", IMAGENET["mean"]: "ImageNet's mean"}
     return f"{usual.get(how.mean, f'mean {how.mean}')}, crop {how.crop:.4g}, {how.interpolation}"
 
 
 def own_heads(tensors: Mapping[str, Tensor], kernel: str, heads: Mapping[int, int]) -> dict[str, int]:
-    """The heads of an owner's published model of the width that the patch kernel has."""
+    """The number of heads of the owner's published model with the width of the patch kernel."""
     width = tensors[kernel].shape[0] if kernel in tensors and tensors[kernel].ndim else 0
     return {"heads": heads[width]} if width in heads else {}
 

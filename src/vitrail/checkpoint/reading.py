@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.architecture import by, known_size
+from vitrail.checkpoint.architecture import known_size, size_text
 from vitrail.checkpoint.contents import Contents, read_contents
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fit import MAY_DIFFER, adapted, fit
-from vitrail.checkpoint.layout import OWNER_SAID, SAYS, Found, Layout
+from vitrail.checkpoint.layout import OWNER_NAMED, SAYS, Found, Layout
 from vitrail.checkpoint.report import LoadReport, assumption_line
 from vitrail.checkpoint.resample import RULES, Policy
 from vitrail.checkpoint.sources import NAMES
@@ -27,7 +27,7 @@ from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
 RUNNABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
-TRAINED_SIZE = "trained_size"  # of images, for files that have as many positions for another: no field of a config
+TRAINED_SIZE = "trained_size"  # of the images; tells apart grids with the same number of positions; not a config field
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def load(
     made the checkpoint, or the named one; the patch kernel to another patch size as FlexiViT does it; and a head for
     other classes starts at zero. `source` names the layout where it should not be found out; fields that a file does
     not say, such as heads, may be given too, and trained_size=(32, 128) for its grid of positions. Weights keep the
-    dtype they are stored in unless `dtype` is given; of several, all get the widest. Nothing in a file is ever run: a
-    family from outside the package is given as `family`.
+    dtype they are stored in unless `dtype` is given; mixed dtypes are cast to the widest. Nothing in a file is ever
+    run: a family from outside the package is given as `family`.
     """
     found = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_of(found, path)
@@ -83,7 +83,7 @@ def read(
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
     source_model = built(found, family, where)
-    tensors, mixed = in_one_dtype(found.tensors, source_model)
+    tensors, mixed = cast_to_one_dtype(found.tensors, source_model)
     model = source_model
     check_trained_size(fields.pop(TRAINED_SIZE, None), source_model.config, where)
     if fields:
@@ -113,7 +113,7 @@ def built(found: Found, family: Family, where: str) -> Any:
 
 
 def warn_of(found: Checkpoint, path: str | Path, given: Collection[str] = ()) -> None:
-    """One warning for those who do not look at the report; `given` is what the user has said besides the fields."""
+    """One warning with everything in the report that needs attention; `given` are fields that the user has set."""
     assumption = assumption_line(found.report.assumed, given)
     lines = ([f"{path} {assumption}"] if assumption else []) + [f"{path}: {each}" for each in found.report.warnings]
     if lines:
@@ -123,13 +123,13 @@ def warn_of(found: Checkpoint, path: str | Path, given: Collection[str] = ()) ->
 def describe(path: str | Path, *, source: str | None = None, **fields: Any) -> Description:
     """What a checkpoint says of itself, or its layout of it: family, config, preprocessing, labels, provenance.
 
-    Fields that no file says, such as heads, may be given.
+    Fields that the file does not specify, such as heads, may be given.
     """
     return find(path, source, with_trained_size(fields)).description
 
 
 def with_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with the size that the file was trained at as rows and columns if it is given."""
+    """The fields, with trained_size, if given, as (rows, columns)."""
     if fields.get(TRAINED_SIZE) is None:
         return {name: value for name, value in fields.items() if name != TRAINED_SIZE}
     size = known_size(fields[TRAINED_SIZE])
@@ -140,10 +140,13 @@ def with_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -> None:
-    """For layouts that say the size, and so do not ask for it."""
+    """Checks trained_size against layouts that specify the size themselves."""
     size = pair(config.image_size)
     if given not in (None, size):
-        raise CheckpointError(f"{where} is of images of {by(size)}, not {by(given)}; expected no other {TRAINED_SIZE}")
+        raise CheckpointError(
+            f"{where} was trained on images of {size_text(size)}, not {size_text(given)}; "
+            f"expected no other {TRAINED_SIZE}"
+        )
 
 
 def find(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> Found:
@@ -169,14 +172,14 @@ def located(path: str | Path) -> Path:
 def interpreted(
     contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str, *, named: bool = False
 ) -> Found:
-    """What the layout makes of a file; of the fields given it is told those that the model must already have.
+    """What the layout makes of a file; it receives those of the fields that the model must already have.
 
     `named` is whether the user named the layout.
     """
     known = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
     said = named or contents.header.get(SAYS) == layout.name
     with checked(where):
-        found = layout.read(contents, {**known, "asked_size": fields.get("image_size"), OWNER_SAID: said})
+        found = layout.read(contents, {**known, "asked_size": fields.get("image_size"), OWNER_NAMED: said})
     return replace(with_fitting_labels(found), layout=layout.name)
 
 
@@ -271,19 +274,19 @@ def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -
     ]
     if len(found) == 1 and odd:
         kinds = f"{', '.join(dtype_name(each) for each in RUNNABLE[:-1])} or {dtype_name(RUNNABLE[-1])}"
-        raise CheckpointError(f"{where}: {odd[0]} is of {dtype_name(tensors[odd[0]].dtype)}; expected {kinds}")
+        raise CheckpointError(f"{where}: {odd[0]} has dtype {dtype_name(tensors[odd[0]].dtype)}; expected {kinds}")
     if found:
         raise CheckpointError(f"{where} does not fit its config: {'; '.join(found)} of {len(expected)} tensors")
 
 
 def is_runnable(tensor: Tensor, expected: Tensor | None) -> bool:
-    """Of a dtype that a model computes in, or an integer where one is expected, such as batch norm's counter."""
+    """Whether a model computes in this dtype, or it is an integer where one is expected (batch norm's counter)."""
     integer = not tensor.is_floating_point() and not tensor.is_complex()
     return tensor.dtype in RUNNABLE or (integer and expected is not None and not expected.is_floating_point())
 
 
-def in_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors in the widest of their floating dtypes, and a warning where they had several."""
+def cast_to_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors in the widest of their floating dtypes, and a warning if they had several."""
     counters = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name not in counters}
     if len(dtypes) < 2:
@@ -291,7 +294,7 @@ def in_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[
     widest = reduce(torch.promote_types, dtypes)
     cast = {name: tensor if name in counters else tensor.to(widest) for name, tensor in tensors.items()}
     named = ", ".join(sorted(dtype_name(each) for each in dtypes))
-    return cast, (f"its tensors are of {named}: all are used as {dtype_name(widest)} (dtype=… chooses another)",)
+    return cast, (f"its tensors have dtypes {named}: all are used as {dtype_name(widest)} (dtype=… chooses another)",)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

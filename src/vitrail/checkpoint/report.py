@@ -16,7 +16,9 @@ class LoadReport:
     initialised: tuple[str, ...]
     ignored: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
+    assumed: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # values assumed for fields that the file does not specify
 
     def __str__(self) -> str:
         lines = [
@@ -36,9 +38,9 @@ def listed(names: Collection[str], most: int = 4) -> str:
 
 
 def assumption_line(assumed: Mapping[str, Any], given: Collection[str] = ()) -> str:
-    """One sentence on what a file does not say, how it was taken and how to change it; empty if there is nothing.
+    """One sentence: the fields that a file does not specify, the values assumed and how to change them; or empty.
 
-    `given` are names that the user has said since.
+    `given` are fields that the user has set.
     """
     left = {name: value for name, value in assumed.items() if name not in given}
     if not left:
@@ -47,11 +49,11 @@ def assumption_line(assumed: Mapping[str, Any], given: Collection[str] = ()) -> 
     ways = [f"--set {name}=… (in Python: {name}=…)" for name in fields[:1]]
     if "preprocessing" in left:
         ways.append("`vitrail convert --preprocessing` (in Python: preprocessing=…)")
-    return f"does not say {', '.join(left)}; assumed {in_line(left)}. Change that with {' and '.join(ways)}"
+    return f"does not specify {', '.join(left)}; assumed {format_fields(left)}. Change that with {' and '.join(ways)}"
 
 
-def in_line(values: Mapping[str, Any]) -> str:
-    """name=value, sizes as the command line takes them."""
+def format_fields(values: Mapping[str, Any]) -> str:
+    """name=value, with sizes as the command line accepts them."""
     return ", ".join(
         f"{name}={'x'.join(map(str, each)) if isinstance(each, tuple) else each}" for name, each in values.items()
     )

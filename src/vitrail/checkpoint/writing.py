@@ -85,7 +85,7 @@ save = write  # the package's own word for it, beside load
 
 
 def warn_of_losses(to: str, path: Path, description: Description) -> None:
-    """Reads back what was written, and says what its readers will not know: heads, size, preprocessing, labels."""
+    """Reads back what was written and warns of what the layout cannot store: heads, size, preprocessing, labels."""
     if to == "vitrail":
         return
     how, config = description.preprocessing, description.config
@@ -96,7 +96,7 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
     except CheckpointError as error:
         warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
         return
-    with suppress(CheckpointError):  # where its readers ask or warn they are not wrong in silence
+    with suppress(CheckpointError):  # a reader that asks or warns is not silently wrong
         alone = find(path, to, {})
         for name, said_as in (("heads", "heads"), ("image_size", "trained_size")):
             ours, theirs = config.get(name), alone.description.config.get(name)

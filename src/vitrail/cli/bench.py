@@ -56,7 +56,7 @@ def bench(
     image_size
         Pixels, with commas: 224,384 or 384x256; else the model's own. Positions are resampled.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     peers
         Of timm, transformers, with commas: they run the same weights, eagerly, and must be installed.
     rounds

@@ -48,7 +48,7 @@ def compare(
     out
         A folder for comparison.png and comparison.json.
     fields
-        A field of the configs that the files do not say, as FIELD=VALUE, for all models alike; may be repeated.
+        A config field that the files do not specify, as FIELD=VALUE, for all models alike; may be repeated.
     batch
         Pictures at once.
     workers

@@ -81,8 +81,8 @@ def convert(
     labels
         A file with the names of the classes, one a line.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE: heads=3; may be repeated. trained_size=32x128
-        says the size of the images that its positions are for.
+        A config field that the file does not specify, as FIELD=VALUE: heads=3; may be repeated. trained_size=32x128
+        is the size of the images that its positions were trained for.
     preprocessing
         A field of the preprocessing to put right, as FIELD=VALUE: mean=[0.485,0.456,0.406]; may be repeated.
     overwrite

@@ -37,7 +37,7 @@ def distill(
         The folder of a run, anything that `vitrail convert` reads (a convnet too: `vitrail models 'resnet*'`), or
         timm:NAME, which timm fetches.
     teacher_fields
-        A field of the teacher's config that its file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the teacher's file does not specify, as FIELD=VALUE; may be repeated.
     teacher_cache
         A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
         for trainings without augmentation, where a picture looks the same each time.

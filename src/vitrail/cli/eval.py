@@ -61,7 +61,7 @@ def eval(  # noqa: A001
     image_size
         Another size of the pictures: 384, or rows x columns: 384x256; positions are resampled.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     preprocessing
         A field of the preprocessing to change, as FIELD=VALUE: crop=0.875; may be repeated.
     batch

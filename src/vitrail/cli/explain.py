@@ -83,7 +83,7 @@ def explain(
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     svg
         SVG files as well.
     arrays

@@ -61,7 +61,7 @@ def export(
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     preprocessing
         A field of the preprocessing to change, as FIELD=VALUE: crop=0.875; may be repeated.
     check

@@ -54,8 +54,8 @@ class SharedFlags:
     strict
         An unreadable picture is an error; else it is skipped and named at the end.
     trust_code
-        A model of your own that a run or a recipe file names, FILE.py:NAME or MODULE:NAME: its code is run only if it
-        is named here, or by --model; may be repeated.
+        Code that a run or a recipe file may import: FILE.py:NAME or MODULE:NAME for a model of your own, timm:NAME for
+        a teacher from outside timm. Code is imported only if it is named here or by --model; may be repeated.
     """
 
     data: str | None = None
@@ -98,7 +98,7 @@ class SharedFlags:
 
     @property
     def code(self) -> list[str]:
-        """All outside code that this command line names."""
+        """All outside code named on this command line."""
         from vitrail.models.catalog import is_outside
 
         by_model = [self.model] if self.model is not None and is_outside(self.model) else []
@@ -127,8 +127,10 @@ class SharedFlags:
             real=None if self.real is None else anywhere(str(self.real)),
             cache=1.0 if self.cache is None else self.cache,
         )
-        named = [teacher] if teacher is not None and teacher.startswith("timm:") else []  # here and now, so no file did
-        return asked.trusting([*self.code, *named], f"the recipe {recipe.name}")
+        named = (
+            [teacher] if teacher is not None and teacher.startswith("timm:") else []
+        )  # named by the user, not by a file
+        return asked.with_trusted([*self.code, *named], f"the recipe {recipe.name}")
 
 
 @reflowed

@@ -23,7 +23,7 @@ def inspect_checkpoint(
     """Show what is in a checkpoint: layout, architecture, shapes, types, head, checksums, and what is suspicious.
 
     Nothing in the file is run. Where no layout is recognised, or a model cannot be made of the file, it says why and
-    shows the tensors all the same. Of a run or an exported folder, the checksum of every file is verified. Exits with
+    shows the tensors all the same. For a run or an exported folder, the checksum of every file is verified. Exits with
     code 2 if a file is damaged.
 
     Examples::
@@ -40,8 +40,8 @@ def inspect_checkpoint(
     source
         The layout, where it should not be found out: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated. trained_size=32x128 says the
-        size of the images that its positions are for.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated. trained_size=32x128 is the size
+        of the images that its positions were trained for.
     tensors
         List every tensor with its mean, deviation, minimum and maximum, not grouped over the blocks.
     as_json
@@ -51,11 +51,11 @@ def inspect_checkpoint(
 
     from vitrail.export.exported import is_exported
     from vitrail.inspection.integrity import is_run, verify
-    from vitrail.inspection.page import check_table
+    from vitrail.inspection.page import format_checks
 
     if is_run(Path(file)) or is_exported(file):
         checks = verify(Path(file))
-        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else check_table(checks))
+        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else format_checks(checks))
     else:
         from vitrail.inspection.checkpoint import inspect
 

@@ -81,15 +81,15 @@ class JobFlags:
     merge
         Merge so many tokens in each layer that are alike: faster, and a little less right.
     max_pixels
-        An image of more pixels is refused before it is decoded. By default the limit depends on the format, so that
-        no image takes more than about 1 GB: 178,956,970 for JPEG, 67,108,864 for progressive JPEG, PNG, GIF, TIFF and
-        BMP, 50,331,648 for WebP.
+        An image with more pixels is skipped before it is decoded. By default the limit depends on the format, so that
+        no image takes more than about 1 GB: 178,956,970 for JPEG (89,478,485 at full size), 67,108,864 for progressive
+        JPEG, PNG, GIF, TIFF and BMP, 50,331,648 for WebP.
     max_bytes
         A file of more is refused before it is read.
     device
         auto, cpu, cuda, cuda:1, mps.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     """
 
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
@@ -125,7 +125,7 @@ class JobFlags:
 
 
 def check_options(images: Sequence[str], options: Sequence[str]) -> None:
-    """Where - stands for standard input, a misspelt option is taken for an image: it is named here."""
+    """Refuses misspelt options, which are parsed as images because - stands for standard input."""
     for each in images:
         if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
             raise unknown("option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in options])
@@ -154,18 +154,18 @@ class Job:
         with nullcontext() if self.partial is None else closing(self.partial):
             partial, flags = self.partial, self.flags
             if partial is not None and partial.begin(resume=flags.resume, overwrite=flags.overwrite):
-                note(f"{partial.out} is there and whole; nothing to go on with: --overwrite does it anew")
+                note(f"{partial.out} is already complete; nothing to resume: use --overwrite to start over")
                 print(f"{partial.out}: whole")
                 return
-            self.run_alone(listing, sink_for, write)
+            self.run_as_owner(listing, sink_for, write)
 
-    def run_alone(
+    def run_as_owner(
         self,
         listing: "Listing",
         sink_for: "Callable[[Predictor, dict[str, Any]], Sink]",
         write: "Callable[[Any, Predictor, Row], None]",
     ) -> None:
-        """No other process writes to the same file meanwhile."""
+        """Runs the job while this process owns the output."""
         survey = listing.survey()
         for complaint in survey.complaints:
             tell(complaint)
@@ -247,7 +247,7 @@ class Job:
         before, failed, start = len(sink.done), sink.failed, monotonic()
         if before:
             note(f"{before} pictures were done before, {failed} of which failed; going on")
-            self.tell_changed(listing, sink)
+            self.report_changed(listing, sink)
         left = (each for each in listing if each.name not in sink.done) if before else iter(listing)
         alone = survey.pictures == 1 and not survey.complaints
         with bar(max(0, survey.pictures - before), printing=self.partial is None) as advance:
@@ -267,8 +267,8 @@ class Job:
             places = f" and {len(survey.complaints)} of the places given" if survey.complaints else ""
             raise FailedError(f"{failed} of {survey.pictures} pictures{places} could not be read{where}")
 
-    def tell_changed(self, listing: "Listing", sink: Sink) -> None:
-        """Finished images whose files are others now: their rows are about what they were."""
+    def report_changed(self, listing: "Listing", sink: Sink) -> None:
+        """Reports finished images whose files have changed since; their rows describe the old contents."""
         from vitrail.predict.ledger import stamp_of_file
 
         changed, example = 0, ""
@@ -278,7 +278,7 @@ class Job:
         if changed:
             many = f"{changed:,} images" if changed > 1 else "1 image"
             note(
-                f"{many} changed since they were processed, for example {example!r}; their rows describe the old "
+                f"{many} changed after processing, for example {example!r}; their rows describe the old "
                 "contents: use --overwrite to start over"
             )
 

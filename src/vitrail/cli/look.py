@@ -54,7 +54,7 @@ def look(
     arrays
         The numbers as well, as .npz files for numpy.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     batch
         Pictures at once.
     device

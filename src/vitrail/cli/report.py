@@ -49,7 +49,7 @@ def report(
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
     fields
-        A field of the config that the file does not say, as FIELD=VALUE; may be repeated.
+        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     batch
         Pictures at once.
     device

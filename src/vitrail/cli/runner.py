@@ -84,7 +84,7 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
 def go_on(folder: Path, here: Here, code: Sequence[str] = ()) -> None:
     """A run from its last checkpoint, or from its beginning if there is none yet.
 
-    `code` is what the user named now: an outside model that run.json names is imported only if it is among it.
+    `code` is the code named by the user: an outside model in run.json is imported only if it is listed there.
     """
     keep_freed_memory()
     run = Run(folder)
@@ -98,22 +98,28 @@ def go_on(folder: Path, here: Here, code: Sequence[str] = ()) -> None:
 
 def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
     folder, plan = run.folder, run.plan()
-    request, steps = Request.from_json(plan.get("request"), str(folder)).trusting(code, str(folder)), plan.get("steps")
+    request, steps = (
+        Request.from_json(plan.get("request"), str(folder)).with_trusted(code, str(folder)),
+        plan.get("steps"),
+    )
     if type(steps) is not int or steps < 1:
         raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
     job = assembled(request, team)
     setup, taught_by = setup_of(job, request, here, team)
     now = plan_of(job, request, setup, steps, taught_by)
-    if request.trusted is not None:  # the user's name for it counts, which may be another path to the same code
+    if request.trusted is not None:  # the user may name the same code by another path
         now["model"]["name"] = name_of(plan.get("model"))
     for what in ("model", "data", "teacher"):
         if apart := differences(plan.get(what), now[what]):
             raise CheckpointError(
-                f"{folder} began with another {what}: {apart[0]}; expected the same: put it back, or begin anew"
+                f"cannot resume {folder}: the {what} has changed ({apart[0]}); restore it, or start a new run"
             )
     for what in ("torch", "simplejpeg", "world"):
         if plan.get(what) != now[what]:
-            tell(team, f"note   {what} was {plan.get(what)} and is {now[what]}: it goes on, but not to the bit")
+            tell(
+                team,
+                f"note   {what} was {plan.get(what)} and is {now[what]}: resuming, but not bit-identical",
+            )
     sit(run, request, job, setup, steps, here, resumed=True)
 
 
@@ -235,15 +241,15 @@ def watches(team: Team, *, resumed: bool = False) -> Watch:
     if not team.first:
         return Several()
     board: list[Watch] = [TensorBoard()] if find_spec("tensorboard") else []
-    return Resumed([Terminal(), *board]) if resumed else Several([Terminal(), *board])
+    return ResumeWatch([Terminal(), *board]) if resumed else Several([Terminal(), *board])
 
 
-class Resumed(Several):
-    """Says where a run resumes, which is known once its checkpoint is verified."""
+class ResumeWatch(Several):
+    """Prints the step from which a run resumes, known once its checkpoint is verified."""
 
     def started(self, start: Start) -> None:
         where = f"step-{start.done:08}" if start.done else "its beginning"
-        print(f"run    {start.folder}: on from {where} of {start.steps} steps", flush=True)
+        print(f"run    {start.folder}: resuming from {where} of {start.steps} steps", flush=True)
         super().started(start)
 
 
@@ -310,7 +316,7 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int, taught_by: dic
 
 
 def new_folder(job: Job, recipe: Recipe) -> Path:
-    """runs/DATA-RECIPE-1, or the next number that is free; made at once, so that nobody else takes it."""
+    """runs/DATA-RECIPE-1, or the next number that is free; created at once, so that no other process takes it."""
     name = f"{Path(job.data.name).name or 'data'}-{recipe.name}"
     make_folder(RUNS)
     for number in count(1):
@@ -322,7 +328,7 @@ def new_folder(job: Job, recipe: Recipe) -> Path:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from None
         return folder
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def said_of_skipped(skipped: tuple[str, ...]) -> list[str]:

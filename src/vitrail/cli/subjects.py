@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def open_subject(
     checkpoint: str, labels: Path | None, device: str, fields: Sequence[str] | None = None
 ) -> "tuple[Opened, Explainer]":
-    """The model of that name, as something that can be asked; `fields` are those of --set."""
+    """The model of that name, as something that can be asked; `fields` are the values of --set."""
     from vitrail.cli.convert import lines_of
     from vitrail.inspection.explain import Explainer
     from vitrail.train.distributed import Team, device_of

@@ -77,9 +77,9 @@ def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
 
 
 def parse_fields(items: Iterable[str] | None) -> dict[str, Any]:
-    """The fields of --set for a checkpoint: of its config, or trained_size."""
+    """The values of --set for a checkpoint: config fields, or trained_size."""
     given = dict(parse_field(item) for item in items or ())
-    if no_fields := given.keys() & {"path", "source", "family", "policy"}:  # which `read` takes beside them
+    if no_fields := given.keys() & {"path", "source", "family", "policy"}:  # other arguments of `read`
         raise ConfigError(f"--set {min(no_fields)}=…; expected a field of the config, such as heads=3")
     return given
 

@@ -31,10 +31,10 @@ def read_pickle(data: bytes, path: Path) -> Any:
 
 
 def names(budget: Budget) -> dict[str, object]:
-    """The few names that numpy's arrays are pickled with, each a stand-in of ours."""
+    """The few names that pickles of numpy arrays use, each with its stand-in."""
 
     def encode(text: Any, _: Any) -> bytes:
-        """How Python 3 writes bytes for Python 2; another codec would do something."""
+        """How Python 3 writes bytes for Python 2; always latin1, since other codecs have effects."""
         if not isinstance(text, str):
             raise PickleError(f"encodes a {type(text).__name__}")
         budget.spend(len(text) // BYTES_PER_STEP)
@@ -63,7 +63,7 @@ class DType:
 
 
 class Array:
-    """Stands for numpy.ndarray: made empty, then given its values."""
+    """Stands in for numpy.ndarray: made empty, then given its values."""
 
     values: NDArray[np.uint8] | None = None
 

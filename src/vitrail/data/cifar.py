@@ -114,7 +114,7 @@ def contents(path: Path) -> Mapping[str, Any]:
 
 
 def is_list_of(values: Any, *kinds: type) -> bool:
-    """Lists in lists, one in itself twice, would become an array without end."""
+    """Whether it is a flat list of these types; a list nested in itself would make an endless array."""
     return isinstance(values, list) and all(type(value) in kinds for value in values)
 
 

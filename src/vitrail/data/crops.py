@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitrail.data import jpeg
 from vitrail.data.image_formats import Limits, check_bytes, check_jpeg, faults_of, open_undecoded, read_image_file
-from vitrail.data.images import TURNS, open_image, orientation, pillows_limits, plain, upright
+from vitrail.data.images import TURNS, open_image, orientation, pillow_limits, to_rgb, upright
 
 DRAWS = 22  # that `resized_box` uses: where, and ten times how large and how wide
 
@@ -43,12 +43,12 @@ def part(source: Any, choose: Callable[[int, int], Box], least: tuple[int, int])
 
     A JPEG may be decoded at half, a quarter or an eighth of its size while the box keeps `least` rows and columns.
     """
-    limits = pillows_limits()
+    limits = pillow_limits()
     if isinstance(source, str | Path):
         where = repr(str(source))
         return part_of_file(read_image_file(source, where, limits), where, choose, least, limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return part_of_file(bytes(source), "the bytes given", choose, least, limits)
+        return part_of_file(bytes(source), "the given data", choose, least, limits)
     image = open_image(source)
     return cut(image, choose(image.height, image.width))
 
@@ -68,7 +68,7 @@ def part_of_file(
         by = shrinkage(box, least)
         if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):  # None if it is no JPEG
             box = shrunk(box, by, -(-rows // by), -(-columns // by))
-        image = plain(upright(image, where))  # the one before it is freed
+        image = to_rgb(upright(image, where))  # frees the previous image
         return cut(image, box)
 
 

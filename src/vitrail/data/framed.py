@@ -17,8 +17,8 @@ from vitrail.data.image_formats import (
     check_jpeg,
     check_pixels,
     faults_of,
-    named,
     open_undecoded,
+    prefix_errors,
     read_image_file,
     read_stream,
 )
@@ -39,7 +39,7 @@ def framed(
     JPEG much larger than needed is decoded at half, a quarter or an eighth of its size, and they differ a little.
     """
     where = name_of(source)
-    with named(source), faults_of(where):
+    with prefix_errors(source), faults_of(where):
         if isinstance(source, str | Path):
             data = read_image_file(source, where, limits)
         elif isinstance(source, bytes | bytearray | memoryview):
@@ -58,12 +58,12 @@ def framed(
 
 
 def name_of(source: Any) -> str:
-    """What an error calls it."""
+    """The name of an image in error messages."""
     if isinstance(source, str | Path):
         return repr(str(source))
     if isinstance(source, bytes | bytearray | memoryview):
-        return "the bytes given"
-    return f"the file {getattr(source, 'name', '')!r}" if hasattr(source, "read") else "the picture given"
+        return "the given data"
+    return f"the file {getattr(source, 'name', '')!r}" if hasattr(source, "read") else "the given image"
 
 
 def from_file(data: bytes, where: str, preprocessing: Preprocessing, limits: Limits, scaled: bool) -> Image.Image:

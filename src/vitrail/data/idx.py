@@ -16,7 +16,7 @@ from vitrail.errors import DataError, one_line
 from vitrail.files import read_bytes
 
 LARGEST_FILE = 2**30  # bytes, also unpacked
-UNPACKED, AND_BYTES = 64, 2**26  # a file unpacks to at most so many times its size, and so many bytes
+UNPACKED, AND_BYTES = 64, 2**26  # a file unpacks to at most UNPACKED × its size + AND_BYTES
 PARTS = {"train": ("train",), "val": ("t10k", "test")}
 KINDS = {"images": 3, "labels": 1}  # and how many dimensions
 FASHION_STARTS = (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)  # its first labels: the files are called as MNIST's are
@@ -76,8 +76,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
                 f"{path} begins with {header[:4].hex(' ') or 'nothing'}; expected 00 00 08 0{dimensions}, idx of bytes"
             )
         shape: list[int] = np.frombuffer(header[4:], ">u4").tolist()
-        most = min(UNPACKED * len(packed) + AND_BYTES, LARGEST_FILE)  # before anything is unpacked to it
-        values = stream.read(min(prod(shape), most) + 1)  # one more, where the checksum would be checked
+        most = min(UNPACKED * len(packed) + AND_BYTES, LARGEST_FILE)  # known before anything is unpacked
+        values = stream.read(min(prod(shape), most) + 1)  # one more byte makes gzip verify its checksum
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {one_line(error)}; expected an idx file, whole and readable") from None
     if len(values) > most:

@@ -1,4 +1,4 @@
-"""Which image files are read: six formats, recognised by their first bytes, each within limits on what it may cost."""
+"""The image formats that are read: six, recognised by their first bytes, each with limits on its size."""
 
 import os
 import stat
@@ -17,15 +17,15 @@ from vitrail.data import jpeg
 from vitrail.errors import ConfigError, DataError, VitrailError, one_line
 from vitrail.files import read_bytes
 
-PLUGINS = {  # format → the one module of Pillow that is imported for it, and what opens a file there
-    "JPEG": ("PIL.JpegImagePlugin", "jpeg_factory"),  # an MPO of a phone, too: its first image
+PLUGINS = {  # format → the Pillow module imported for it, and the function that opens a file
+    "JPEG": ("PIL.JpegImagePlugin", "jpeg_factory"),  # also MPO (from phones): its first image
     "PNG": ("PIL.PngImagePlugin", "PngImageFile"),
     "WebP": ("PIL.WebPImagePlugin", "WebPImageFile"),
     "GIF": ("PIL.GifImagePlugin", "GifImageFile"),
     "BMP": ("PIL.BmpImagePlugin", "BmpImageFile"),
     "TIFF": ("PIL.TiffImagePlugin", "TiffImageFile"),
 }
-PILLOWS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow calls them
+PILLOW_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow's names of them
 FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
@@ -33,9 +33,11 @@ SIGNATURES = {
     b"GIF87a": "GIF",
     b"GIF89a": "GIF",
     b"BM": "BMP",
-    **dict.fromkeys((b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), "TIFF"),  # two are wrong but common
+    **dict.fromkeys(
+        (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), "TIFF"
+    ),  # two of them are invalid but common
 }
-OTHERS = {  # what is recognised and not read
+OTHERS = {  # recognised, but not supported
     b"%PDF": "a PDF file",
     b"%!PS": "a PostScript file",
     b"\x04%!PS": "a PostScript file",
@@ -58,26 +60,26 @@ MARKUP = {b"<!doctype html": "an HTML page", b"<html": "an HTML page", b"<svg": 
 HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # brands
 CONVERSIONS = {"an AVIF image": "magick IN.avif OUT.png", "a HEIC image": "heif-convert IN.heic OUT.png"}
 
-MOST_PIXELS = 2**26  # of an image: 256 MB in Pillow as RGB, and as much again while it is converted or turned
-MOST_WHOLE_JPEG = 89_478_485  # of a JPEG that is decoded as it comes, row by row: where Pillow warns
-MOST_JPEG = 178_956_970  # of the same decoded at a smaller size: where Pillow refuses
+MOST_PIXELS = 2**26  # of an image: 256 MB as RGB in Pillow, and as much again while it is converted or rotated
+MOST_WHOLE_JPEG = 89_478_485  # of a baseline JPEG decoded at full size: where Pillow warns
+MOST_JPEG = 178_956_970  # of a baseline JPEG decoded at a reduced size: where Pillow refuses
 MOST_WEBP = 3 * 2**24  # its decoder holds five copies
-MOST_RUNS = 2**24  # of a BMP in runs of pixels, which Pillow decodes in Python
+MOST_RUNS = 2**24  # of a run-length encoded BMP, which Pillow decodes in Python
 MOST_SCANNED = 2**32  # pixels × scans of a JPEG
 LONGEST_SIDE = 2**20  # resizing takes 32 bytes per row or column
-COMPRESSIONS = (  # of TIFF: not those that hardly anyone uses, and none that names the memory it wants
+COMPRESSIONS = (  # of TIFF: without rare ones, and without those that specify their own memory size
     *("raw", "packbits", "tiff_ccitt", "group3", "group4", "tiff_lzw", "jpeg"),
     *("tiff_adobe_deflate", "tiff_deflate", "zstd"),
 )
 TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of TIFF
-MOST_PLANES = 8  # times that the parts of a file may cover its image: once per channel
+MOST_PLANES = 8  # times that the tiles of a file may cover its image: once per channel
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an image may take: what is larger is refused before it is decoded."""
+    """The largest image that is read; a larger one is refused before it is decoded."""
 
-    pixels: int | None = None  # None: by format, so that any image takes about 1 GB at most
+    pixels: int | None = None  # None: depends on the format, so that no image takes more than about 1 GB
     bytes: int = 2**28  # of its file
 
     def __post_init__(self) -> None:
@@ -97,20 +99,20 @@ def faults_of(where: str) -> Generator[None]:
     except VitrailError:
         raise
     except FileNotFoundError:
-        raise DataError(f"{where} does not exist; expected a picture") from None
+        raise DataError(f"{where} does not exist; expected an image") from None
     except IsADirectoryError:
-        raise DataError(f"{where} is a folder; expected a picture: give its files one by one") from None
+        raise DataError(f"{where} is a folder; expected an image: pass its files one by one") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{where} is too large: {one_line(error)}; expected fewer pixels") from None
     except MemoryError:
-        raise DataError(f"{where} takes more memory than there is; expected a smaller picture") from None
+        raise DataError(f"{where} does not fit into memory; expected a smaller image") from None
     except Exception as error:  # on broken bytes Pillow's plugins raise anything
-        raise DataError(f"{where} cannot be read: {one_line(error)}; expected a picture, whole and readable") from None
+        raise DataError(f"{where} cannot be read: {one_line(error)}; expected a complete and readable image") from None
 
 
 @contextmanager
-def named(source: Any) -> Generator[None]:
-    """Where `source` is a path, a DataError inside begins with it."""
+def prefix_errors(source: Any) -> Generator[None]:
+    """If `source` is a path, every DataError raised inside begins with it."""
     try:
         yield
     except DataError as error:
@@ -121,7 +123,7 @@ def named(source: Any) -> Generator[None]:
 
 
 def read_image_file(path: str | Path, where: str, limits: Limits) -> bytes:
-    """The contents of a regular file within the limits; nothing else is opened, so nothing is waited for."""
+    """The contents of a regular file within the limits; nothing else is opened, so reading never blocks."""
     with faults_of(where):
         found = os.stat(path)  # noqa: PTH116
         if stat.S_ISDIR(found.st_mode):
@@ -134,7 +136,7 @@ def read_image_file(path: str | Path, where: str, limits: Limits) -> bytes:
 
 
 def read_stream(file: Any, where: str, limits: Limits) -> bytes:
-    """A binary file from its beginning, and left there where it can be."""
+    """The contents of a binary file from its beginning; a seekable file is rewound."""
     with faults_of(where):
         again = getattr(file, "seekable", bool)()
         if again:
@@ -146,15 +148,15 @@ def read_stream(file: Any, where: str, limits: Limits) -> bytes:
 
 
 def open_undecoded(data: bytes, where: str, limits: Limits, *, whole: bool = True) -> Image.Image:
-    """The image with its header read and checked and its pixels not; `whole` says that it will be decoded at full size.
+    """The image with its header read and checked, not yet decoded; `whole`: it will be decoded at full size.
 
-    Pillow's Image.open is not used: it asks all of its plugins, and some of them start programs.
+    Pillow's Image.open is not used: it tries all plugins, and some of them start programs.
     """
     with faults_of(where):
         check_bytes(data, where, limits)
         kind = format_of(data)
         if kind is None:
-            raise not_read(data, where)
+            raise unsupported_format(data, where)
         size = webp_size(data) if kind == "WebP" else None
         if size is not None:  # before its decoder allocates the canvas
             check_pixels(*size, where, limits, MOST_WEBP)
@@ -168,22 +170,22 @@ def open_undecoded(data: bytes, where: str, limits: Limits, *, whole: bool = Tru
             check_tiff(image, where, limits)
         covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
         if covered > MOST_PLANES * image.width * image.height:
-            raise DataError(f"{where} stores its pixels many times over; expected each once: save it anew")
+            raise DataError(f"{where} stores its pixels many times over; expected each once: save it again")
         return image
 
 
 def format_of(data: bytes) -> str | None:
-    """The name of a format that is read, by the first bytes and not by the name of the file."""
+    """The format of a file by its first bytes, not by its name; None if it is not supported."""
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "WebP"
     return next((kind for signature, kind in SIGNATURES.items() if data.startswith(signature)), None)
 
 
-def not_read(data: bytes, where: str) -> DataError:
-    """What a file of another kind is, as far as its first bytes tell, and what to do with it."""
+def unsupported_format(data: bytes, where: str) -> DataError:
+    """The error for an unsupported file: what it is, by its first bytes, and how to convert it."""
     found = other_kind(data)
     if found is None:
-        return DataError(f"{where} is no picture; expected one of a kind that is read: {FORMATS}")
+        return DataError(f"{where} is not an image; expected {FORMATS}")
     example = f", for instance with '{CONVERSIONS[found]}'" if found in CONVERSIONS else ", for instance to PNG"
     return DataError(f"{where} is {found}; expected {FORMATS}: convert it{example}")
 
@@ -204,7 +206,7 @@ def other_kind(data: bytes) -> str | None:
 
 
 def most_pixels(image: Any, kind: str) -> int:
-    """By default, of all but JPEG."""
+    """The default limit of any format but JPEG."""
     if kind == "BMP" and image.tile and image.tile[0][0] == "bmp_rle":
         return MOST_RUNS
     return MOST_WEBP if kind == "WebP" else MOST_PIXELS
@@ -229,36 +231,36 @@ def check_bytes(data: bytes, where: str, limits: Limits) -> None:
     if len(data) > limits.bytes:
         raise too_long(where, "more", limits)
     if not data:
-        raise DataError(f"{where} is empty; expected a picture, not zero bytes")
+        raise DataError(f"{where} is empty; expected an image, not zero bytes")
 
 
 def check_pixels(rows: int, columns: int, where: str, limits: Limits, most: int = MOST_PIXELS) -> None:
-    """Against the limit that was given, or `most`, that of the format."""
+    """Checks against the given limit, or by default against `most`, the limit of the format."""
     most = most if limits.pixels is None else limits.pixels
     if rows * columns > most:
-        hint = "if it is no decompression bomb, raise the limit on pixels"
+        hint = "if it is not a decompression bomb, raise the limit on pixels"
         raise DataError(f"{where} is {rows}×{columns} pixels; expected at most {most} pixels: {hint}")
     if max(rows, columns) > LONGEST_SIDE:
         raise DataError(f"{where} is {rows}×{columns} pixels; expected sides of at most {LONGEST_SIDE}: crop it first")
 
 
 def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: Limits, *, whole: bool) -> None:
-    """The pixels, and the scans: each goes over the whole image; ten are usual, and a small file may have thousands."""
+    """Checks the pixels and the scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
     if not jpeg.is_held_whole(data):
         check_pixels(rows, columns, where, limits, MOST_WHOLE_JPEG if whole else MOST_JPEG)
         return
     check_pixels(rows, columns, where, limits)
     scans, most = data.count(jpeg.SCAN), max(1, MOST_SCANNED // max(1, rows * columns))
     if scans > most:
-        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {most} at this size: save it anew")
+        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {most} at this size: save it again")
 
 
 def check_tiff(image: Any, where: str, limits: Limits) -> None:
     compression = image.info.get("compression")
     if compression not in COMPRESSIONS:
-        raise DataError(f"{where} is a TIFF file in the compression {compression}; expected another: save it as PNG")
+        raise DataError(f"{where} is a TIFF file with compression {compression}; expected a common one: save it as PNG")
     across, down = image.tag_v2.get(TILE_WIDTH), image.tag_v2.get(TILE_LENGTH)
-    if across and down:  # of a thin image in wide tiles all of each tile is decoded
+    if across and down:  # tiles are decoded as a whole, even if they exceed the image
         check_pixels(ceil(image.height / down) * down, ceil(image.width / across) * across, where, limits)
 
 

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from vitrail.data.image_formats import DEFAULT, PILLOWS, Limits, faults_of, open_undecoded, read_image_file, read_stream
+from vitrail.data.image_formats import (
+    DEFAULT,
+    PILLOW_FORMATS,
+    Limits,
+    faults_of,
+    open_undecoded,
+    read_image_file,
+    read_stream,
+)
 from vitrail.errors import DataError
 
 TURNS = {  # EXIF's orientation → what sets the picture upright
@@ -20,8 +28,8 @@ TURNS = {  # EXIF's orientation → what sets the picture upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-PILLOWS_OWN = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS as Pillow sets it
-STRIP = 2**20  # pixels that are converted at once
+PILLOW_DEFAULT = 89_478_485  # Pillow's default of PIL.Image.MAX_IMAGE_PIXELS
+STRIP = 2**20  # pixels converted at once
 AS_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
 AS_TENSOR = "a tensor (1 or 3, rows, columns)"
 
@@ -32,53 +40,53 @@ def open_image(source: Any) -> Image.Image:
     `source` is a path, bytes, a binary file, a Pillow image, an array (rows, columns[, 1, 3 or 4]) or a tensor
     (1 or 3, rows, columns), these two of uint8, of bool or of floats from 0 to 1.
     """
-    limits = pillows_limits()
+    limits = pillow_limits()
     if isinstance(source, str | Path):
         where = repr(str(source))
         return decoded(read_image_file(source, where, limits), where, limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return decoded(bytes(source), "the bytes given", limits)
+        return decoded(bytes(source), "the given data", limits)
     if hasattr(source, "read"):
         where = f"the file {getattr(source, 'name', '')!r}"
         return decoded(read_stream(source, where, limits), where, limits)
     if isinstance(source, Image.Image):
-        with faults_of("the picture given"):
+        with faults_of("the given image"):
             check_format(source)
-            return plain(upright(source, "the picture given"), shared=source)
+            return to_rgb(upright(source, "the given image"), shared=source)
     if isinstance(source, np.ndarray):
-        with faults_of("the array given"):
-            return plain(upright(from_array(source), "the array given"))
+        with faults_of("the given array"):
+            return to_rgb(upright(from_array(source), "the given array"))
     if hasattr(source, "detach") and hasattr(source, "numpy"):
-        with faults_of("the tensor given"):
-            return plain(upright(from_tensor(source), "the tensor given"))
+        with faults_of("the given tensor"):
+            return to_rgb(upright(from_tensor(source), "the given tensor"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {AS_ARRAY} or {AS_TENSOR}"
     raise DataError(f"the picture is a {type(source).__name__}; expected {kinds}")
 
 
-def pillows_limits() -> Limits:
-    """PIL.Image.MAX_IMAGE_PIXELS where someone has set it, with None for no limit; else the limits by format."""
-    if Image.MAX_IMAGE_PIXELS == PILLOWS_OWN:
+def pillow_limits() -> Limits:
+    """PIL.Image.MAX_IMAGE_PIXELS if it was changed (None: no limit), otherwise the limits by format."""
+    if Image.MAX_IMAGE_PIXELS == PILLOW_DEFAULT:
         return DEFAULT
     return Limits(pixels=sys.maxsize if Image.MAX_IMAGE_PIXELS is None else max(1, int(Image.MAX_IMAGE_PIXELS)))
 
 
 def check_format(image: Image.Image) -> None:
-    """Of an image that someone else opened and that is not decoded yet: decoding some formats starts a program."""
-    if getattr(image, "tile", None) and image.format not in PILLOWS:
-        given = f"the picture given is an undecoded {image.format} file"
-        raise DataError(f"{given}; expected one of {', '.join(PILLOWS)}, or its pixels: call its load() first")
+    """Refuses an undecoded Pillow image of an unsupported format: decoding some formats starts a program."""
+    if getattr(image, "tile", None) and image.format not in PILLOW_FORMATS:
+        given = f"the given image is an undecoded {image.format} file"
+        raise DataError(f"{given}; expected one of {', '.join(PILLOW_FORMATS)}, or its pixels: call its load() first")
 
 
 def decoded(data: bytes, where: str, limits: Limits) -> Image.Image:
     with faults_of(where), open_undecoded(data, where, limits) as image:
-        return plain(upright(image, where))
+        return to_rgb(upright(image, where))
 
 
-def plain(image: Image.Image, shared: Image.Image | None = None) -> Image.Image:
-    """In RGB and without a file or EXIF, by which it would be turned again; copied only if it is `shared`."""
+def to_rgb(image: Image.Image, shared: Image.Image | None = None) -> Image.Image:
+    """The image in RGB, detached from its file and EXIF, which would rotate it again; copied only if it is `shared`."""
     if image.mode != "RGB" or image is shared:
         image = image.convert("RGB")
-    elif type(image) is not Image.Image:  # of a file: its pixels without the file, and without a copy
+    elif type(image) is not Image.Image:  # opened from a file: keep its pixels, without a copy
         image = image._new(image.im)  # pyright: ignore[reportPrivateUsage]
     image.info = {}
     return image
@@ -96,7 +104,7 @@ def upright(image: Image.Image, where: str) -> Image.Image:
         return from_16_bits(image, where)
     if image.mode == "F":
         raise DataError(f"{where} is of floats; expected 8 or 16 bits: give an array of floats from 0 to 1")
-    return in_strips(image, "RGB", over_white) if image.has_transparency_data else image
+    return convert_in_strips(image, "RGB", blend_over_white) if image.has_transparency_data else image
 
 
 def orientation(image: Image.Image) -> int:
@@ -106,8 +114,8 @@ def orientation(image: Image.Image) -> int:
         return 1
 
 
-def in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """The image converted some rows at a time, so that a large one is not held in wider numbers as well."""
+def convert_in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The image converted some rows at a time, so that a large one is never held in a wider type as a whole."""
     result, rows = Image.new(mode, image.size), max(1, STRIP // image.width)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -115,18 +123,18 @@ def in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Im
     return result
 
 
-def over_white(image: Image.Image) -> Image.Image:
+def blend_over_white(image: Image.Image) -> Image.Image:
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def from_16_bits(image: Image.Image, where: str) -> Image.Image:
     """To 8 bits by value, where Pillow would clip; its mode I has 32 bits, of which 16 are expected."""
-    extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot have others
+    extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot exceed 16 bits
     low, high = extremes
     if low < 0 or high > 65535:
         raise DataError(f"{where} has values from {low} to {high}; expected 16 bits, 0 to 65535")
-    return in_strips(image, "L", lambda strip: Image.fromarray(to_8_bits(np.asarray(strip))))
+    return convert_in_strips(image, "L", lambda strip: Image.fromarray(to_8_bits(np.asarray(strip))))
 
 
 def to_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

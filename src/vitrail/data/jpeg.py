@@ -17,11 +17,11 @@ except ImportError:  # Pillow decodes the same
 SHORT = 3  # EXIF's number for the type of its orientation
 APP1, SOS = 0xE1, 0xDA  # kinds of segments: EXIF or XMP, and the start of a scan
 SCAN = bytes((0xFF, SOS))
-FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # how the image is coded
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start of a frame, one per coding
 SEQUENTIAL = (0xC0, 0xC1)  # of these: not progressive, with Huffman codes
-BARE = {0x00, 0x01, *range(0xD0, 0xDA)}  # kinds without a length, none of which stands before the first scan
+BARE = {0x00, 0x01, *range(0xD0, 0xDA)}  # kinds without a length; none occurs before the first scan
 MARKER = re.compile(rb"\xff+[^\xff]", re.DOTALL)
-MOST_SEGMENTS = 2**16  # that are looked at
+MOST_SEGMENTS = 2**16  # that are examined
 
 
 class Header(NamedTuple):
@@ -70,7 +70,7 @@ def turn_of(data: bytes) -> int | None:
 
 
 def is_held_whole(data: bytes) -> bool:
-    """Whether a decoder holds all of the image before it gives the first row: unless its only scan has all channels."""
+    """Whether decoding holds the whole image in memory: true unless its only scan has all channels."""
     frame = None
     for kind, contents in segments(data):
         if kind in FRAMES and frame is None:
@@ -83,9 +83,9 @@ def is_held_whole(data: bytes) -> bool:
 
 
 def segments(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The kind and the contents of each segment to the first scan; where a JPEG is unusual, it ends before that.
+    """The kind and contents of each segment up to the first scan; ends earlier if the JPEG is unusual.
 
-    Any number of fill bytes may stand before the byte that says which kind a segment is.
+    Any number of fill bytes may precede the byte that gives the kind of a segment.
     """
     at = 2
     for _ in range(MOST_SEGMENTS):

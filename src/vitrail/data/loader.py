@@ -241,10 +241,10 @@ def loaded(views: Views, places: Iterator[Places], workers: int, pin: bool = Fal
         return iter(loader)
 
 
-def died_of_worker(error: BaseException | None) -> bool:
-    """Whether an error tells, itself or below what was made of it, that a data worker was killed.
+def is_worker_death(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, means that a data worker was killed.
 
-    torch raises it from a signal's handler, so at any point of the main thread, not only where a batch is asked for.
+    torch raises it from a signal handler, so at any point of the main thread, not only where a batch is requested.
     """
     while error is not None:
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
@@ -254,16 +254,16 @@ def died_of_worker(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def naming_dead_workers(workers: int) -> Generator[None]:
-    """One line where a data worker is killed, in place of torch's traceback."""
+def report_dead_workers(workers: int) -> Generator[None]:
+    """Turns torch's traceback for a killed data worker into a one-line error."""
     try:
         yield
     except Exception as error:
-        if not died_of_worker(error):
+        if not is_worker_death(error):
             raise
         raise DataError(
-            f"one of {workers} data workers was killed, maybe since memory ran out; "
-            "expected fewer --workers, or more memory"
+            f"one of {workers} data workers was killed, perhaps because memory ran out; "
+            "use fewer --workers, or more memory"
         ) from None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.augmentation import Augmentation
 from vitrail.data.crops import DRAWS, Box, part, resized_box
 from vitrail.data.draws import uniforms
-from vitrail.data.image_formats import named
+from vitrail.data.image_formats import prefix_errors
 from vitrail.data.images import open_image
 from vitrail.data.policies import recoloured
 from vitrail.data.preprocessing import Preprocessing, frame, mode_of
@@ -29,7 +29,7 @@ def view(source: Any, augmentation: Augmentation, preprocessing: Preprocessing, 
     if augmentation.crop == "resized":
         pixels = resized(source, augmentation, preprocessing, keys)
     else:
-        with named(source):
+        with prefix_errors(source):
             whole = as_tensor(frame(open_image(source), preprocessing))
         pixels = batch_views(whole[None], augmentation, keys)[0]
     if augmentation.policy == "none" and augmentation.jitter == 0:

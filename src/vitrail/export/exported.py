@@ -14,7 +14,7 @@ from vitrail.files import check_regular, file_checksum, open_regular, read_text,
 from vitrail.parsing import parse_json, with_checksum, without_checksum
 
 MODEL, CONFIG, PROGRAM = "model.onnx", "config.json", "model.pt2"
-DATA = f"{MODEL}.data"  # weights beyond the 2 GB that fit into model.onnx
+DATA = f"{MODEL}.data"  # weights that exceed the 2 GB limit of model.onnx
 PARTS = (DATA, MODEL, PROGRAM, CONFIG)  # all that an export may consist of, the description last
 METADATA = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT = 1  # grows only when an older vitrail can no longer use the file
@@ -53,12 +53,12 @@ class Exported:
     files: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)  # SHA-256 by name; in config.json
 
     def to_json(self) -> str:
-        """Without the checksums, which a file cannot hold of itself."""
+        """As JSON, without `files`: a file cannot hold its own checksum."""
         about = {name: value for name, value in asdict(self).items() if name != "files"}
         return json.dumps({"format": FORMAT, "exported": True, **about}, ensure_ascii=False, allow_nan=False)
 
     def write(self, folder: Path) -> None:
-        """Writes config.json, with the checksums of the files that lie there and of itself."""
+        """Writes config.json with checksums of the files in the folder and of itself."""
         files = {name: file_checksum(folder / name) for name in PARTS if name != CONFIG and (folder / name).exists()}
         about = with_checksum({**json.loads(self.to_json()), "files": files})
         write_text(folder / CONFIG, json.dumps(about, ensure_ascii=False, allow_nan=False))
@@ -127,7 +127,7 @@ def is_exported(place: str | Path) -> bool:
 
 def says_exported(folder: Path) -> bool:
     try:
-        with os.fdopen(open_regular(folder / CONFIG), "rb") as file:  # which closes the descriptor, too
+        with os.fdopen(open_regular(folder / CONFIG), "rb") as file:  # closes the descriptor, too
             return b'"exported": true' in file.read(100)
     except OSError:
         return False
@@ -155,7 +155,7 @@ def model_file(place: str | Path) -> Path:
 def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
     """What config.json says, as a person may have edited it; without one what the file itself says of itself."""
     file = model_file(place)
-    about = description_beside(place)
+    about = description_in(place)
     if about is not None:
         return about
     if METADATA not in inside:
@@ -165,8 +165,8 @@ def description(place: str | Path, inside: Mapping[str, str]) -> Exported:
     return Exported.from_json(inside[METADATA], f"the metadata of {file}")
 
 
-def description_beside(place: str | Path) -> Exported | None:
-    """What config.json in the folder says; None where a file was given, or the folder has none."""
+def description_in(place: str | Path) -> Exported | None:
+    """The description in the folder's config.json; None if `place` is a file, or the folder has none."""
     config = Path(place) / CONFIG
     if not Path(place).is_dir() or not os.path.lexists(config):
         return None

@@ -20,9 +20,7 @@ def check_place(folder: Path, *, overwrite: bool) -> None:
     if not os.path.lexists(folder):
         return
     if folder.is_symlink():
-        raise CheckpointError(
-            f"{folder} is a symbolic link; expected a new folder: nothing is replaced where the link points to"
-        )
+        raise CheckpointError(f"{folder} is a symbolic link; expected a new folder: nothing is replaced through a link")
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if not overwrite:
@@ -33,27 +31,27 @@ def check_place(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_parts(folder: Path) -> None:
-    """Nothing is replaced or deleted in a folder that holds anything but the files of an export."""
+    """Refuses a folder that holds anything but the files of an export."""
     for path in folder.iterdir():
         known = path.name in (*PARTS, LOCK) or is_temporary(path, CONFIG)
         if not known or not stat.S_ISREG(path.lstat().st_mode):
             raise CheckpointError(
-                f"{folder} holds {path.name!r}, which no export has, so nothing in it is replaced; "
-                "move that away, or choose a new folder"
+                f"{folder} holds {path.name!r}, which is not part of an export, so nothing in it is replaced; "
+                "move that file away, or choose a new folder"
             )
 
 
 def remove_export(folder: Path) -> None:
-    """Deletes an export of ours in the cache, damaged or not; what else lies there is an error, and stays."""
+    """Deletes an export in the cache, damaged or not; anything else in its place is an error and is kept."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise CheckpointError(f"{folder} is not a folder; expected an export, or nothing: move it away")
+        raise CheckpointError(f"{folder} is not a folder; expected an export or nothing: move it away")
     if folder.is_dir():
         check_parts(folder)
         with locked(folder):
             for path in folder.iterdir():
                 if path.name != LOCK:
                     path.unlink(missing_ok=True)
-        with suppress(OSError):  # another process may have put its own there
+        with suppress(OSError):  # another process may have written its own meanwhile
             folder.rmdir()
 
 
@@ -85,7 +83,7 @@ def put(place: Path, folder: Path, *, overwrite: bool = True) -> None:
                 raise
         else:
             return
-    check_place(folder, overwrite=overwrite)  # again: it may have appeared meanwhile
+    check_place(folder, overwrite=overwrite)  # again: something may have appeared meanwhile
     with locked(folder):
         for name in PARTS:
             if (place / name).exists():

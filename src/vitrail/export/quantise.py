@@ -16,7 +16,7 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError, one_line
 from vitrail.export.agreement import agreeing
 from vitrail.export.exported import METADATA, MODEL, Exported
 from vitrail.export.folder import written_whole
-from vitrail.export.session import answers, quiet, run_within, session
+from vitrail.export.session import answers, quiet, run_with_timeout, session
 from vitrail.files import file_checksum
 
 OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
@@ -56,7 +56,7 @@ def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     opened = session(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
     for picture in pixels:  # one by one: all inputs of all layers at once are large
-        for name, values in zip(inputs, run_within(opened, picture[None], names=inputs), strict=True):
+        for name, values in zip(inputs, run_with_timeout(opened, picture[None], names=inputs), strict=True):
             largest[name] = max(largest[name], float(np.abs(values).max()))
             squares[name] += float(np.square(values, dtype=np.float64).mean()) / len(pixels)
     return [node.name for node in products if largest[node.input[0]] > OUTLYING * squares[node.input[0]] ** 0.5]
@@ -75,7 +75,7 @@ def in_8_bits(
 ) -> None:
     """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures.
 
-    With `checksum` nothing appears unless that is the file's, also after it was read.
+    If `checksum` is given, nothing is written unless it is still the file's after quantising.
     """
     with written_whole(folder) as place:
         try:
@@ -83,12 +83,14 @@ def in_8_bits(
             same = agreeing(answers(place / MODEL, pixels), answers(file, pixels), about.output)
         except (OSError, VitrailError):
             raise
-        except Exception as error:  # a graph of somebody else's: the quantiser has many ways to fail
-            raise CheckpointError(f"{file} cannot be made int8: {one_line(error)}; expected an export") from error
+        except Exception as error:  # for an untrusted graph, the quantiser may raise anything
+            raise CheckpointError(
+                f"{file} cannot be quantised to int8: {one_line(error)}; expected an export"
+            ) from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
         describe(place, about)
         if checksum not in (None, file_checksum(file)):
-            raise CheckpointError(f"{file} was replaced while it was made int8; expected one that stays: try again")
+            raise CheckpointError(f"{file} was replaced while it was quantised to int8; try again")
 
 
 def describe(place: Path, about: Exported) -> None:

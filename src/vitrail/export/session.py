@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from vitrail.errors import CheckpointError, ConfigError, one_line
 from vitrail.files import file_checksum, open_regular
 
-LARGEST = 2**31  # bytes of an ONNX file: protobuf has no more
-LIMIT = 60.0  # seconds for the first image of a graph: a hostile one may loop without end
+LARGEST = 2**31  # bytes of an ONNX file: the limit of protobuf
+LIMIT = 60.0  # seconds for the first image of a graph: a malicious one may loop forever
 
 
 def onnxruntime() -> Any:
@@ -35,7 +35,7 @@ def session(model: Path | bytes, threads: int = 0) -> Any:
     options.log_severity_level = 4  # what fails is raised
     weights = b"" if isinstance(model, bytes) else read_data(model)
     if weights and not isinstance(model, bytes):
-        # ONNX Runtime maps such a file: overwritten it would change the model, truncated it would end the process
+        # ONNX Runtime would map the file: overwriting it would change the model, truncating it would crash the process
         options.add_external_initializers_from_files_in_memory([data_file(model).name], [weights], [len(weights)])
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -45,19 +45,19 @@ def data_file(model: Path) -> Path:
 
 
 def read_data(model: Path) -> bytes:
-    """The weights in the file next to it; empty where there is none."""
+    """The weights in the .data file next to the model; empty if there is none."""
     if not os.path.lexists(data_file(model)):
         return b""
     with os.fdopen(open_regular(data_file(model)), "rb") as file:
         return file.read()
 
 
-def verified_session(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
-    """As `session`, of a file that matches its checksum, if it has one; hashing takes no longer than opening."""
+def open_verified(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
+    """As `session`, and verifies the checksums, if there are any, while the session is built."""
     size = model.stat().st_size
     if size > LARGEST:
         raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {LARGEST:,}")
-    found, before = dict[str, str](), identity(model)
+    found, before = dict[str, str](), file_identity(model)
     checked = [each for each in (model, data_file(model)) if each.name in checksums]
     thread = Thread(target=hash_into, args=(found, checked))
     thread.start()
@@ -65,7 +65,7 @@ def verified_session(model: Path, threads: int, checksums: Mapping[str, str]) ->
     opened: Any = None
     try:
         opened = session(model, threads)
-    except Exception as error:  # a class of its own for each reason
+    except Exception as error:  # ONNX Runtime has a class per reason
         failure = error
     thread.join()
     for path in checked:
@@ -76,10 +76,10 @@ def verified_session(model: Path, threads: int, checksums: Mapping[str, str]) ->
             )
     if failure is not None:
         raise CheckpointError(
-            f"{model} cannot be run: {one_line(failure)}; expected an ONNX file, whole: export it again"
+            f"{model} cannot be run: {one_line(failure)}; expected a complete ONNX file: export it again"
         ) from None
-    if identity(model) != before:
-        raise CheckpointError(f"{model} changed while it was opened; expected a file that stays: try again")
+    if file_identity(model) != before:
+        raise CheckpointError(f"{model} changed while it was opened; try again")
     return opened
 
 
@@ -88,19 +88,19 @@ def hash_into(found: dict[str, str], files: Sequence[Path]) -> None:
         try:
             found[file.name] = file_checksum(file)
         except OSError as error:
-            found[file.name] = one_line(error)  # which is no checksum
+            found[file.name] = one_line(error)  # never equal to a checksum
 
 
-def identity(file: Path) -> tuple[tuple[int, ...], ...]:
-    """Of the file and the one with its weights: another one, or one that was written to, has another."""
+def file_identity(file: Path) -> tuple[tuple[int, ...], ...]:
+    """Identifies the state of a model and its .data file: it changes when either is replaced or written to."""
     found = [os.stat(each) for each in (file, data_file(file)) if each.exists()]  # noqa: PTH116
     return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
 
 
-def run_within(
+def run_with_timeout(
     opened: Any, pixels: NDArray[np.uint8], seconds: float | None = None, names: Sequence[str] | None = None
 ) -> list[Any]:
-    """What a graph returns, or an error where it takes longer than so many seconds: it may loop without end."""
+    """The outputs of a graph; an error if it takes longer than `seconds`, since it may loop forever."""
     seconds = LIMIT if seconds is None else seconds
     options = onnxruntime().RunOptions()
     options.log_severity_level = 4
@@ -111,7 +111,7 @@ def run_within(
         return opened.run(names, {"pixels": pixels}, options)
     except Exception as error:
         if options.terminate:
-            raise CheckpointError(f"it took longer than {seconds:g} s for {len(pixels)} of the images") from None
+            raise CheckpointError(f"it took longer than {seconds:g} s for {len(pixels)} images") from None
         raise CheckpointError(one_line(error)) from None
     finally:
         timer.cancel()
@@ -120,13 +120,13 @@ def run_within(
 def answers(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Of pictures one by one: (B, rows, columns, C) → (B, …)."""
     opened = session(model)
-    return np.concatenate([run_within(opened, each[None])[0] for each in pixels])
+    return np.concatenate([run_with_timeout(opened, each[None])[0] for each in pixels])
 
 
 @contextmanager
 def quiet() -> Generator[None]:
     """Exporters' and quantisers' remarks on their own insides are for their makers."""
-    import logging  # which running a model does without
+    import logging  # slow to import, and not needed to run a model
     import warnings
 
     before = logging.root.manager.disable

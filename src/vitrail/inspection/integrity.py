@@ -1,4 +1,4 @@
-"""Whether files are as they were written: every file of a model, a run or an export that carries a checksum."""
+"""Verifies the checksums of the files of a model, a run or an export."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Verdict = Literal["intact", "damaged", "no checksum"]
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file and whether it matches its checksum; `reason` says what is wrong."""
+    """One file and whether it matches its checksum; `reason` explains damage."""
 
     file: str
     verdict: Verdict
@@ -35,7 +35,7 @@ def is_run(place: Path) -> bool:
 
 
 def verify(place: Path) -> tuple[FileCheck, ...]:
-    """Every file of a folder that may carry a checksum, or the one file."""
+    """Checks every file of a folder that may carry a checksum, or a single file."""
     if not place.is_dir():
         return tuple(verify_file(place, place.name))
     folders = [place, *(place / name for name in BELOW if is_run(place))]
@@ -45,7 +45,7 @@ def verify(place: Path) -> tuple[FileCheck, ...]:
 
 
 def verify_file(path: Path, name: str) -> Iterator[FileCheck]:
-    """The file, and those whose checksums it lists."""
+    """Checks the file, and those whose checksums it lists."""
     try:
         check_regular(path.stat())
         if path.suffix == ".json":
@@ -74,7 +74,7 @@ def verify_json(path: Path, name: str) -> Iterator[FileCheck]:
 
 
 def verify_weights(path: Path) -> Verdict:
-    with safe_open(path, "pt") as file:  # the header alone: public files have no checksum, and may be large
+    with safe_open(path, "pt") as file:  # only the header: public files have no checksum and may be large
         if CHECKSUM not in (file.metadata() or {}):
             return "no checksum"
     contents = read_file(path)

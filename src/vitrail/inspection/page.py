@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any
 
-from vitrail.checkpoint.report import in_line, listed
+from vitrail.checkpoint.report import format_fields, listed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.integrity import FileCheck
 from vitrail.inspection.summary import megabytes
@@ -50,7 +50,9 @@ class Inspection:
     resampling: str | None = None
     provenance: Mapping[str, Any] | None = None
     ignored: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the file does not say, as it was taken
+    assumed: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # values assumed for fields that the file does not specify
 
     def __str__(self) -> str:
         return self.page()
@@ -85,21 +87,25 @@ def facts(seen: Inspection) -> list[tuple[str, str]]:
             ("preprocessing", joined(asdict(seen.preprocessing)) if seen.preprocessing else "none"),
             ("resampling", str(seen.resampling)),
             ("provenance", joined(seen.provenance or {})),
-            ("assumed", assumed_in(seen)),
+            ("assumed", describe_assumed(seen)),
             ("ignored", listed(seen.ignored) or "nothing"),
         ]
     return [*lines, ("tensors", f"{len(seen.tensors)}, together {seen.numbers:,} numbers: {types or 'none'}")]
 
 
-def assumed_in(seen: Inspection) -> str:
-    """What the file does not say, and how to say it."""
+def describe_assumed(seen: Inspection) -> str:
+    """The assumed fields, and how to set them."""
     if not seen.assumed:
         return "nothing"
     fields = [name for name in seen.assumed if name != "preprocessing"]
-    return in_line(seen.assumed) + "; the file does not say" + (f": change with --set {fields[0]}=…" if fields else "")
+    return (
+        format_fields(seen.assumed)
+        + "; not specified in the file"
+        + (f": change with --set {fields[0]}=…" if fields else "")
+    )
 
 
-def check_table(checks: tuple[FileCheck, ...]) -> str:
+def format_checks(checks: tuple[FileCheck, ...]) -> str:
     """The files of a run or an export, one per line."""
     lines = [(clean(each.file), each.verdict, clean(each.reason)) for each in checks]
     return "\n".join(text_table(("file", "checksum", ""), lines, "lll"))

@@ -36,7 +36,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def find(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
-    """The family and the config that a name stands for; one from outside is imported only if it is `trusted`."""
+    """The family and the config that a name stands for; one outside the package is imported only if it is `trusted`."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a model's name is {name!r}; expected text, such as 'ViT-B/16'")
     if is_outside(name) and name != trusted:
@@ -58,24 +58,24 @@ def find(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
 
 
 def is_outside(name: object) -> bool:
-    """Whether a name stands for a family outside the package, so that code must run to find it."""
+    """Whether a name refers to a family outside the package, whose code must be imported."""
     return isinstance(name, str) and (":" in name or name.endswith(".py"))
 
 
 class UntrustedError(ConfigError):
-    """A file names code that nobody has named here and now."""
+    """A file names code that the user has not named in this call."""
 
     def __init__(self, name: str, where: str = "a file") -> None:
         place = name.rpartition(":")[0] or name
         kind = "file" if place.endswith(".py") else "module"
         super().__init__(
-            f"{where} names the model {name!r}, which runs the code of the {kind} {place}; expected it to be named "
-            f"here as well: if you trust that code, add --trust-code {quote(name)}"
+            f"{where} names the model {name!r}, which runs the code of the {kind} {place}; code is run only if you "
+            f"name it: if you trust it, add --trust-code {quote(name)}"
         )
 
 
-def resolved(name: str) -> str:
-    """The name of an outside family so that it is the same from any folder: a file by its full path."""
+def resolve_name(name: str) -> str:
+    """The name of an outside family, valid from any folder: a file gets its full path."""
     place, _, preset = name.rpartition(":")
     return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name
 
@@ -100,7 +100,7 @@ def outside_family(place: str) -> Family:
 
 
 def import_named(name: str) -> ModuleType:
-    """A module by its import path, also in the current folder: which nothing else is imported from, at no time."""
+    """A module by its import path, also in the current folder, from which nothing else is ever imported."""
     top = name.partition(".")[0]
     if top and top not in sys.modules and find_spec(top) is None:
         spec = PathFinder.find_spec(top, [str(Path.cwd())])
@@ -122,10 +122,10 @@ def load_file(path: Path) -> ModuleType:
 
 
 def execute(name: str, spec: ModuleSpec) -> ModuleType:
-    """Runs a module once; one that fails leaves nothing."""
+    """Runs a module once; a module that fails is removed from sys.modules."""
     sys.modules[name] = module = module_from_spec(spec)
     try:
-        if spec.loader is not None:  # else it is a plain folder of modules
+        if spec.loader is not None:  # a namespace package has no loader
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

@@ -47,7 +47,7 @@ class Wish:
     preprocessing: Preprocessing | None = None
     limits: Limits = DEFAULT
     device: str = "cpu"
-    fields: Mapping[str, Any] | None = None  # of the config, that the file does not say
+    fields: Mapping[str, Any] | None = None  # config fields that the file does not specify
 
     def __post_init__(self) -> None:
         for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
@@ -165,13 +165,13 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
         return exact
     if engine.name != "onnx":
         raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
-    exact.engine.run(blank(exact))  # within its time limit: the quantiser runs the graph, too
-    settled = replace(wish, engine="auto", merge=0, fields=None)  # an export says all of its model
+    exact.engine.run(blank_image(exact))  # with its time limit, since the quantiser runs the graph, too
+    settled = replace(wish, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         try:
             quick = open_with(kept_int8(engine.place, engine.about), settled, "auto")
-        except CheckpointError:  # damaged since it was written
-            quick = open_with(kept_int8(engine.place, engine.about, anew=True), settled, "auto")
+        except CheckpointError:  # the cached model is damaged
+            quick = open_with(kept_int8(engine.place, engine.about, rebuild=True), settled, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact
@@ -195,8 +195,8 @@ def in_8_bits(exact: Predictor, wish: Wish, sample: Sequence[Shown], notes: list
     return quick
 
 
-def blank(predictor: Predictor) -> NDArray[np.uint8]:
-    """One black image, as the engine takes it: (1, rows, columns, C)."""
+def blank_image(predictor: Predictor) -> NDArray[np.uint8]:
+    """One black image, as input of the engine: (1, rows, columns, C)."""
     how = predictor.preprocessing
     return np.zeros((1, *pair(how.image_size), len(how.mean)), np.uint8)
 
@@ -285,7 +285,7 @@ def measured(predictor: Predictor, batch: int) -> float:
 
 def machine() -> str:
     """What a measurement holds for."""
-    import platform  # which takes a moment, and a single photo measures nothing
+    import platform  # slow to import, and a single photo needs no measurement
 
     kind = platform.processor() or platform.machine()
     for line in cpu_lines():
@@ -303,7 +303,7 @@ def cpu_lines() -> list[str]:
 
 
 def identity(model: str | Path) -> str:
-    """Of what is measured: the contents of its files; what has none is known by its name."""
+    """Identifies a model by the contents of its files, or by its name if it has none."""
     try:
         found = contents_of(model)
     except (OSError, VitrailError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import open_regular
-from vitrail.predict.growing import Growing, csv_records, open_anew
+from vitrail.predict.growing import Growing, csv_records, open_empty
 from vitrail.predict.ledger import Ledger
 from vitrail.predict.resuming import LEDGER, Partial
 from vitrail.predict.sinks import csv_line, encoded, plain_text, pyarrow, safe_name, safe_text
@@ -56,7 +56,7 @@ class FeatureFile:
             self.ledger = Ledger(partial.folder / LEDGER)
             self.accept_rows(stored)
             if not self.rows:
-                self.shape = None  # what the array says of itself is not believed without a row that fits
+                self.shape = None  # the header of the array is not trusted unless a row matches
             self.done = self.ledger.open()
             self.names = Growing(self.names_path, self.end)
             if not self.end:
@@ -69,7 +69,7 @@ class FeatureFile:
         return START + self.rows * 4 * prod(self.shape or ())
 
     def accept_rows(self, stored: int) -> None:
-        """Counts the images done before whose features are there, too, up to the first row that is damaged."""
+        """Counts the images that are done and whose features are stored, up to the first damaged row."""
         size = 4 * prod(self.shape or (0,))
         with ExitStack() as stack:
             numbers = stack.enter_context(os.fdopen(open_regular(self.array_path), "rb")) if stored else None
@@ -90,22 +90,22 @@ class FeatureFile:
                 self.end += len(line)
 
     def write(self, name: str, error: str | None, values: NDArray[np.float32] | None, stamp: int = 0) -> None:
-        """`stamp` is what the image's file was when it was read."""
-        shown = safe_name(name) if self.kind == "npy" else name  # a parquet file has its names from here, unchanged
+        """`stamp` identifies the state of the image's file when it was read."""
+        shown = safe_name(name) if self.kind == "npy" else name  # parquet takes its names from here, unescaped
         row, numbers = ("", b"") if values is None else (str(self.rows), values.astype("<f4").tobytes())
-        told = "" if values is not None else error or "no features"
-        line = encoded(csv_line((shown, row, safe_text(told) if self.kind == "npy" else told)))
+        message = "" if values is not None else error or "no features"
+        line = encoded(csv_line((shown, row, safe_text(message) if self.kind == "npy" else message)))
         if values is not None and self.shape is None:
             self.shape = values.shape
             with self.partial.faults():
                 self.array.add(array_start(0, self.shape))
         if values is not None and values.shape != self.shape:
             raise CheckpointError(
-                f"the model returned features of shape {values.shape} for {name!r} and {self.shape} before; "
+                f"the model returned features of shape {values.shape} for {name!r}, but {self.shape} before; "
                 "expected one shape for all images"
             )
         with self.partial.faults():
-            # first the numbers, then the name, then that both are there: what was cut off is done again
+            # first the values, then the name, then the ledger: a row that was cut off is computed again
             self.array.add(numbers)
             self.names.add(line)
             self.ledger.add(name, stamp, line, numbers)
@@ -140,7 +140,7 @@ class FeatureFile:
         lines = (fields for fields, _ in islice(csv_records(self.names_path, 3), 1, None))
         with (
             os.fdopen(open_regular(self.array_path), "rb") as numbers,
-            open_anew(self.partial.folder / PARQUET) as place,
+            open_empty(self.partial.folder / PARQUET) as place,
             parquet.ParquetWriter(place, schema) as file,
         ):
             numbers.seek(START)
@@ -183,6 +183,6 @@ def stored_rows(path: Path) -> tuple[tuple[int, ...] | None, int]:
         start = file.read(START)
     sides = SIDES.search(start)
     rows, *shape = map(int, sides[1].split(b",")) if sides else (0,)
-    if start != array_start(rows, tuple(shape)) or prod(shape) < 1:  # damaged: it is written again
+    if start != array_start(rows, tuple(shape)) or prod(shape) < 1:  # damaged: it is computed again
         return None, 0
     return tuple(shape), (size - START) // (4 * prod(shape))

@@ -1,4 +1,4 @@
-"""Files in OUT.partial: opened only if they are ours, grown by whole records, and read back up to any damage."""
+"""Files in OUT.partial: opened only if they are ours, appended to by whole records, and read up to the first damage."""
 
 import json
 import os
@@ -14,23 +14,23 @@ OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "
 
 
 def open_own(path: Path) -> int:
-    """Opens a file of ours for writing, or makes it; a link of either kind is an OSError: it is another file, too."""
+    """Opens or creates a file for writing; a symbolic or hard link is an OSError, since another file would change."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | OWN, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
-        raise OSError(f"{path} is not a file of its own; expected a regular file without links")
+        raise OSError(f"{path} is a link or not a regular file; expected a regular file without links")
     return descriptor
 
 
-def open_anew(path: Path) -> BinaryIO:
-    """An empty file of ours under that name; of a link that lies there the link is removed, not what it points to."""
+def open_empty(path: Path) -> BinaryIO:
+    """Creates an empty file; an existing link is removed, not its target."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN, 0o666), "wb")
 
 
 class Growing:
-    """A file to which whole records are added, each there for good as soon as `add` returns."""
+    """A file to which whole records are added, each written as soon as `add` returns."""
 
     def __init__(self, path: Path, size: int) -> None:
         """Whatever it holds beyond `size` was cut off in the middle."""
@@ -74,7 +74,7 @@ def json_records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 def csv_records(path: Path, columns: int) -> Iterator[tuple[list[str], bytes]]:
     """Each whole record of a CSV file, its heading too, and its bytes; up to the first that is damaged."""
-    import csv  # which a single photo does without
+    import csv  # slow to import, and not needed for a single photo
 
     lines, quotes, length = list[bytes](), 0, 0
     for line in whole_lines(path):

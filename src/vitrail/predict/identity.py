@@ -1,10 +1,10 @@
-"""Which model it is, by the contents of its files: what cached files and unfinished jobs are known by."""
+"""Identifies a model by the contents of its files, for caches and unfinished jobs."""
 
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from vitrail.export.exported import CONFIG, description_beside, is_exported, model_file
+from vitrail.export.exported import CONFIG, description_in, is_exported, model_file
 from vitrail.export.session import data_file
 from vitrail.files import file_checksum
 
@@ -12,14 +12,14 @@ WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".pth", ".pt", ".np
 
 
 def contents_of(model: str | Path) -> list[str]:
-    """SHA-256 of each file, and of what config.json says; nothing where there is no such file.
+    """SHA-256 of each file and of config.json; empty if there are none.
 
-    Of an export those that its config.json has, which are verified when it is opened. Without any, and of every other
-    checkpoint, the files are read: a second per gigabyte.
+    For an export, the checksums in its config.json, which are verified when it is opened. Any other files are read,
+    about one second per gigabyte.
     """
     place = Path(model)
     if is_exported(place):
-        about = description_beside(place)
+        about = description_in(place)
         found = onnx_contents(model_file(place), {} if about is None else about.files)
         return found if about is None else [*found, short_key(about.to_json())]
     if place.is_file():
@@ -29,9 +29,9 @@ def contents_of(model: str | Path) -> list[str]:
     return [f"{path.relative_to(place)} {file_checksum(path)}" for path in files]
 
 
-def onnx_contents(file: Path, said: Mapping[str, str]) -> list[str]:
-    """SHA-256 of an ONNX file and of the weights next to it: as said, else by reading them."""
-    return [said.get(each.name) or file_checksum(each) for each in (file, data_file(file)) if each.exists()]
+def onnx_contents(file: Path, known: Mapping[str, str]) -> list[str]:
+    """SHA-256 of an ONNX file and of the .data file next to it: from `known`, otherwise by reading them."""
+    return [known.get(each.name) or file_checksum(each) for each in (file, data_file(file)) if each.exists()]
 
 
 def is_part(path: Path) -> bool:
@@ -39,5 +39,5 @@ def is_part(path: Path) -> bool:
 
 
 def short_key(*texts: str) -> str:
-    """One name for all of these, fit for a file."""
+    """A digest of the texts, usable as a file name."""
     return sha256("\n".join(texts).encode("utf-8", "replace")).hexdigest()[:32]

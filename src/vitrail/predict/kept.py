@@ -1,6 +1,6 @@
-"""What is worth keeping between two calls: exports of models, and which engine was the fastest, in the user's cache.
+"""The user's cache: exports of models, and which engine was the fastest.
 
-Everything in it is known by contents, never by a path, and carries a checksum; what is damaged is made again.
+Entries are found by the contents of the model, never by its path, and carry a checksum; damaged ones are rebuilt.
 """
 
 import json
@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from vitrail import __version__
 from vitrail.errors import CheckpointError, VitrailError, one_line
-from vitrail.export.exported import MODEL, Exported, description_beside, model_file
+from vitrail.export.exported import MODEL, Exported, description_in, model_file
 from vitrail.files import read_text, write_text
 from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
 from vitrail.predict.identity import onnx_contents, short_key
 
-MEASURED = "engines"  # the folder of measured speeds: a file for each key, so that no process loses another's
+MEASURED = "engines"  # the folder of measured speeds: one file per key, so that processes do not overwrite each other's
 LARGEST = 2**16  # bytes of such a file
 
 
@@ -38,14 +38,14 @@ def export_folder(viewer: Any, output: str, *, merge: int, precision: str) -> Pa
 
 
 def kept_export(
-    viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], anew: bool = False
+    viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], rebuild: bool = False
 ) -> Path:
     """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
     from vitrail.export.folder import remove_export
     from vitrail.export.writing import export_model
 
     place = export_folder(viewer, output, merge=merge, precision=precision)
-    if anew or not is_whole(place):
+    if rebuild or not is_whole(place):
         remove_export(place)
         export_model(
             viewer.model,
@@ -59,7 +59,7 @@ def kept_export(
     return place
 
 
-def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
+def kept_int8(place: Path, about: Exported, *, rebuild: bool = False) -> Path:
     """An exported model in 8 bits, made of its own file at the first time it is asked for; needs onnx and no torch."""
     from vitrail.data.photos import views
     from vitrail.export.folder import remove_export
@@ -68,22 +68,22 @@ def kept_int8(place: Path, about: Exported, *, anew: bool = False) -> Path:
     file = model_file(place)
     contents = onnx_contents(file, about.files)
     kept = cache_folder() / "exports" / short_key(__version__, "int8", *contents, about.to_json())
-    if anew or not is_whole(kept):
+    if rebuild or not is_whole(kept):
         remove_export(kept)
         in_8_bits(file, kept, about, views(32, about.preprocessing), contents[0])
     return kept
 
 
 def is_whole(place: Path) -> bool:
-    """Whether an export of ours is there; its files are compared with their checksums when it is opened."""
+    """Whether a complete export is there; its checksums are verified when it is opened."""
     with suppress(VitrailError, OSError):
-        about = description_beside(place)
+        about = description_in(place)
         return about is not None and MODEL in about.files and (place / MODEL).is_file()
     return False
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """What was measured under that key; nothing where the file is missing, damaged or not ours."""
+    """What was measured under that key; None if the file is missing, damaged or not ours."""
     try:
         found: Any = parse_json(read_text(measured_file(key), LARGEST))
         if not isinstance(found, dict) or CHECKSUM not in found:

@@ -1,7 +1,7 @@
-"""Which images of a job are done: 24 bytes each, so that millions are no burden.
+"""The images of a job that are done: 24 bytes each, so that millions fit into memory.
 
-For every row there are digests of the image's name, of its file's size and time, and of the row itself. So a name is
-found again however it is written in the row, a file that was exchanged is noticed, and a damaged row is not believed.
+Every row has digests of the image's name, of its file's size and modification time, and of the row itself. So a name
+is found however it is escaped in the row, a replaced file is noticed, and a damaged row is computed again.
 """
 
 import os
@@ -21,7 +21,7 @@ RECORD = 24  # bytes: name, file, row
 
 
 class Done:
-    """The images that are done, by name, with what their files were then."""
+    """The images that are done, by name, with the stamps of their files at that time."""
 
     def __init__(self, digests: Iterable[int] | NDArray[np.uint64], stamps: Iterable[int] | NDArray[np.uint64]) -> None:
         names, files = (
@@ -42,25 +42,25 @@ class Done:
         return place if place < len(self.digests) and self.digests[place] == wanted else None
 
     def has_changed(self, name: str, stamp: int) -> bool:
-        """Whether the image is done, and its file is another one now, or was written to."""
+        """Whether the image is done and its file was replaced or modified since."""
         place = self.place_of(name)
         return place is not None and int(self.stamps[place]) != stamp
 
 
 class Ledger:
-    """The file with those digests; it grows by a record after each row."""
+    """The file of these digests; one record is appended after each row."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what is there; a last record that was cut off is none."""
+        """Reads the existing records; a truncated last record is ignored."""
         self.path, self.count, self.file = path, 0, None
         self.records = np.zeros((0, 3), np.uint64)
         if path.exists():
-            with os.fdopen(open_regular(path), "rb") as file:  # which closes the descriptor, too
+            with os.fdopen(open_regular(path), "rb") as file:  # closes the descriptor, too
                 data = file.read()
             self.records = np.frombuffer(data[: len(data) // RECORD * RECORD], "<u8").reshape(-1, 3)
 
     def accept(self, *row: bytes) -> bool:
-        """Whether the next row is as it was written, so that it counts."""
+        """Whether the next row matches its digest; if so it counts as done."""
         if self.count == len(self.records):
             return False
         name, stamp, seen = map(int, self.records[self.count])
@@ -70,7 +70,7 @@ class Ledger:
         return True
 
     def open(self) -> Done:
-        """Keeps what was accepted, and is ready for more."""
+        """Keeps the accepted records and opens the file for more."""
         self.file = Growing(self.path, self.count * RECORD)
         kept: Any = self.records[: self.count]
         self.records = np.zeros((0, 3), np.uint64)
@@ -99,7 +99,7 @@ def digest(*parts: bytes) -> int:
 
 
 def stamp_of_file(source: object) -> int:
-    """Of an image's size and time of change; 0 of what is no file: bytes, or a name that leads nowhere."""
+    """A digest of a file's size and modification time; 0 for bytes, or if there is no such file."""
     if not isinstance(source, str | Path):
         return 0
     try:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, one_line
-from vitrail.export.exported import Exported, description, description_beside, model_file
-from vitrail.export.session import LIMIT, onnxruntime, run_within, verified_session
+from vitrail.export.exported import Exported, description, description_in, model_file
+from vitrail.export.session import LIMIT, onnxruntime, open_verified, run_with_timeout
 from vitrail.models.checks import pair
 
 
@@ -19,8 +19,8 @@ class OnnxEngine:
     def __init__(self, place: str | Path, *, streams: int = 1, threads: int = 1) -> None:
         self.file, self.is_tried = model_file(place), False
         onnxruntime()
-        about = description_beside(place)
-        self.session = verified_session(self.file, threads, {} if about is None else about.files)
+        about = description_in(place)
+        self.session = open_verified(self.file, threads, {} if about is None else about.files)
         self.place, self.streams = Path(place), streams
         self.threads: int | None = threads
         inside = self.session.get_modelmeta().custom_metadata_map
@@ -58,13 +58,13 @@ class OnnxEngine:
         return np.concatenate([self.compute(each[None]) for each in pixels])
 
     def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """One call of the graph; the first one has a time limit, and each is checked: the graph may be anybody's."""
+        """One call of the graph; the first has a time limit, and every output is checked: the graph is untrusted."""
         try:
             if self.is_tried:
                 found: Any = self.session.run(None, {"pixels": pixels})
             else:
-                found = run_within(self.session, pixels, LIMIT * len(pixels))
-        except Exception as error:  # a class of its own for each reason
+                found = run_with_timeout(self.session, pixels, LIMIT * len(pixels))
+        except Exception as error:  # ONNX Runtime has a class per reason
             raise CheckpointError(
                 f"{self.file} failed: {one_line(error)}; expected what `vitrail export` wrote: export it again"
             ) from None
@@ -73,7 +73,7 @@ class OnnxEngine:
         return found[0]
 
     def check_values(self, values: Any, batch: int) -> None:
-        """A row of numbers per image, of tokens a table: a graph may declare one shape and return another."""
+        """Checks dtype and shape of the output: a graph may declare one shape and return another."""
         shape: tuple[int, ...] = np.shape(values)
         sides = 3 if self.about.output == "tokens" else 2
         fits = len(shape) == sides and shape[0] == batch and prod(shape) > 0 and values.dtype == np.float32
@@ -81,6 +81,6 @@ class OnnxEngine:
             kind = getattr(values, "dtype", type(values).__name__)
             wanted = {"logits": f"({batch}, {self.about.classes})", "tokens": f"({batch}, tokens, width)"}
             raise CheckpointError(
-                f"{self.file} returned {kind} of shape {shape} for {batch} of the images; expected float32 of shape "
+                f"{self.file} returned {kind} of shape {shape} for {batch} images; expected float32 of shape "
                 f"{wanted.get(self.about.output, f'({batch}, width)')}: export the model again"
             )

@@ -33,7 +33,7 @@ class Predictor:
 
     `model` is a module, anything that `vitrail.load` takes, or what `vitrail export` wrote, which needs no torch.
     `engine`: eager or compiled torch; onnx or int8, which export the model once and keep it; auto is onnx for an
-    exported model and eager for any other. `fields` are those of the config that a file does not say, such as heads.
+    exported model and eager for any other. `fields` are config fields that a file does not specify, such as heads.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class Predictor:
         self.engine: Engine
         if isinstance(model, str | Path) and is_exported(model):
             if fields:
-                raise ConfigError(f"{min(fields)} for {model}, an exported model, which says all; expected none")
+                raise ConfigError(
+                    f"{min(fields)} was given for {model}, which is exported and complete; expected no fields"
+                )
             self.open_exported(model, preprocessing, labels, engine, streams, threads, merge)
             return
         from vitrail.predict.viewer import Viewer
@@ -72,7 +74,7 @@ class Predictor:
             try:
                 self.open_exported(keep(), *settled)
             except CheckpointError:  # damaged since it was written
-                self.open_exported(keep(anew=True), *settled)
+                self.open_exported(keep(rebuild=True), *settled)
             return
         from vitrail.models.merging import merged
         from vitrail.predict.torch_engine import TorchEngine

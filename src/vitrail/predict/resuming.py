@@ -1,7 +1,7 @@
-"""A job on its way to a file: what is done lies in OUT.partial, whatever ends it, and is resumed from there.
+"""An unfinished output: finished rows are in OUT.partial, however the job ended, and it is resumed from there.
 
-That folder has one owner at a time, and holds nothing but files of ours: job.json, what the job was told; files that
-only grow, by whole records; and at the very end `whole`, which says that only the names are still to be given.
+That folder has one owner at a time and holds only these files: job.json, the settings of the job; files that grow by
+whole records; and at the end the empty file `whole`: all results are complete and only need to be renamed.
 """
 
 import json
@@ -22,10 +22,10 @@ from vitrail.predict.identity import contents_of, short_key
 
 JOB, WHOLE, LEDGER = "job.json", "whole", "done.bin"
 ROWS = ("rows.csv", "rows.jsonl", "rows.json", "rows.parquet", "files.csv", "features.npy", "features.parquet")
-OURS = (JOB, WHOLE, LEDGER, LOCK, *ROWS)  # all that a job writes in its folder
-BEFORE_JOB = (WHOLE, LOCK)  # what may be there without job.json, after a kill at the beginning or the end
-MARK = "written by"  # vitrail, says job.json
-EARLIER = {"model", "weights", "format", "output"}  # in a job.json of before, which has no mark
+OURS = (JOB, WHOLE, LEDGER, LOCK, *ROWS)  # all files that a job writes in its folder
+BEFORE_JOB = (WHOLE, LOCK)  # may exist without job.json, after a kill at the start or the end
+MARK = "written by"  # key in job.json
+EARLIER = {"model", "weights", "format", "output"}  # keys in a job.json of earlier versions, which have no mark
 LARGEST = 2**20  # bytes of job.json
 
 
@@ -55,9 +55,9 @@ class Partial:
         return (self.folder / WHOLE).exists()
 
     def begin(self, *, resume: bool, overwrite: bool) -> bool:
-        """Makes this process the owner, and refuses to lose what is there; whether the job is already done."""
+        """Makes this process the owner and refuses to overwrite results; returns whether the job is already done."""
         if not os.path.lexists(self.folder) and self.check(resume=resume, overwrite=overwrite):
-            return True  # without a trace: the disk may not be ours to write on
+            return True  # nothing is written: the disk may be read-only
         self.own()
         return self.check(resume=resume, overwrite=overwrite)
 
@@ -83,11 +83,13 @@ class Partial:
         return False
 
     def check_places(self) -> None:
-        """Nothing is written over a device, a folder or a link, nor in a folder that is not wholly ours."""
+        """Refuses to replace a device, a folder or a link, or to write in a folder with files of others."""
         for path in self.finals.values():
             if path.is_symlink():
-                raise ConfigError(f"{path} is a symbolic link; expected the name of a file: the one it points to")
-            if path.exists() and not path.is_file():  # a device would be replaced, too
+                raise ConfigError(
+                    f"{path} is a symbolic link; expected the name of a regular file: pass the one it points to"
+                )
+            if path.exists() and not path.is_file():  # renaming would replace a device, too
                 kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "not a file")
                 raise ConfigError(f"{path} is {kind}; expected the name of a file for the results")
         if not os.path.lexists(self.folder):
@@ -100,14 +102,16 @@ class Partial:
         for name, path in sorted(inside.items(), key=lambda each: each[0] in OURS):
             known = (name in (OURS if begun else BEFORE_JOB)) or is_temporary_name(name)
             if not known or not is_own(path) or (name == WHOLE and path.stat().st_size):
-                raise ConfigError(f"{self.folder} holds {name!r}, which no job of vitrail left there; {self.elsewhere}")
+                raise ConfigError(
+                    f"{self.folder} holds {name!r}, which was not written by a vitrail job; {self.elsewhere}"
+                )
 
     @property
     def elsewhere(self) -> str:
         return "nothing in it is changed: move it away, or choose another name for -o"
 
     def own(self) -> None:
-        """Makes this process the owner of the folder until `close`; another owner is an InUseError."""
+        """Makes this process the owner of the folder until `close`; InUseError if it has another owner."""
         if self.owned is not None:
             return
         self.check_places()
@@ -123,11 +127,11 @@ class Partial:
                 stack.close()
                 if attempt == 99 or os.path.lexists(self.folder):
                     raise
-                continue  # its last owner removed it in between
+                continue  # its previous owner has just removed it
             self.owned = stack
             break
         try:
-            self.check_places()  # again, now that nobody else changes it
+            self.check_places()  # again, now that no other process can change it
         except VitrailError:
             self.close()
             raise
@@ -160,7 +164,7 @@ class Partial:
                 )
 
     def rows_inside(self) -> list[str]:
-        """What a job writes, but for the files that say what the rest is."""
+        """The files of rows, without job.json, `whole` and the lock."""
         names = [path.name for path in self.folder.iterdir()]
         return [name for name in names if name in (LEDGER, *ROWS) or is_temporary_name(name)]
 
@@ -175,12 +179,13 @@ class Partial:
             for name, final in self.finals.items():
                 if not self.overwrite and os.path.lexists(self.folder / name) and os.path.lexists(final):
                     raise ConfigError(
-                        f"{final} already exists; expected a new name, or --overwrite beside --resume to replace it"
+                        f"{final} already exists; expected a new name; "
+                        "to replace it, use --overwrite together with --resume"
                     )
                 with suppress(FileNotFoundError):  # it has its name already
                     (self.folder / name).replace(final)
             synchronise(self.out.parent)
-            for name in (*self.rows_inside(), JOB, WHOLE):  # `whole` last: a kill in between leaves no riddle
+            for name in (*self.rows_inside(), JOB, WHOLE):  # `whole` last, so that a kill in between can be resumed
                 self.delete(name)
         self.close()
 
@@ -210,7 +215,7 @@ class Partial:
 
 
 def is_own(path: Path) -> bool:
-    """A regular file that has no other name: deleting it, or writing to it, changes nothing else."""
+    """Whether it is a regular file without other hard links: changing it changes nothing else."""
     found = path.lstat()
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
@@ -220,7 +225,7 @@ def is_temporary_name(name: str) -> bool:
 
 
 def is_job(path: Path) -> bool:
-    """Whether a job of ours wrote it, now or in an earlier version, even if it was damaged since."""
+    """Whether a vitrail job wrote it, in this or an earlier version, even if it is damaged."""
     try:
         text = read_text(path, LARGEST, errors="replace")
     except OSError:
@@ -235,18 +240,18 @@ def is_job(path: Path) -> bool:
 
 def read_job(path: Path) -> dict[str, Any]:
     try:
-        told = parse_json(read_text(path, LARGEST))
-        rest = without_checksum(told) if isinstance(told, dict) else {}
-        reason = "" if rest and CHECKSUM in told else "it has no checksum: it is damaged, or of an earlier version"
+        found = parse_json(read_text(path, LARGEST))
+        rest = without_checksum(found) if isinstance(found, dict) else {}
+        reason = "" if rest and CHECKSUM in found else "it has no checksum: it is damaged, or from an earlier version"
     except (OSError, ValueError) as error:
         rest, reason = {}, one_line(error)
     if reason:
-        raise ConfigError(f"{path} cannot be read: {reason}; expected --overwrite to begin anew")
+        raise ConfigError(f"{path} cannot be read: {reason}; use --overwrite to start over")
     return {name: value for name, value in rest.items() if name != MARK}
 
 
 def stamp_of(model: str) -> dict[str, Any]:
-    """Which model it is, by the contents of its files; one that is no file, such as a name on the hub, by its name."""
+    """Which model it is, by the contents of its files; a name on the hub is compared as a name."""
     if not os.path.exists(model):  # noqa: PTH110  # a name of the hub's may be too long for Path
         return {"model": model, "weights": None}
     return {"model": str(Path(model).resolve()), "weights": short_key(*contents_of(model))}

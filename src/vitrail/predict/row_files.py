@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitrail.predict.answers import Answer
-from vitrail.predict.growing import Growing, csv_records, json_records, open_anew
+from vitrail.predict.growing import Growing, csv_records, json_records, open_empty
 from vitrail.predict.ledger import Ledger
 from vitrail.predict.resuming import LEDGER, Partial, WritingError
 from vitrail.predict.sinks import (
@@ -46,7 +46,7 @@ class RowFile:
                 self.file.add(encoded(csv_line(heading(top))))
 
     def accept_rows(self) -> None:
-        """Counts the rows written before, up to the first that is damaged: from there on they are written again."""
+        """Counts the rows written before, up to the first damaged row: from there on they are computed again."""
         if self.kind == "csv":
             names = heading(self.top)
             for number, (fields, line) in enumerate(csv_records(self.rows, len(names))):
@@ -62,7 +62,7 @@ class RowFile:
                 self.failed += "error" in row
 
     def write(self, name: str, error: str | None, answers: Sequence[Answer], stamp: int = 0) -> None:
-        """`stamp` is what the image's file was when it was read."""
+        """`stamp` identifies the state of the image's file when it was read."""
         if self.kind == "csv":
             line = csv_line(csv_fields(name, error, answers, self.top))
         else:
@@ -81,18 +81,18 @@ class RowFile:
         with self.partial.faults():
             if self.kind in ("json", "parquet"):
                 written = Counted(row for row, _ in json_records(self.rows))
-                with open_anew(self.partial.folder / f"rows.{self.kind}") as file:
+                with open_empty(self.partial.folder / f"rows.{self.kind}") as file:
                     if self.kind == "json":
                         write_json(written, file)
                     else:
                         write_parquet(written, self.top, file)
                 if written.count != self.ledger.count:
-                    raise WritingError(f"{self.rows} was damaged meanwhile; expected it whole: resume with --resume")
+                    raise WritingError(f"{self.rows} was damaged while the job ran; resume with --resume")
         self.partial.finish()
 
 
 class Counted:
-    """An iterator that knows how many it gave."""
+    """An iterator that counts its items."""
 
     def __init__(self, rows: Iterator[Mapping[str, Any]]) -> None:
         self.rows, self.count = rows, 0

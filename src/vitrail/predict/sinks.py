@@ -10,7 +10,7 @@ from vitrail.predict.answers import Answer
 from vitrail.predict.ledger import Done
 
 Format = Literal["table", "json", "jsonl", "csv", "parquet"]
-FORMULA = (*"=+-@\t\r\n＝＋－＠",)  # the full-width ones too, which some spreadsheets read alike
+FORMULA = (*"=+-@\t\r\n＝＋－＠",)  # full-width forms, too: some spreadsheets treat them alike
 QUOTED = set(',;|\t"\r\n')
 ENDINGS: dict[str, Format] = {
     ".csv": "csv",
@@ -92,17 +92,17 @@ def csv_fields(name: str, error: str | None, answers: Sequence[Answer], top: int
 
 
 def safe_name(name: str) -> str:
-    """The same file under a name that no spreadsheet takes for a formula; `-` alone is standard input."""
+    """The name of the same file that no spreadsheet takes for a formula; `-` alone is standard input."""
     return f"./{name}" if name.startswith(FORMULA) and name != "-" else name
 
 
 def safe_text(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe before it."""
+    """A text that no spreadsheet takes for a formula: an apostrophe is put before one that begins like a formula."""
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def csv_line(fields: Sequence[str]) -> str:
-    """Quoted where needed; also around what other readers take for the end of a field or of a line."""
+    """Quotes fields where needed, also around characters that other readers take for separators."""
     quoted = (f'"{each.replace(chr(34), 2 * chr(34))}"' if set(each) & QUOTED else each for each in fields)
     return f"{','.join(quoted)}\n"
 

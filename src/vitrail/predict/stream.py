@@ -43,7 +43,7 @@ class Row:
     name: str
     values: NDArray[np.float32] | None
     error: DataError | None = None
-    stamp: int = 0  # of its file as it was before it was read
+    stamp: int = 0  # of its file, before it was read
 
 
 def rows(engine: Engine, pictures: Iterable[Shown], prepare: Prepare, batch: int) -> Iterator[Row]:
@@ -60,7 +60,7 @@ def rows(engine: Engine, pictures: Iterable[Shown], prepare: Prepare, batch: int
         with gate:
             values = iter(engine.run(np.stack(good)) if good else ())
         return [
-            Row(each.name, None, found, stamp) if isinstance(found, DataError) else finite(each, next(values), stamp)
+            Row(each.name, None, found, stamp) if isinstance(found, DataError) else make_row(each, next(values), stamp)
             for each, found, stamp in zip(part, prepared, stamps, strict=True)
         ]
 
@@ -85,8 +85,8 @@ def attempt(picture: Shown, prepare: Prepare) -> NDArray[np.uint8] | DataError:
         return error
 
 
-def finite(picture: Shown, values: NDArray[np.float32], stamp: int) -> Row:
-    """A row, or an error where the numbers are useless: NaN, infinite, or -inf alone; some -inf may mask classes."""
+def make_row(picture: Shown, values: NDArray[np.float32], stamp: int) -> Row:
+    """A row; an error if values are NaN, +inf or all -inf. Some -inf are allowed, since they may mask classes."""
     if (values < np.inf).all() and np.isfinite(values).any():
         return Row(picture.name, values, None, stamp)
     name = repr(picture.name) if picture.name else "an image"

@@ -37,7 +37,9 @@ class Viewer:
             labels = found.description.labels if labels is None else labels
             module: nn.Module = found.model
         elif fields:
-            raise ConfigError(f"{min(fields)} for a model that is open; expected a file or folder with it")
+            raise ConfigError(
+                f"{min(fields)} was given for a model that is already loaded; expected a path, or no fields"
+            )
         else:
             module = model
         config: Any = getattr(module, "config", None)

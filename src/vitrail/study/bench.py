@@ -37,7 +37,7 @@ class Request:
     seconds: float = 3.0
     starts: int = 1  # processes for memory and start-up of each way; 0: not measured
     seed: int = 0
-    fields: Mapping[str, Any] | None = None  # of the config, that a checkpoint does not say
+    fields: Mapping[str, Any] | None = None  # config fields that a checkpoint does not specify
     imports: Sequence[str] = ()  # modules that such a process imports first
 
     def __post_init__(self) -> None:

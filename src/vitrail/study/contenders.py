@@ -77,7 +77,9 @@ class Stock:
             self.module, self.preprocessing, self.labels = opened(model, size, seed, fields)
             return
         if fields:
-            raise ConfigError(f"--set {min(fields)}=… for {model}, which is exported and says all; expected none")
+            raise ConfigError(
+                f"--set {min(fields)}=… for {model}, which is exported and complete; use --set with a checkpoint"
+            )
         self.exported = description(model, {})
         own, multiple = pair(self.exported.preprocessing.image_size), self.exported.multiple
         size = size or own

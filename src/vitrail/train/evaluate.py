@@ -10,7 +10,7 @@ from torch import nn
 
 from vitrail.data.datasets import Pictures
 from vitrail.data.foreign import Dataset, Foreign
-from vitrail.data.loader import evaluation_batches, naming_dead_workers
+from vitrail.data.loader import evaluation_batches, report_dead_workers
 from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, one_line
@@ -43,7 +43,7 @@ def evaluate(
     preprocessing = preprocessing or plain_preprocessing(model)
     tally, skipped = Tally(model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
-    with naming_dead_workers(workers), evaluating(model, device), torch.inference_mode():
+    with report_dead_workers(workers), evaluating(model, device), torch.inference_mode():
         number = next(model.parameters()).dtype
         for each in evaluation_batches(
             pictures, preprocessing, batch=batch, workers=workers, rank=team.rank, world=team.world

@@ -119,7 +119,7 @@ def fit(
 
 
 def last_state(run: Run | None, team: Team) -> State | None:
-    """The checkpoint to resume from: the first process chooses it, and puts damaged ones aside."""
+    """The checkpoint to resume from: the first process chooses it and renames damaged ones."""
     state = run.latest() if run and team.first else None
     path = team.from_first(state.path if state else None)
     return read_state(path) if path is not None and not team.first else state

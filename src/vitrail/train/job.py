@@ -15,10 +15,10 @@ from vitrail.data.arrays import Arrays
 from vitrail.data.datasets import Data, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import UntrustedError, find, is_outside, resolved
+from vitrail.models.catalog import UntrustedError, find, is_outside, resolve_name
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
-from vitrail.train.opened import TIMM, check_recorded
+from vitrail.train.opened import TIMM, check_teacher
 from vitrail.train.recipe import Recipe
 from vitrail.train.runs import finished_run
 
@@ -32,11 +32,13 @@ class Request:
     init: str | None = None  # a checkpoint of any layout to start from
     teacher: str | None = None  # a model that the student learns from, by what `open_model` takes
     teacher_cache: str | None = None  # a folder that keeps its answers
-    teacher_fields: dict[str, Any] | None = None  # of its config, that its file does not say
+    teacher_fields: dict[str, Any] | None = None  # of its config, that its file does not specify
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
     cache: float = 1.0  # gigabytes; a JPEG that is held is decoded whole, which gives slightly other crops
-    trusted: str | None = field(default=None, compare=False)  # the outside model that was named now; never in a file
+    trusted: str | None = field(
+        default=None, compare=False
+    )  # the outside model named by the user; never read from a file
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -60,9 +62,9 @@ class Request:
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> "Request":
-        """As a file has it, which nobody vouches for: what it names as code is not run, see `trusting`."""
+        """From an untrusted file: code that it names is not imported, see `with_trusted`."""
         try:
-            given: dict[str, Any] = {**data, "trusted": None}  # no file says what may be trusted
+            given: dict[str, Any] = {**data, "trusted": None}  # a file cannot declare itself trusted
             flat = dict(given.pop("recipe"))
             recipe = Recipe(name=str(flat.pop("name"))).changed(flat)
             return cls(recipe=recipe, **given)
@@ -73,17 +75,17 @@ class Request:
 
     @property
     def code(self) -> list[str]:
-        """What of it the user named, to be named again where it is read back from its run."""
+        """The code that the user named, to be passed again when the run is resumed."""
         teacher = self.teacher if self.teacher is not None and self.teacher.startswith(TIMM) else None
         return [name for name in (self.trusted, teacher) if name is not None]
 
-    def trusting(self, code: Sequence[str], where: str) -> "Request":
-        """With the outside model and teacher that the user names in `code`, in place of those that a file names."""
-        model, left = named_now(self.recipe.model, code, where)
+    def with_trusted(self, code: Sequence[str], where: str) -> "Request":
+        """The request with the outside model that the user names in `code` instead of the one in the file."""
+        model, left = match_trusted_model(self.recipe.model, code, where)
         if self.teacher is not None:
-            left = check_recorded(self.teacher, left, where)
+            left = check_teacher(self.teacher, left, where)
         if left:
-            raise ConfigError(f"--trust-code {left[0]}, which {where} does not name; expected it without")
+            raise ConfigError(f"--trust-code {left[0]} is not named in {where}; remove the option")
         outside = model if is_outside(model) else None
         return replace(self, recipe=replace(self.recipe, model=model), trusted=outside)
 
@@ -110,10 +112,10 @@ def assemble(request: Request) -> Job:
     return continued(request, found) if request.init else begun(recipe, found, request.trusted)
 
 
-def named_now(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
-    """The model to use for the one that a file names, and what of `code` is for something else.
+def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
+    """The model to use for the one that a file names, and the entries of `code` that are for something else.
 
-    An outside model is what the user's words name, not the file's; both must mean the same preset.
+    An outside model is imported from the path given by the user, not the file; both must name the same preset.
     """
     if not is_outside(recorded):
         return recorded, list(code)
@@ -123,10 +125,10 @@ def named_now(recorded: str | None, code: Sequence[str], where: str) -> tuple[st
     preset = str(recorded).rpartition(":")[2]
     if len(models) > 1 or models[0].rpartition(":")[2] != preset:
         raise ConfigError(
-            f"--trust-code {' --trust-code '.join(models)}, and {where} names the model {recorded!r}; "
+            f"--trust-code {' --trust-code '.join(models)} was given, but {where} names the model {recorded!r}; "
             f"expected one that ends in :{preset}"
         )
-    return resolved(models[0]), [name for name in code if name not in models]
+    return resolve_name(models[0]), [name for name in code if name not in models]
 
 
 def begun(recipe: Recipe, data: Data, trusted: str | None = None) -> Job:

@@ -27,7 +27,7 @@ from vitrail.train.teacher import Lessons
 KEPT = 4096  # pictures a file
 NOTE = "teacher.json"  # for people: whose answers these are
 LOOKED_AT = 64  # pictures, spread over all, that are part of the key
-TRAILER = b"\nsha256:"  # what the checksum at the end of a file begins with
+TRAILER = b"\nsha256:"  # precedes the checksum at the end of a file
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def answered(
 
 
 def save_array(path: Path, array: NDArray[np.float32]) -> None:
-    """As a .npy file, which ends in a checksum of all before it; who does not know of it does not see it."""
+    """As a .npy file, followed by a checksum of it, which numpy ignores."""
     with path.open("w+b") as file:
         np.save(file, array, allow_pickle=False)
         size = file.tell()
@@ -122,20 +122,20 @@ def save_array(path: Path, array: NDArray[np.float32]) -> None:
 
 
 def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """None where it is not there, or damaged: then with a warning."""
+    """The array; None if the file is missing, or damaged: then with a warning."""
     try:
-        return verified(path, shape)
+        return read_verified(path, shape)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         if not path.is_file():
             raise CheckpointError(f"{path} cannot be used: {one_line(error)}") from None
-        warnings.warn(f"{path} is damaged ({one_line(error)}); the teacher is asked again", stacklevel=3)
+        warnings.warn(f"{path} is damaged ({one_line(error)}); the teacher predicts these images again", stacklevel=3)
         return None
 
 
-def verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """The array in a file that passes its checksum; those of earlier versions have none, and end with the array."""
+def read_verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """The array in a file that passes its checksum; files of earlier versions have none."""
     with os.fdopen(open_regular(path), "rb") as file:
         header = header_of(shape)
         if file.read(len(header)) != header:
@@ -145,7 +145,7 @@ def verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
         file.seek(size)
         trailer = file.read(len(TRAILER) + 65)
         if os.fstat(file.fileno()).st_size < size:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         file.seek(0)
         if trailer and trailer != TRAILER + checksum_of(file, size):
             raise ValueError("checksum mismatch")
@@ -153,7 +153,7 @@ def verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def header_of(shape: tuple[int, int]) -> bytes:
-    """What numpy begins such a file with: compared, since parsing what somebody wrote is a risk for nothing."""
+    """The header of such a .npy file: compared instead of parsed, since the file is untrusted."""
     written = BytesIO()
     about = {"descr": "<f4", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(written, about)

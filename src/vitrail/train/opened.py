@@ -17,7 +17,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, one_line
 from vitrail.train.runs import Finished, finished_run
 
 TIMM = "timm:"
-PLAIN = re.compile(r"[\w.]+")  # a name in timm's registry: not hf-hub:… nor local-dir:…, which bring files of their own
+PLAIN = re.compile(r"[\w.]+")  # a name in timm's registry: not hf-hub:… or local-dir:…, which load other files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class Opened:
 def open_model(name: str, **fields: Any) -> Opened:
     """`name` is the folder of a run, anything that `vitrail.load` takes, or timm:NAME, which timm makes and fetches.
 
-    Fields that a file does not say, such as heads, may be given.
+    Fields that a file does not specify, such as heads, may be given.
     """
     if name.startswith(TIMM):
         if fields:
-            raise ConfigError(f"{min(fields)} for {name}, which timm makes; expected no field of a config")
+            raise ConfigError(f"{min(fields)} was given for {name}, which timm builds; expected no config fields")
         return from_timm(name.removeprefix(TIMM))
     run = finished_run(Path(name))
     found = read(name if run is None else run.model, **fields)
@@ -55,12 +55,12 @@ def open_model(name: str, **fields: Any) -> Opened:
     return Opened(name=name, model=found.model, preprocessing=how, classes=config.classes, labels=about.labels, run=run)
 
 
-def check_recorded(name: str, code: Sequence[str], where: str) -> list[str]:
-    """Of timm's models a file may name those that timm has itself, others only the user; gives the rest of `code`."""
+def check_teacher(name: str, code: Sequence[str], where: str) -> list[str]:
+    """A file may name models in timm's registry; others only the user may name. Returns the rest of `code`."""
     if name.startswith(TIMM) and not PLAIN.fullmatch(name.removeprefix(TIMM)) and name not in code:
         raise ConfigError(
-            f"{where} names the teacher {name!r}, which timm would open from outside; expected it to be named here as "
-            f"well: if you trust it, add --trust-code {quote(name)}"
+            f"{where} names the teacher {name!r}, which timm would load from outside its registry; it is opened only "
+            f"if you name it: if you trust it, add --trust-code {quote(name)}"
         )
     return [each for each in code if each != name]
 

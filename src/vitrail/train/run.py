@@ -1,8 +1,8 @@
 """A training's folder: what it was told (run.json), what it saw (log.jsonl), where it stands (checkpoints/).
 
 Everything in it is whole at any moment: run.json and checkpoints appear by renaming, and a line of the log that a crash
-cut off, or that a later resume goes through again, is removed when the run is resumed. Who writes in it owns it alone
-(`owned`), and only what this file wrote is ever deleted. What is read may be anybody's: within limits, and verified.
+cut off, or that a later resume goes through again, is removed when the run is resumed. One process at a time
+writes in it (`owned`), and only files written here are ever deleted. Files are read within limits and verified.
 """
 
 import json
@@ -27,9 +27,9 @@ from vitrail.train.state import DamagedError, State, read_state, write_state
 PLAN, LOG, STATES, MODEL, CURVES, BOARD = "run.json", "log.jsonl", "checkpoints", "model", "curves.png", "tensorboard"
 FOLDERS = (STATES, MODEL, BOARD)
 NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
-CUT_OFF = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # what safetensors calls a file until it is complete
+CUT_OFF = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # temporary names of safetensors
 LARGEST = 1e300  # of a number in the log
-LARGEST_LOG = 2**27  # characters; numbers in memory take ten times as much
+LARGEST_LOG = 2**27  # characters; in memory the values take ten times as much
 Record = dict[str, float]  # a line of the log
 
 
@@ -44,7 +44,7 @@ class Run:
         cls.check_free(folder)
         make_folder(folder)
         with run.owned():
-            cls.check_free(folder)  # another may have begun in between
+            cls.check_free(folder)  # another process may have started one in between
             make_folder(folder / STATES)
             write_text(folder / PLAN, json.dumps(with_checksum(plan), indent=2, ensure_ascii=False) + "\n")
         return run
@@ -65,14 +65,14 @@ class Run:
 
     @contextmanager
     def owned(self) -> Generator[None]:
-        """Of several processes one writes here, the others are refused; readers need not ask."""
+        """Holds the lock of the folder: a second writer is refused, readers need no lock."""
         make_folder(self.folder)
         with locked(self.folder, "wait for it to finish, or start a new run with -o"):
             self.check_kinds()
             yield
 
     def check_kinds(self) -> None:
-        """Nothing is written or deleted through a link, and nothing that is not a file is waited for."""
+        """Refuses links and special files, so that nothing outside is changed and nothing blocks."""
         for name in (PLAN, LOG, CURVES, *FOLDERS):
             path = self.folder / name
             try:
@@ -80,7 +80,9 @@ class Run:
             except FileNotFoundError:
                 continue
             if kind == stat.S_IFLNK:
-                raise CheckpointError(f"{path} is a symbolic link; expected none in a run: link {self.folder} itself")
+                raise CheckpointError(
+                    f"{path} is a symbolic link; expected no links inside a run: link {self.folder} itself"
+                )
             if kind != (stat.S_IFDIR if name in FOLDERS else stat.S_IFREG):
                 expected = "a folder" if name in FOLDERS else "a regular file"
                 raise CheckpointError(f"{path} is {KINDS.get(kind, 'a file')}; expected {expected}")
@@ -102,7 +104,7 @@ class Run:
         )
 
     def newest(self) -> tuple[State | None, dict[Path, str]]:
-        """The newest checkpoint that passes its checksum, and what is wrong with those that are newer."""
+        """The newest checkpoint that passes its checksum, and why the newer ones are damaged."""
         damaged = dict[Path, str]()
         for path in reversed(self.states()):
             try:
@@ -112,13 +114,11 @@ class Run:
         return None, damaged
 
     def latest(self) -> State | None:
-        """Where to resume; damaged checkpoints after it are put aside under another name, with a warning."""
+        """The checkpoint to resume from; damaged newer ones are renamed, with a warning."""
         state, damaged = self.newest()
         if state is None and damaged:
             reasons = ", ".join(f"{path.name} is damaged ({reason})" for path, reason in damaged.items())
-            raise CheckpointError(
-                f"no checkpoint of {self.folder} can be read: {reasons}; there is no other: start a new run with -o"
-            )
+            raise CheckpointError(f"no checkpoint of {self.folder} can be read: {reasons}; start a new run with -o")
         for path, reason in damaged.items():
             put_aside(path)
             where = "" if state is None or state.path is None else state.path.stem
@@ -150,7 +150,7 @@ class Run:
             raise CheckpointError(f"cannot write {self.folder / LOG}: {one_line(error)}") from None
 
     def records(self) -> list[Record]:
-        """The log's lines; one that was cut off or is damaged is left out."""
+        """The lines of the log; truncated and damaged ones are left out."""
         return [record for _, record in self.lines() if record is not None]
 
     def lines(self) -> list[tuple[str, Record | None]]:
@@ -164,13 +164,14 @@ class Run:
             ) from None
 
     def forget_after(self, step: int) -> None:
-        """Takes from the log what a resumed run will write again; one with damaged lines is kept beside it."""
+        """Removes from the log what a resumed run will write again; a log with damaged lines is copied first."""
         lines = self.lines()
         damaged = count_damaged(lines)
         if damaged:
             aside = copy_aside(self.folder / LOG)
             warnings.warn(
-                f"{damaged} of {len(lines)} lines of {LOG} are damaged and left out; as it was, it is {aside.name}",
+                f"{damaged} of {len(lines)} lines of {LOG} are damaged and left out; "
+                f"the original is kept as {aside.name}",
                 stacklevel=2,
             )
         if lines:
@@ -179,25 +180,25 @@ class Run:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """What a run was told, once it fits its checksum."""
+    """The plan of a run, once its checksum is verified."""
     found: Any = parse_json(read_text(path))
     if not isinstance(found, dict):
-        raise ValueError("it is no plan of a run")  # noqa: TRY004  # what is in a file, not an argument
+        raise ValueError("it is not a run's plan")  # noqa: TRY004  # what is in a file, not an argument
     return without_checksum(found)
 
 
 def read_log(path: Path) -> Iterator[tuple[str, Record | None]]:
-    """Each line with the finite numbers in it; None where it is damaged."""
+    """Each line with its finite values; None if it is damaged."""
     total = 0
     for line in read_lines(path):
         total += len(line)
         if total > LARGEST_LOG:
-            raise ValueError(f"it has more than {LARGEST_LOG:,} characters; expected at most that")
+            raise ValueError(f"it has more than {LARGEST_LOG:,} characters; expected at most {LARGEST_LOG:,}")
         yield line, record_in(line)
 
 
 def count_damaged(lines: list[tuple[str, Record | None]]) -> int:
-    """A last line that was cut off is not damaged: the run was killed as it wrote it."""
+    """The number of damaged lines; a truncated last line does not count: the run was killed while writing it."""
     cut_off = bool(lines) and lines[-1][1] is None and not lines[-1][0].endswith("\n")
     return sum(record is None for _, record in lines) - cut_off
 
@@ -214,20 +215,20 @@ def record_in(line: str) -> Record | None:
 
 
 def is_number(value: object) -> bool:
-    """Finite; Python's whole numbers may be larger than any float."""
+    """Whether it is a finite number; Python's integers may be larger than any float."""
     return type(value) in (int, float) and -LARGEST < value < LARGEST  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
 
 
 def read_numbered(path: Path) -> State:
-    """A checkpoint that is of the step in its name."""
+    """Reads a checkpoint and checks that it has the step in its name."""
     state = read_state(path)
     if state.numbers.get("step") != step_of(path):
-        raise DamagedError(path, ValueError(f"it is of step {str(state.numbers.get('step'))[:20]}"))
+        raise DamagedError(path, ValueError(f"it has step {str(state.numbers.get('step'))[:20]}"))
     return state
 
 
 def put_aside(path: Path) -> Path:
-    """Gives a damaged file another name."""
+    """Renames a damaged file to NAME.damaged."""
     aside = free_name(path)
     try:
         path.rename(aside)
@@ -237,12 +238,12 @@ def put_aside(path: Path) -> Path:
 
 
 def copy_aside(path: Path) -> Path:
-    """Keeps a damaged file as it is under another name, while its own stays."""
+    """Copies a damaged file to NAME.damaged."""
     aside = free_name(path)
     try:
         shutil.copyfile(path, aside)
     except OSError as error:
-        raise CheckpointError(f"cannot keep the damaged {path}: {one_line(error)}") from None
+        raise CheckpointError(f"cannot copy the damaged {path}: {one_line(error)}") from None
     return aside
 
 
@@ -252,7 +253,7 @@ def free_name(path: Path) -> Path:
 
 
 def is_cut_off(path: Path) -> bool:
-    """Whether a crash left it of a checkpoint."""
+    """Whether it is the unfinished file of a checkpoint that a crash left behind."""
     return CUT_OFF.fullmatch(path.name) is not None or is_temporary(path, NAME.pattern)
 
 

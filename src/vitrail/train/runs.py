@@ -93,7 +93,7 @@ def read_plan(path: Path) -> tuple[dict[str, Any], str]:
         plan = runs.read_plan(path)
     except (OSError, ValueError, RecursionError) as error:
         return {}, f"{path.name}: {one_line(error)}"
-    return (plan, "") if plan else ({}, f"{path.name}: it is no plan of a run")
+    return (plan, "") if plan else ({}, f"{path.name}: it is not a run's plan")
 
 
 def read_log(path: Path) -> tuple[tuple[Record, ...], str]:
@@ -138,7 +138,7 @@ def finished_run(folder: Path) -> Finished | None:
         raise ConfigError(f"{folder} is a run that has not finished; expected one with its {MODEL}/ inside: {hint}")
     plan, fault = read_plan(folder / PLAN)
     if fault:
-        warnings.warn(f"{folder}: {fault}; which images it was not trained on is not known", stacklevel=2)
+        warnings.warn(f"{folder}: {fault}; its validation images are unknown", stacklevel=2)
     asked, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
     data, seed, share = asked.get("data"), recipe.get("seed"), asked.get("val_share")
     return Finished(

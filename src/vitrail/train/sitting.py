@@ -12,7 +12,7 @@ from time import monotonic
 import torch
 
 from vitrail.data.datasets import Pictures
-from vitrail.data.loader import Batch, died_of_worker
+from vitrail.data.loader import Batch, is_worker_death
 from vitrail.errors import CheckpointError, DataError, VitrailError, one_line
 from vitrail.train.evaluate import evaluate
 from vitrail.train.run import Run
@@ -26,7 +26,7 @@ MOST = 1000  # skipped pictures that a checkpoint remembers
 
 
 class StoppedError(VitrailError):
-    """Somebody sent SIGTERM, pressed Ctrl-C or closed the terminal; everything is saved."""
+    """The run was stopped by SIGTERM, Ctrl-C or a closed terminal; everything is saved."""
 
     def __init__(self, by: int, step: int, where: Path | None) -> None:
         saved = f"go on with: vitrail train --resume {where}" if where else "nothing is kept, since no folder was given"
@@ -76,7 +76,7 @@ class Sitting:
 
     def run_all(self, batches: Iterator[Batch], pressed: list[int]) -> None:
         """Each step is logged, then saved, then evaluated: who stops it does not wait, and resuming evaluates first."""
-        with self.naming_a_dead_worker():
+        with self.report_dead_worker():
             self.take_steps(batches, pressed)
 
     def take_steps(self, batches: Iterator[Batch], pressed: list[int]) -> None:
@@ -85,7 +85,7 @@ class Sitting:
             self.evaluate_if_due()
             while training.done < training.steps:
                 self.skip(training.step(batches))
-                with self.outliving_the_terminal():
+                with self.ignore_closed_terminal():
                     self.watch.stepped(training.done)
                 last = training.done == training.steps
                 if last or training.done % training.log_every == 0:
@@ -98,12 +98,12 @@ class Sitting:
                     raise StoppedError(stop, training.done, self.run.folder if self.run else None)
                 self.evaluate_if_due()
         finally:
-            with self.outliving_the_terminal():
+            with self.ignore_closed_terminal():
                 self.watch.finished()
 
     @contextmanager
-    def outliving_the_terminal(self) -> Generator[None]:
-        """A terminal that is closed takes no more text, which must not keep the run from being saved."""
+    def ignore_closed_terminal(self) -> Generator[None]:
+        """Writing to a closed terminal fails, which must not keep the run from being saved."""
         try:
             yield
         except OSError as error:
@@ -112,17 +112,17 @@ class Sitting:
             self.watch = Several()
 
     @contextmanager
-    def naming_a_dead_worker(self) -> Generator[None]:
-        """torch tells of a killed data worker at any point, so the step that was under way is lost, not saved."""
+    def report_dead_worker(self) -> Generator[None]:
+        """torch may report a killed data worker at any point, so the current step is not saved."""
         try:
             yield
         except Exception as error:
-            if not died_of_worker(error):
+            if not is_worker_death(error):
                 raise
             fewer = f"vitrail train --resume {self.run.folder} --workers {self.workers // 2}" if self.run else ""
             raise DataError(
-                f"one of {self.workers} data workers was killed after step {self.training.done}, maybe since memory "
-                f"ran out; {self.kept()}; resume with fewer workers: {fewer or 'fit(…, workers=…), with a run'}"
+                f"one of {self.workers} data workers was killed after step {self.training.done}, perhaps because "
+                f"memory ran out; {self.kept()}; resume with fewer workers: {fewer or 'fit(…, workers=…), with a run'}"
             ) from None
 
     def observed(self) -> dict[str, float]:
@@ -150,7 +150,7 @@ class Sitting:
             raise
 
     def kept(self) -> str:
-        """The newest checkpoint that can be resumed from; good is only what has been verified."""
+        """The newest checkpoint that can be resumed from; only a verified one is called good."""
         state, _ = self.run.newest() if self.run else (None, {})
         if state is None:
             return "there is no checkpoint to resume from"
@@ -187,7 +187,7 @@ class Sitting:
             if self.run:
                 with self.naming_what_is_kept():
                     self.run.log(line)
-            with self.outliving_the_terminal():
+            with self.ignore_closed_terminal():
                 self.watch.logged(line)
 
     def evaluate_if_due(self) -> None:
@@ -236,9 +236,9 @@ class Sitting:
 
 @contextmanager
 def interrupts() -> Generator[list[int]]:
-    """Signals that came, to be looked at between steps; who presses Ctrl-C twice does not want to wait for that.
+    """Signals received, handled between steps; a second Ctrl-C stops at once.
 
-    A closed terminal (SIGHUP) counts too, but not where it is ignored already, as under nohup.
+    A closed terminal (SIGHUP) counts too, unless that signal is ignored, as under nohup.
     """
     came = list[int]()
     if threading.current_thread() is not threading.main_thread():

@@ -11,7 +11,7 @@ from time import monotonic
 import torch
 
 from vitrail.data.datasets import Subset
-from vitrail.data.loader import Batch, naming_dead_workers
+from vitrail.data.loader import Batch, report_dead_workers
 from vitrail.errors import ConfigError
 from vitrail.train.evaluate import evaluate
 from vitrail.train.setup import Setup
@@ -48,7 +48,7 @@ def measure(setup: Setup) -> Speed:
     """Takes a few steps on a copy, and evaluates on a few pictures; nothing of it is left afterwards."""
     before, recipe, data = torch.get_rng_state(), setup.recipe, setup.data
     training = setup.with_model(deepcopy(setup.model)).training(10**6)
-    with naming_dead_workers(setup.workers):
+    with report_dead_workers(setup.workers):
         batches = setup.batches(range(2000))
         step = timed(training, batches)
         if training.is_early:  # both halves of a training with growing pictures

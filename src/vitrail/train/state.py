@@ -30,8 +30,8 @@ class State:
 
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
-    path: Path | None = None  # that it was read from
-    verified: bool = False  # against its checksum, which files of earlier versions do not have
+    path: Path | None = None  # of the file that it was read from
+    verified: bool = False  # whether its checksum was verified; files of earlier versions have none
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors whose names begin with `name/`, without it."""
@@ -45,35 +45,35 @@ def write_state(state: State, path: Path) -> None:
 
 
 def read_state(path: Path) -> State:
-    """A checkpoint that passes its checksum, copied: its file may be replaced or cut off afterwards."""
+    """Reads a checkpoint and verifies its checksum; later changes to the file do not affect it."""
     try:
-        return verified(path)
-    except MemoryError:  # the file may be good
-        raise CheckpointError(f"{path} does not fit into memory; expected a machine with more of it") from None
+        return read_verified(path)
+    except MemoryError:  # the file may be intact
+        raise CheckpointError(f"{path} does not fit into memory; use a machine with more memory") from None
     except (OSError, SafetensorError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
-        if "allocate memory" in str(error):  # as torch calls it
+        if "allocate memory" in str(error):  # the wording of torch
             raise CheckpointError(f"{path} does not fit into memory: {one_line(error)}") from None
         raise DamagedError(path, error) from None
 
 
-def verified(path: Path) -> State:
+def read_verified(path: Path) -> State:
     os.close(open_regular(path))
     with safe_open(path, "pt") as file:
         header: dict[str, str] = dict(file.metadata() or {})
-        if header.keys() - {HEADER, CHECKSUM} or HEADER not in header:  # so a damaged name of one is found, too
-            raise ValueError("its header is not that of a training")
+        if header.keys() - {HEADER, CHECKSUM} or HEADER not in header:  # so a damaged key is found, too
+            raise ValueError("its header is not that of a training checkpoint")
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     intact = is_intact(tensors, header)
     if intact is False:
         raise ValueError("checksum mismatch")
     numbers = parse_json(header[HEADER])
     if not isinstance(numbers, dict):
-        raise ValueError("it holds no numbers of a training")  # noqa: TRY004  # what is in a file, not an argument
+        raise ValueError("its header is not a JSON object")  # noqa: TRY004  # what is in a file, not an argument
     return State(tensors, numbers, path, intact is True)
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint of a training that is cut off, altered, or something else altogether."""
+    """A training checkpoint that is truncated, altered or not a checkpoint at all."""
 
     def __init__(self, path: Path, error: Exception) -> None:
         self.reason = one_line(error)
@@ -105,7 +105,7 @@ def restore_optimizers(model: nn.Module, made: Sequence[Optimizer], tensors: Map
         }
         for key, value in remembered.items():
             if value.shape not in (weight.shape, (), (1,)):
-                raise ValueError(f"{key} of {name} is of shape {tuple(value.shape)}; expected {tuple(weight.shape)}")
+                raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}; expected {tuple(weight.shape)}")
         if remembered and weight in owners:
             owners[weight].state[weight] = remembered
 

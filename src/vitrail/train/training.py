@@ -190,14 +190,14 @@ class Training:
         restore_optimizers(self.model, self.optimizers, state.part("optimizer"))
         window = state.part("window")
         if any(each.shape != (self.log_every,) for each in window.values()) or (window and "loss" not in window):
-            raise ValueError(f"its losses are not those of {self.log_every} steps")
+            raise ValueError(f"its losses do not cover {self.log_every} steps")
         self.window = {name: each.to(self.device) for name, each in window.items()}
         random = state.part(f"random/{self.team.rank}")
         if random:
             restore_random_state(random, self.device)
         done = state.numbers["step"]
         if type(done) is not int or not 0 <= done <= self.steps:
-            raise ValueError(f"it is of step {done!r}, of {self.steps}")
+            raise ValueError(f"its step is {done!r}; expected 0 to {self.steps}")
         self.done = done
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(state.numbers["scale"]))

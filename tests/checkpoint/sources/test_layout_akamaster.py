@@ -114,7 +114,7 @@ def test_another_size_and_other_classes(tmp_path: Path) -> None:
         ({"module.layer2.0.bn1.running_mean": None}, r"missing \(layer2\.0\.bn1\.running_mean"),
         (
             {"module.bn1.weight": torch.ones(16, dtype=torch.int64)},
-            r"bn1\.weight is of int64; expected float32, float16, bfloat16 or float64",
+            r"bn1\.weight has dtype int64; expected float32, float16, bfloat16 or float64",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not say")
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not specify")
 
 
 def toy(**fields: Any) -> Any:

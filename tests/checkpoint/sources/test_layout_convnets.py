@@ -20,7 +20,7 @@ import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not say")
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not specify")
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "basic": ("resnet18", {"layers": (1, 2, 1, 1), "num_classes": 5}),
     "bottleneck": ("resnet50", {"layers": (1, 1, 2, 1), "num_classes": 5}),

@@ -192,7 +192,7 @@ def test_its_preprocessing_is_ours(processor: dict[str, Any], expected: dict[str
 @pytest.mark.parametrize(
     ("processor", "warning"),
     [
-        (None, "does not say preprocessing; assumed preprocessing=mean 0.5"),
+        (None, "does not specify preprocessing; assumed preprocessing=mean 0.5"),
         ({"size": 64}, "makes pictures of 64×64, not"),
         ({"size": 32, "resample": 1}, "says resample 1, which ours cannot"),
         ({"size": 32, "do_rescale": False}, "says do_rescale False"),

@@ -132,7 +132,7 @@ def test_a_backbone_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
     theirs = toy("class", img_size=(56, 32))
     save_file(theirs.state_dict(), tmp_path / "oblong.safetensors")
-    with pytest.raises(CheckpointError, match=r"no square; expected trained_size=\(rows, columns\)"):
+    with pytest.raises(CheckpointError, match=r"not a square; expected trained_size=\(rows, columns\)"):
         read(tmp_path / "oblong.safetensors", heads=4)
     found = read(tmp_path / "oblong.safetensors", heads=4, trained_size=(56, 32))
     assert "trained_size" not in found.report.assumed

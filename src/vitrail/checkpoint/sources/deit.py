@@ -62,7 +62,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     timm.refuse_others(contents.path.name)
     tensors = stripped(contents.tensors, *timm.PREFIXES)
     cait = timm.CAIT_MARK in tensors
-    # what facebook published holds nothing else; with its code others trained other models, as MoCo v3's of 12 heads
+    # facebook's own files hold nothing else; others used its code for other models, such as MoCo v3's with 12 heads
     training = bool(contents.others) or cait
     return found(
         contents,

@@ -13,7 +13,7 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import (
     FIXED,
     IMAGENET,
-    OWNER_SAID,
+    OWNER_NAMED,
     PATCHES_ALONE,
     TABLE_AT_STEM,
     Found,
@@ -38,8 +38,8 @@ SWIGLU = (
     *TABLE,
 )
 PROJECTION = r"mask_token|head\..*|dino_head\..*|ibot_head\..*"  # what training needs beside the backbone
-HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24}  # by width, of DINO, iBOT and DINOv2: each of 64 numbers
-PUBLISHED = re.compile(r"dino(v2)?_(deit|vit).*_pretrain")  # by the names that its files have
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24}  # by width, of DINO, iBOT and DINOv2: 64 channels per head
+PUBLISHED = re.compile(r"dino(v2)?_(deit|vit).*_pretrain")  # names of the published files
 ONLY = {
     "class_token": (True,),
     "pool": ("class",),
@@ -60,7 +60,7 @@ def backbone(contents: Contents) -> dict[str, Tensor]:
 
 
 def marks(names: Mapping[str, object]) -> set[str]:
-    """Tensors that DINOv2 has and the others have not."""
+    """Tensors that only DINOv2 has."""
     return {"mask_token", "register_tokens"} & names.keys()
 
 
@@ -79,8 +79,8 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     warnings = []
     if "head.weight" in backbone(contents):
         warnings.append("it has a head of classes, which DINO's files have not: left out")
-    ours = bool(known.get(OWNER_SAID)) or contents.wrapper == "teacher" or bool(marks(backbone(contents)))
-    ours = ours or PUBLISHED.match(contents.path.name) is not None  # else a backbone may be anybody's
+    ours = bool(known.get(OWNER_NAMED)) or contents.wrapper == "teacher" or bool(marks(backbone(contents)))
+    ours = ours or PUBLISHED.match(contents.path.name) is not None  # any other backbone may not be DINO's
     if "register_tokens" in tensors and "pos_embed" in tensors:
         tensors["pos_embed"] = with_register_rows(tensors["pos_embed"], tensors["register_tokens"])
     left = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION})$", name)]

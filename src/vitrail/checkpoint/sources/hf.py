@@ -36,7 +36,7 @@ from vitrail.models.checks import pair
 
 PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
-DEFAULT_HEADS = 12  # of a config.json that does not say it
+DEFAULT_HEADS = 12  # if config.json does not specify it
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 EMBEDDINGS = (
     entry("embeddings.cls_token", "cls_token"),

@@ -11,7 +11,7 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.fixed_tables import is_table
 from vitrail.checkpoint.layout import (
     FIXED,
-    OWNER_SAID,
+    OWNER_NAMED,
     PATCHES_ALONE,
     TABLE_AT_STEM,
     Found,
@@ -52,7 +52,7 @@ def matches(contents: Contents) -> bool:
 
 def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tensors = stripped(contents.tensors, *timm.PREFIXES)
-    ours = bool(known.get(OWNER_SAID)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
+    ours = bool(known.get(OWNER_NAMED)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
     ours = ours or is_table(tensors.get("pos_embed"), columns_first=True)
     return found(
         contents,

@@ -1,7 +1,7 @@
-"""MoCo v3: {"state_dict": …} of a whole training, of which the base encoder is taken; or of a linear probe on it.
+"""MoCo v3: {"state_dict": …} of a training, from which the base encoder is read; or of a linear probe on it.
 
-Its ViT-S has 12 heads where others have 6. A probe, and what its authors' script converts for DeiT's code, has the
-names of any ViT and is recognised by the fixed table of positions.
+Its ViT-S has 12 heads where others have 6. A probe, or the output of its authors' convert_to_deit.py, has the
+names of any ViT and is recognised by its fixed table of positions.
 """
 
 from collections.abc import Mapping
@@ -83,12 +83,12 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
 
 
 def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """As its authors evaluate a probe."""
+    """The preprocessing with which its authors evaluate a probe."""
     return Preprocessing(image_size=config["image_size"], crop=0.875, interpolation="bilinear", **IMAGENET)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """The base encoder alone; with a head a probe, which its readers recognise by the table of positions."""
+    """Writes the base encoder alone, or with a head a probe, recognised by its table of positions."""
     config = description.config
     holds("moco", config, ONLY)
     holds("moco", config, {"heads": (HEADS.get(config["width"], config["heads"]),)})

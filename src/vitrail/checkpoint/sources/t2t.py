@@ -100,7 +100,7 @@ def mlp_width(config: Any) -> int:
 
 
 def architecture(tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]) -> tuple[Fields, Fields]:
-    """Fields of the config from the shapes, and of these what may be otherwise."""
+    """Fields of the config from the shapes, and those of them that are uncertain."""
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     hidden, width = shape(sizes, "blocks.0.mlp.fc1.weight", 2)
     places, doubts = positions_of(sizes, 1, STRIDE, {**known, "prefix_positions": True})

@@ -72,7 +72,10 @@ SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm"
 TANH = re.compile(  # with the tanh form of GELU
     r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(giantopt|so400m)_patch16_siglip.*)"
 )
-HALF_TAGS, IMAGENET_TAGS = ("augreg", "augreg2", "orig"), ("dino", "mae", "fb")  # of file names, by their mean
+HALF_TAGS, IMAGENET_TAGS = (
+    ("augreg", "augreg2", "orig"),
+    ("dino", "mae", "fb"),
+)  # tags in file names, by the mean they imply
 POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
 PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
 
@@ -103,7 +106,7 @@ def read(contents: Contents, known: Mapping[str, Any]) -> Found:
     tag = (contents.path.name.split(".")[1:] or [""])[0].split("_")[0]
     imagenet = imagenet or tag in IMAGENET_TAGS
     told = size_in(pretrained) if family == "cait" else hints(pretrained, name, family, width)
-    own_parts = family in ("cait", "hybrid")  # under names that nobody else gives them
+    own_parts = family in ("cait", "hybrid")  # whose names only timm uses
     owned = own_parts or "architecture" in card or preset_of(name, family, width) is not None
     return found(
         contents,
