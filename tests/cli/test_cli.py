@@ -223,3 +223,14 @@ def test_nothing_else_is_imported_from_the_current_folder(
     (tmp_path / "of_mine.py").write_text(EXAMPLE.read_text())
     assert vitrail_("summary", "of_mine:mixer_tiny").code == 0
     assert str(tmp_path) not in sys.path
+
+
+def test_processes_that_a_command_starts_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('run')")
+    ask = "import os, sys; from vitrail.cli import main; sys.argv = ['vitrail', '--version']\n"
+    ask += (
+        "try: main()\nfinally: os.execv(sys.executable, [sys.executable, '-c', 'import json; print(json.dumps([1]))'])"
+    )
+    command = [sys.executable, "-P", "-c", ask]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.stdout.splitlines()[-1:], done.stderr) == (["[1]"], ""), done

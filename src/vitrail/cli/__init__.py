@@ -83,6 +83,7 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     warnings.showwarning = show_warning
+    os.environ["PYTHONSAFEPATH"] = "1"  # a json.py in the current folder is imported by no process started from here
     try:
         words = sys.argv[1:]
         wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # the others need not be imported for it
