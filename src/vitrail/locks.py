@@ -6,6 +6,7 @@ locks (some network disks), the process number in the file is compared with the 
 """
 
 import os
+import re
 import socket
 import stat
 import threading
@@ -22,6 +23,8 @@ except ImportError:  # not on this system
     fcntl = None
 
 LOCK = ".lock"
+OURS = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # the process and the machine; a power cut leaves nothing, or zeros
+LONGEST = 300  # bytes of it
 HELD = dict[tuple[int, Path], int]()  # (process, lock file) → thread; the system does not keep out a second thread
 GUARD = threading.Lock()
 
@@ -50,7 +53,8 @@ def locked(folder: Path, what_else: str = "wait for it to finish") -> Generator[
             yield
         finally:
             with suppress(OSError):  # the folder may be gone, or no longer ours to change
-                path.unlink()
+                if is_same(descriptor, path) and key[0] == os.getpid():  # else it is another's, or a fork's parent's
+                    path.unlink()
             os.close(descriptor)
     finally:
         with GUARD:
@@ -75,6 +79,11 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
             os.close(descriptor)
             raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
         if is_same(descriptor, path):  # else its last owner deleted it in between
+            if not is_own(descriptor):
+                os.close(descriptor)
+                raise VitrailError(
+                    f"cannot lock {folder}: {path} is not a lock of vitrail; nothing is changed: move it away"
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             return descriptor
@@ -100,6 +109,12 @@ def is_same(descriptor: int, path: Path) -> bool:
         return False
 
 
+def is_own(descriptor: int) -> bool:
+    """Whether the file holds what `acquire` writes, and has no other name: it is about to be overwritten."""
+    found = os.pread(descriptor, LONGEST + 1, 0)
+    return os.fstat(descriptor).st_nlink == 1 and len(found) <= LONGEST and OURS.fullmatch(found) is not None
+
+
 def owner_of(descriptor: int) -> str:
     process = os.pread(descriptor, 20, 0).split(b" ")[0]
     return f" (pid {int(process)})" if process.isdigit() else ""
@@ -107,7 +122,7 @@ def owner_of(descriptor: int) -> str:
 
 def is_alive(descriptor: int) -> bool:
     """Whether the process that wrote itself into the file still runs on this machine."""
-    process, _, host = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+    process, _, host = os.pread(descriptor, LONGEST, 0).decode("utf-8", "replace").strip().partition(" ")
     if not process.isdigit() or host != socket.gethostname() or int(process) == os.getpid():
         return False
     try:
