@@ -14,6 +14,7 @@ import torch
 
 import vitrail
 from vitrail.checkpoint import write
+from vitrail.cli import Outliving
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
@@ -178,6 +179,15 @@ def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_long_work_outlives_who_reads_what_it_prints() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with Outliving(os.fdopen(write, "wb"), "utf-8") as stream:
+        for _ in range(3):
+            print("epoch 1", file=stream, flush=True)
+        assert os.fstat(stream.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
