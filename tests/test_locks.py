@@ -118,16 +118,38 @@ def test_a_lock_file_that_is_a_link_a_pipe_or_a_folder_is_one_line(tmp_path: Pat
         pass
 
 
-def test_what_anybody_wrote_into_a_lock_file_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_never_was_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "fcntl", None)
     for content in (
         b"",
-        b"\xff\xfe",
+        b"\0\0",
         b"0",
         b"99999999999999999999 x",
-        b"-1 x",
+        b"1 \xff\xfe",
         f"{2**22 + 1} {os.uname().nodename}".encode(),
     ):
         (tmp_path / LOCK).write_bytes(content)
         with locked(tmp_path):
             pass
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_lock_file_of_others_is_neither_emptied_nor_deleted(linked: bool, tmp_path: Path) -> None:
+    precious, folder = tmp_path / "precious.txt", tmp_path / "folder"
+    folder.mkdir()
+    precious.write_text("1 line\n" if linked else "notes of another program\n")
+    if linked:
+        (folder / LOCK).hardlink_to(precious)
+    else:
+        precious.rename(folder / LOCK)
+    before = (folder / LOCK).read_text()
+    with pytest.raises(VitrailError, match="is not a lock of vitrail; nothing is changed"), locked(folder):
+        pass
+    assert (folder / LOCK).read_text() == before
+
+
+def test_a_lock_that_was_deleted_and_taken_by_another_is_left_to_it(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).write_text("1 elsewhere\n")
+    assert (tmp_path / LOCK).read_text() == "1 elsewhere\n"

@@ -6,8 +6,8 @@ locks (some network disks), the process number in the file is compared with the 
 """
 
 import os
+import re
 import socket
-import stat
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -22,9 +22,9 @@ except ImportError:  # not on this system
     fcntl = None
 
 LOCK = ".lock"
-HELD = dict[
-    tuple[int, Path], int
-]()  # (process, lock file) → thread; record locks do not exclude other threads of a process
+OURS = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # process and machine; a power cut leaves nothing, or zeros
+LONGEST = 300  # bytes of a lock file
+HELD = dict[tuple[int, Path], int]()  # (process, lock file) → thread: record locks do not exclude other threads
 GUARD = threading.Lock()
 
 
@@ -52,7 +52,8 @@ def locked(folder: Path, what_else: str = "wait for it to finish") -> Generator[
             yield
         finally:
             with suppress(OSError):  # the folder may be gone or read-only by now
-                path.unlink()
+                if is_same(descriptor, path) and key[0] == os.getpid():  # otherwise it belongs to another process
+                    path.unlink()
             os.close(descriptor)
     finally:
         with GUARD:
@@ -64,21 +65,33 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
     while True:
         try:
             descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-            check_regular(os.fstat(descriptor))
+            close_unless_regular(descriptor)
         except OSError as error:
-            raise VitrailError(f"cannot lock {folder}: {one_line(error)}; expected a writable folder") from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise VitrailError(f"cannot lock {folder}: {path} is not a regular file; remove it")
+            raise VitrailError(
+                f"cannot lock {folder}: {path}: {one_line(error)}; remove it, or make it writable"
+            ) from None
         if not lock(descriptor):
             owner = owner_of(descriptor)
             os.close(descriptor)
             raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
         if is_same(descriptor, path):  # otherwise its previous owner has just deleted it
+            if not is_own(descriptor):
+                os.close(descriptor)
+                raise VitrailError(
+                    f"cannot lock {folder}: {path} is not a lock file of vitrail; nothing is changed: move it away"
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             return descriptor
         os.close(descriptor)
+
+
+def close_unless_regular(descriptor: int) -> None:
+    try:
+        check_regular(os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def lock(descriptor: int) -> bool:
@@ -100,6 +113,12 @@ def is_same(descriptor: int, path: Path) -> bool:
         return False
 
 
+def is_own(descriptor: int) -> bool:
+    """Whether the file holds what `acquire` writes, and has no other name: it is about to be overwritten."""
+    found = os.pread(descriptor, LONGEST + 1, 0)
+    return os.fstat(descriptor).st_nlink == 1 and len(found) <= LONGEST and OURS.fullmatch(found) is not None
+
+
 def owner_of(descriptor: int) -> str:
     process = os.pread(descriptor, 20, 0).split(b" ")[0]
     return f" (pid {int(process)})" if process.isdigit() else ""
@@ -107,12 +126,12 @@ def owner_of(descriptor: int) -> str:
 
 def is_alive(descriptor: int) -> bool:
     """Whether the process whose number is in the file still runs on this machine."""
-    process, _, host = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+    process, _, host = os.pread(descriptor, LONGEST, 0).decode("utf-8", "replace").strip().partition(" ")
     if not process.isdigit() or host != socket.gethostname() or int(process) == os.getpid():
         return False
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it belongs to another user
         return True

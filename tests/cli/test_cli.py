@@ -14,6 +14,7 @@ import torch
 
 import vitrail
 from vitrail.checkpoint import write
+from vitrail.cli import Outliving
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
@@ -180,6 +181,15 @@ def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_long_work_outlives_who_reads_what_it_prints() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with Outliving(os.fdopen(write, "wb"), "utf-8") as stream:
+        for _ in range(3):
+            print("epoch 1", file=stream, flush=True)
+        assert os.fstat(stream.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
 def test_a_full_disk_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
@@ -223,3 +233,14 @@ def test_nothing_else_is_imported_from_the_current_folder(
     (tmp_path / "of_mine.py").write_text(EXAMPLE.read_text())
     assert vitrail_("summary", "of_mine:mixer_tiny").code == 0
     assert str(tmp_path) not in sys.path
+
+
+def test_processes_that_a_command_starts_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('run')")
+    ask = "import os, sys; from vitrail.cli import main; sys.argv = ['vitrail', '--version']\n"
+    ask += (
+        "try: main()\nfinally: os.execv(sys.executable, [sys.executable, '-c', 'import json; print(json.dumps([1]))'])"
+    )
+    command = [sys.executable, "-P", "-c", ask]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.stdout.splitlines()[-1:], done.stderr) == (["[1]"], ""), done

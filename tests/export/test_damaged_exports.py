@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from graphs import SIZE, graph_folder
 
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, VitrailError
+from vitrail.export import folder as folders
 from vitrail.export.exported import CONFIG, MODEL, Exported, is_exported
 from vitrail.export.folder import check_place, remove_export, written_whole
+from vitrail.locks import InUseError
 from vitrail.predict.choice import Wish, choose
 from vitrail.predict.kept import cache_folder
 from vitrail.predict.onnx_engine import OnnxEngine
@@ -200,3 +202,19 @@ def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: P
         new = (folder / MODEL).read_bytes() == (other / MODEL).read_bytes()
         assert (new, set(os.listdir(folder))) == (overwrite, {MODEL, CONFIG})  # noqa: PTH208
     assert set(os.listdir(tmp_path)) == {"other", "False", "True"}  # noqa: PTH208
+
+
+def test_an_export_that_another_process_is_removing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[Path]()
+
+    def busy(folder: Path) -> None:
+        tries.append(folder)
+        if len(tries) < 4:
+            raise (InUseError("in use"), FileNotFoundError(), VitrailError("cannot lock"))[len(tries) - 1]
+
+    monkeypatch.setattr(folders, "remove_parts", busy)
+    monkeypatch.setattr(folders, "PAUSE", 0)
+    remove_export(tmp_path / "gone")
+    assert len(tries) == 4

@@ -166,6 +166,25 @@ def test_the_lock_is_nothing_that_a_run_holds(tmp_path: Path) -> None:
     assert [run.name for run in read_runs(tmp_path)] == ["new"]
 
 
+@pytest.mark.parametrize("plan", ['{"mine": 1}', "[]", "not json", '{"request": {}, "steps": 5}'])
+def test_a_folder_with_files_of_others_is_not_begun_in_whatever_its_run_json_says(plan: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(plan)
+    if "request" in plan:
+        (tmp_path / "thesis.txt").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match="holds other things"):
+        Run.begun(tmp_path, {})
+    assert contents(tmp_path) == before
+
+
+def test_a_model_without_its_log_and_checkpoints_is_still_a_run(tmp_path: Path) -> None:
+    run = Run.begun(tmp_path / "run", {})
+    Run.begun(run.folder, {"again": True})  # as after a kill before the first step
+    (run.folder / "model").mkdir()
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        Run.check_free(run.folder)
+
+
 # damage
 
 

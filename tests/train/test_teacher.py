@@ -1,6 +1,7 @@
 """Teachers: they see the student's own view as they know pictures, and answer in the student's classes."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import vitrail
 from vitrail.data.datasets import Data
 from vitrail.data.preprocessing import Preprocessing, prepare
 from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.train import opened
 from vitrail.train.opened import open_model
 from vitrail.train.teacher import Lessons, Teacher
 
@@ -226,3 +228,11 @@ def test_the_view_is_the_students_own() -> None:
         )
         torch.testing.assert_close(pixels, others, atol=1e-5, rtol=1e-5)
     assert not np.array_equal(seen[0].numpy(), seen[1].numpy())
+
+
+def test_a_timm_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(ConfigError, match="timm cannot be imported: operator torchvision::nms does not exist"):
+        opened.from_timm("resnet18")

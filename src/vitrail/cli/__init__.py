@@ -7,11 +7,12 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from cyclopts import App, CycloptsError
 
@@ -31,6 +32,7 @@ GROUPS = {
     "What a layer costs as the sequence grows: vitrail study cost -o cost; which positions a ViT needs: "
     "vitrail study positions --data fashion --epochs 1",
 }
+LONG = ("train", "distill", "ablate", "study")  # commands whose work goes on where nobody reads what they print
 TORCH = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
@@ -76,6 +78,37 @@ def nowhere() -> TextIOWrapper:
     return Path(os.devnull).open("w")
 
 
+class Outliving(TextIOWrapper):
+    """An output whose reader may go away, as in `vitrail train | tee log`: hours of work do not end with it."""
+
+    def write(self, text: str, /) -> int:
+        with self.going_on():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self.going_on():
+            super().flush()
+
+    @contextmanager
+    def going_on(self) -> Generator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            silence(self)
+
+
+def outliving(stream: TextIO) -> TextIO:
+    if not isinstance(stream, TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
+        return stream
+    return Outliving(stream.buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)
+
+
+def silence(stream: TextIO) -> None:
+    """What is still to be written would fail again, also at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
     sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # `>&-` closes them
@@ -83,8 +116,11 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     warnings.showwarning = show_warning
+    os.environ["PYTHONSAFEPATH"] = "1"  # a json.py in the current folder is imported by no process started from here
     try:
         words = sys.argv[1:]
+        if words[:1] and words[0] in LONG:
+            sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)
         wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # the others need not be imported for it
         app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -100,12 +136,12 @@ def main() -> NoReturn:
         )
         sys.exit(2)
     except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
     except OSError as error:
         if error.errno not in REFUSED:
             raise
         if error.filename is None:  # what is still to be printed would fail again at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)
         where = "the output cannot be written" if error.filename is None else f"{error.filename!r} cannot be used"
         print(f"vitrail: {where}: {one_line(error)}", file=sys.stderr)
         sys.exit(2)

@@ -8,11 +8,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from time import sleep
 
-from vitrail.errors import CheckpointError, one_line
+from vitrail.errors import CheckpointError, VitrailError, one_line
 from vitrail.export.exported import CONFIG, PARTS, says_exported
 from vitrail.files import is_temporary
-from vitrail.locks import LOCK, locked
+from vitrail.locks import LOCK, InUseError, locked
+
+TRIES, PAUSE = 50, 0.1  # of waiting for another process, in seconds
 
 
 def check_place(folder: Path, *, overwrite: bool) -> None:
@@ -43,6 +46,23 @@ def check_parts(folder: Path) -> None:
 
 def remove_export(folder: Path) -> None:
     """Deletes an export in the cache, damaged or not; anything else in its place is an error and is kept."""
+    for left in reversed(range(TRIES)):
+        try:
+            remove_parts(folder)
+        except (InUseError, FileNotFoundError):  # another process does the same, which takes a moment
+            if not left:
+                raise
+            sleep(PAUSE)
+        except CheckpointError:
+            raise
+        except VitrailError:  # it cannot be locked: maybe since it is gone
+            if os.path.lexists(folder):
+                raise
+        else:
+            return
+
+
+def remove_parts(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise CheckpointError(f"{folder} is not a folder; expected an export or nothing: move it away")
     if folder.is_dir():

@@ -37,7 +37,7 @@ def start(way: Way, batch: int, imports: Sequence[str] = ()) -> Start:
     with (
         TemporaryFile("w+", encoding="utf-8", errors="replace") as said,  # a pipe that nobody reads could fill
         subprocess.Popen(
-            [sys.executable, "-m", "vitrail.study.cold", json.dumps(told)],
+            [sys.executable, "-P", "-m", "vitrail.study.cold", json.dumps(told)],  # -P: nothing is imported from here
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,

@@ -70,6 +70,8 @@ def from_timm(name: str) -> Opened:
         import timm
     except ImportError:
         raise ConfigError(f"{TIMM}{name} needs timm; expected it installed: pip install timm") from None
+    except Exception as error:  # a torchvision that does not fit torch is a RuntimeError, for one
+        raise ConfigError(f"{TIMM}{name}: timm cannot be imported: {one_line(error)}; expected it to work") from None
     try:
         model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # unknown, not to be fetched, damaged: timm has a kind of error for each

@@ -21,7 +21,7 @@ from typing import Any
 from vitrail.errors import CheckpointError, one_line
 from vitrail.files import KINDS, is_temporary, make_folder, read_lines, read_text, remove, write_text
 from vitrail.locks import LOCK, locked
-from vitrail.parsing import parse_json, with_checksum, without_checksum
+from vitrail.parsing import CHECKSUM, parse_json, with_checksum, without_checksum
 from vitrail.train.state import DamagedError, State, read_state, write_state
 
 PLAN, LOG, STATES, MODEL, CURVES, BOARD = "run.json", "log.jsonl", "checkpoints", "model", "curves.png", "tensorboard"
@@ -55,12 +55,15 @@ class Run:
         run = cls(folder)
         if folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file; expected a new folder")
-        if (folder / PLAN).exists():
-            if run.states() or run.records():
-                raise CheckpointError(
-                    f"{folder} already holds a run; expected a new folder, or to go on with it: --resume {folder}"
-                )
-        elif folder.exists() and any(each.name != LOCK for each in folder.iterdir()):
+        inside = {each.name for each in folder.iterdir()} if folder.exists() else set[str]()
+        if PLAN in inside and (run.states() or run.records() or MODEL in inside):
+            raise CheckpointError(
+                f"{folder} already holds a run; expected a new folder, or to go on with it: --resume {folder}"
+            )
+        if PLAN in inside and is_plan(folder / PLAN):
+            inside -= {PLAN, LOG, STATES, BOARD}  # of a run that was killed before its first step
+        others = [name for name in inside if name != LOCK and not is_temporary(folder / name, re.escape(PLAN))]
+        if others:
             raise CheckpointError(f"{folder} holds other things; expected a new folder, or an empty one")
 
     @contextmanager
@@ -185,6 +188,15 @@ def read_plan(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("it is not a run's plan")  # noqa: TRY004  # what is in a file, not an argument
     return without_checksum(found)
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a training may have written it, even if it was edited since; a run.json of other programs is kept."""
+    try:
+        found: Any = parse_json(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and (not found or not found.keys().isdisjoint((CHECKSUM, "request")))
 
 
 def read_log(path: Path) -> Iterator[tuple[str, Record | None]]:
