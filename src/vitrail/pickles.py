@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-MOST_STEPS = 2**16  # and one per so many bytes of the file, since a step can make an object of some hundred bytes
+MOST_STEPS = 2**18  # and one per so many bytes of the file, since a step can make an object of some hundred bytes
 BYTES_PER_STEP = 256
 LARGEST_PICKLE = 2**26  # bytes, without the numbers of the tensors
 LARGEST_NUMBER = 2**11  # bits
@@ -24,7 +24,7 @@ STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes, and 
 PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 GETS = {"GET", "BINGET", "LONG_BINGET"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-SCALARS = (str, bytes, float, bool, type(None))
+KEYS = (str, bytes, bool, type(None))  # whose hashes nobody can choose
 
 
 class PickleError(ValueError):
@@ -264,8 +264,7 @@ class Evaluation:
 def safe_key(key: Any) -> Any:
     """The key itself if hashing and comparing it cost nothing; else one that stands for it.
 
-    Tuples may be nested without end, and of tuples and long numbers any number with the same hash can be made.
+    Tuples may be nested without end, and of tuples and numbers any number with colliding hashes can be made. No
+    numbered entry is needed.
     """
-    if type(key) in SCALARS or (type(key) is int and key.bit_length() <= 64):
-        return key
-    return Opaque()
+    return key if type(key) in KEYS else Opaque()
