@@ -59,8 +59,12 @@ def test_a_graph_that_loops_is_not_quantised(tmp_path: Path, monkeypatch: pytest
 def test_a_graph_that_takes_too_long_to_open_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose constants are computed from each other, which is done when it is opened."""
     opened = Event()
+
+    def wait(_model: Path, _threads: int) -> None:
+        opened.wait()
+
     monkeypatch.setattr("vitrail.export.session.LIMIT", 0.2)
-    monkeypatch.setattr("vitrail.export.session.session", lambda *_: opened.wait())
+    monkeypatch.setattr("vitrail.export.session.session", wait)
     folder = graph_folder(tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"model\.onnx took longer than 0\.2 s to open; expected an export"):
         OnnxEngine(folder)
