@@ -143,7 +143,7 @@ def test_a_lock_file_of_others_is_neither_emptied_nor_deleted(linked: bool, tmp_
     else:
         precious.rename(folder / LOCK)
     before = (folder / LOCK).read_text()
-    with pytest.raises(VitrailError, match="is not a lock of vitrail; nothing is changed"), locked(folder):
+    with pytest.raises(VitrailError, match="is not a lock file of vitrail; nothing is changed"), locked(folder):
         pass
     assert (folder / LOCK).read_text() == before
 

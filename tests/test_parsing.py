@@ -46,6 +46,12 @@ def test_brackets_in_texts_do_not_count_as_nesting() -> None:
     assert parse_json(json.dumps(["[" * 1000, '\\"{' * 100])) == ["[" * 1000, '\\"{' * 100]
 
 
+@pytest.mark.parametrize("text", ['\\"' * 2**20, '"' + "\\" * 2**20, '""\\"' * 2**19])
+def test_quotes_without_their_end_take_no_time(text: str) -> None:
+    with pytest.raises(ValueError, match="line 1 column"):
+        parse_json(text)
+
+
 def test_yaml_that_is_plain_is_read() -> None:
     assert parse_yaml("lr: 0.1\nfields: {depth: 2}\nwords: [a, b]") == {
         "lr": 0.1,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vitrail.pickles import BoundedStream, Budget, Call, Named, PickleError, UnwantedNameError, evaluate
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats(allow_nan=False) | st.text()
-KEYS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text()
+KEYS = st.none() | st.booleans() | st.text()
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner), max_leaves=20
 )
@@ -44,7 +44,7 @@ def remembered(start: bytes, step: bytes, times: int) -> bytes:
 LONG = b"(" + b"K\x01" * 30_000  # a mark, and many numbers
 EXPENSIVE = {
     "a long tuple as the arguments of a call": remembered(LONG + b"t", b"0cf\ng\nh\0R", 30_000),
-    "more steps than the file allows": b"\x80\x02" + b"]0" * 100_000 + b"N.",
+    "more steps than the file allows": b"\x80\x02" + b"]0" * 200_000 + b"N.",
 }
 
 
@@ -81,9 +81,9 @@ def test_what_holds_itself_twice_fifty_times_over_costs_nothing(container: bytes
 def test_numbers_whose_hashes_can_be_chosen_are_not_hashed() -> None:
     same = [number * (2**61 - 1) for number in (2**80, 2**81, 2**82)]
     assert len({hash(number) for number in same}) == 1
-    found = value_of(pickle.dumps(dict.fromkeys((*same, (1, 2), 7)), 2))
-    assert [key for key in found if isinstance(key, int | tuple)] == [7]
-    assert len(found) == 5
+    found = value_of(pickle.dumps(dict.fromkeys((*same, (1, 2), 7, 0.5, "a")), 2))
+    assert [key for key in found if isinstance(key, int | float | tuple | str)] == ["a"]
+    assert len(found) == 7
 
 
 def test_names_are_refused_unless_known_and_values_are_not_called() -> None:

@@ -14,7 +14,7 @@ DEEPEST = 64  # lists in lists in objects …
 LARGEST_YAML = 2**18  # characters: a recipe has a thousand, and the parser takes 20 seconds for a megabyte
 LONGEST_SCALAR = 2**12  # characters of one YAML value: a number of a million digits takes minutes
 CHECKSUM = "checksum"
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one without its end: else each quote would search to it
 BRACKET = re.compile(r"[\[\]{}]")
 
 

@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-MOST_STEPS = 2**16  # plus one per BYTES_PER_STEP of the file: a step can make an object of some hundred bytes
+MOST_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an object of some hundred bytes
 BYTES_PER_STEP = 256
 LARGEST_PICKLE = 2**26  # bytes, without the values of the tensors
 LARGEST_NUMBER = 2**11  # bits
@@ -24,7 +24,7 @@ STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes, ofte
 PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 GETS = {"GET", "BINGET", "LONG_BINGET"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-SCALARS = (str, bytes, float, bool, type(None))
+KEYS = (str, bytes, bool, type(None))  # whose hashes nobody can choose
 
 
 class PickleError(ValueError):
@@ -264,8 +264,7 @@ class Evaluation:
 def safe_key(key: Any) -> Any:
     """The key itself if hashing and comparing it is cheap; otherwise an Opaque in its place.
 
-    Tuples may be nested without end, and tuples and long integers can be made to have equal hashes.
+    Tuples may be nested without end, and tuples and numbers can be made to have equal hashes. Entries with a number
+    as their key are not needed.
     """
-    if type(key) in SCALARS or (type(key) is int and key.bit_length() <= 64):
-        return key
-    return Opaque()
+    return key if type(key) in KEYS else Opaque()

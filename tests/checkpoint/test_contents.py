@@ -239,6 +239,19 @@ def test_folders_whose_parts_are_no_files(tmp_path: Path) -> None:
     refused(place)
 
 
+def test_a_tensor_in_two_files_of_one_model_is_refused(tmp_path: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}).encode()
+    place = folder(tmp_path / "shards", **{"model.safetensors": None, "model.safetensors.index.json": index})
+    save_file({"a": torch.ones(1)}, place / "1.safetensors")
+    (place / "2.safetensors").symlink_to("1.safetensors")
+    refused(place, r"1\.safetensors and .*2\.safetensors both hold a; expected each tensor in one file")
+    (place / "2.safetensors").unlink()
+    save_file({"b": torch.zeros(1), "a": torch.zeros(1)}, place / "2.safetensors")
+    refused(place, "both hold a")
+    save_file({"b": torch.zeros(1)}, place / "2.safetensors")
+    assert set(read_contents(place).tensors) == {"a", "b"}
+
+
 def test_names_with_line_breaks_are_shown_on_one_line(tmp_path: Path) -> None:
     torch.save({"a\nb\x1b[31m\ud800": torch.eye(2).to_sparse()}, tmp_path / "a.pth")
     assert r"a\nb\x1b[31m\ud800 is sparse" in refused(tmp_path / "a.pth")

@@ -124,6 +124,18 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert names(data)["train"] == ["0.png", "1.png", "0.png", "linked.png"]
 
 
+def test_links_to_links_are_followed_once_and_not_by_every_way(tmp_path: Path) -> None:
+    store, root = class_folders(tmp_path / "store", last=1), class_folders(tmp_path / "toys", dog=1)
+    for number in range(30):  # a billion ways to the end
+        (store / f"{number}").mkdir()
+        for name in ("a", "b"):
+            (store / f"{number}" / name).symlink_to(store / ("last" if number == 29 else f"{number + 1}"))
+    (root / "cat").symlink_to(store / "0")
+    data = open_data(root, val_share=0)
+    assert data.classes == ("cat", "dog")
+    assert names(data)["train"] == ["0.png", "0.png"]
+
+
 def test_names_that_are_no_text_or_stored_otherwise(tmp_path: Path) -> None:
     class_folders(tmp_path / "train", é=1, x=1)
     class_folders(tmp_path / "val", **dict.fromkeys(("e\u0301", "x"), 1))  # as macOS stores it

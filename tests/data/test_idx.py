@@ -67,6 +67,7 @@ def test_one_part_alone(tmp_path: Path) -> None:
         (idx_bytes(noise(6, 28, 28))[:10], "begins with 00 00 08 03; expected"),
         (idx_bytes(noise(6, 28, 28))[:-1], "has 4703 bytes of values; expected 4704, as its header says"),
         (bytes((0, 0, 8, 3)) + b"\xff" * 12, f"has 0 bytes of values; expected {(2**32 - 1) ** 3}"),
+        (bytes((0, 0, 8, 3)) + b"\xff" * 4 + bytes(4) + b"\xff" * 4, "has the sizes"),
         (idx_bytes(noise(5, 28, 28)), "5 pictures and 6 labels; expected as many of each"),
     ],
 )

@@ -221,6 +221,10 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: hostile.tiff_of(16, 16, bits=(8,), tags={322: (4, [60000]), 323: (4, [16384])}),
         "is 16384×60000 pixels",
     ),
+    "strips of a pixel": (
+        lambda: hostile.tiff_of(140_000, 1, bits=(8,), tags={259: (3, [1]), 273: (4, [8] * 140_000), 278: (4, [1])}),
+        "has 140000 tiles; expected at most 131072",
+    ),
     "strips on top of each other": (
         lambda: hostile.tiff_of(70, 70, bits=(8,), tags={259: (3, [1]), 273: (4, [8] * 99), 278: (4, [69])}),
         "stores its pixels many times over",

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -53,6 +54,21 @@ def test_a_graph_that_loops_is_not_quantised(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("vitrail.predict.onnx_engine.LIMIT", 0.2)
     with pytest.raises(CheckpointError, match=r"took longer than 0\.2 s"):
         choose(graph_folder(tmp_path / "a", "loops"), Wish(fast=True), 1)
+
+
+def test_a_graph_that_takes_too_long_to_open_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose constants are computed from each other, which is done when it is opened."""
+    opened = Event()
+
+    def wait(_model: Path, _threads: int) -> None:
+        opened.wait()
+
+    monkeypatch.setattr("vitrail.export.session.LIMIT", 0.2)
+    monkeypatch.setattr("vitrail.export.session.session", wait)
+    folder = graph_folder(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"model\.onnx took longer than 0\.2 s to open; expected an export"):
+        OnnxEngine(folder)
+    opened.set()
 
 
 def test_an_image_without_finite_numbers_fails_and_the_others_do_not(tmp_path: Path) -> None:

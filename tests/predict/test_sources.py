@@ -143,6 +143,18 @@ def test_links_that_lead_back_or_nowhere(here: Path) -> None:
     assert names("f") == ["f/a/1.jpg", "f/gone.jpg"]  # the second is to be told of, and a pipe not to be waited for
 
 
+def test_links_to_links_are_followed_once_and_not_by_every_way(here: Path) -> None:
+    touch("last/1.jpg")
+    for number in range(30):  # a billion ways to the end
+        Path(f"{number}").mkdir()
+        for name in ("a", "b"):
+            Path(f"{number}/{name}").symlink_to("../last" if number == 29 else f"../{number + 1}")
+    Path("one").symlink_to("last")
+    Path("two").symlink_to("last")
+    assert len(names("0")) == 1
+    assert names(".")[-2:] == ["./one/1.jpg", "./two/1.jpg"]  # next to each other both are meant
+
+
 def test_standard_input_is_read_once_and_not_without_end(here: Path) -> None:
     piped = BytesIO(b"x" * 100)
     listing = pictures_of(["-", "-"], stdin=piped, most_bytes=10)

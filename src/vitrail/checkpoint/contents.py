@@ -93,7 +93,7 @@ def read_contents(path: Path) -> Contents:
             raise CheckpointError(f"{path} is neither a file nor a folder; expected a checkpoint")
         else:
             raise CheckpointError(f"{path} does not exist; expected a checkpoint file or folder")
-    parts = [read_file(each) for each in files]
+    parts = read_parts(files)
     beside = {} if folder is None else {name: read_json(folder / name) for name in (CONFIG, PREPROCESSOR)}
     return Contents(
         path=path,
@@ -105,6 +105,19 @@ def read_contents(path: Path) -> Contents:
         config=beside.get(CONFIG),
         preprocessor=beside.get(PREPROCESSOR),
     )
+
+
+def read_parts(files: list[Path]) -> list[Contents]:
+    """The files of one model. A tensor in two of them is ambiguous, and links to one file would fill the memory."""
+    parts, owners = list[Contents](), dict[str, Path]()
+    for path in files:
+        part = read_file(path)
+        twice = next((name for name in part.tensors if name in owners), None)
+        if twice is not None:
+            raise CheckpointError(f"{owners[twice]} and {path} both hold {twice}; expected each tensor in one file")
+        owners |= dict.fromkeys(part.tensors, path)
+        parts.append(part)
+    return parts
 
 
 def weights_in(folder: Path) -> list[Path]:

@@ -148,16 +148,39 @@ def scan(where: Path) -> Found:
     return found
 
 
-def walk(folder: str, relative: str, above: tuple[str, ...]) -> Iterator[str]:
+def walk(folder: str, relative: str, above: tuple[str, ...], links: "Links | None" = None) -> Iterator[str]:
     """Every file below, but nothing twice for a link that leads back to where it lies."""
-    real = str(Path(folder).resolve())
+    real, links = str(Path(folder).resolve()), links or Links()
     if real in above:
         return
     for name, path, is_folder in entries(folder):
         if is_folder:
-            yield from walk(path, f"{relative}/{name}", (*above, real))
+            inside = links.follow(path)
+            if inside is not None:
+                yield from walk(path, f"{relative}/{name}", (*above, real), inside)
         else:
             yield f"{relative}/{name}"
+
+
+class Links:
+    """Follows a folder that is linked from within a linked one only once: by two links in each of thirty folders there
+    would be a billion ways through them.
+    """
+
+    def __init__(self, followed: set[str] | None = None, *, behind: bool = False) -> None:
+        self.followed = set[str]() if followed is None else followed
+        self.behind = behind  # whether the way here leads through a link
+
+    def follow(self, folder: str) -> "Links | None":
+        """What is to be used inside a folder, None if that is not to be entered again."""
+        if not os.path.islink(folder):  # noqa: PTH114  # a million times
+            return self
+        if self.behind:
+            real = os.path.realpath(folder)
+            if real in self.followed:
+                return None
+            self.followed.add(real)
+        return Links(self.followed, behind=True)
 
 
 def entries(folder: str | Path) -> list[tuple[str, str, bool]]:

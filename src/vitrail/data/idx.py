@@ -85,4 +85,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(values) != prod(shape):
         there = "more" if len(values) > prod(shape) else len(values)
         raise DataError(f"{path} has {there} bytes of values; expected {prod(shape)}, as its header says")
-    return np.frombuffer(values, np.uint8).reshape(shape)
+    try:
+        return np.frombuffer(values, np.uint8).reshape(shape)
+    except ValueError as error:  # of no pixels the sides may be more than NumPy counts
+        raise DataError(f"{path} has the sizes {shape}: {one_line(error)}; expected images or labels") from None

@@ -72,6 +72,7 @@ COMPRESSIONS = (  # of TIFF: without rare ones, and without those that specify t
     *("tiff_adobe_deflate", "tiff_deflate", "zstd"),
 )
 TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of TIFF
+MOST_TILES = 2**17  # strips or tiles of a file, each of which Pillow decodes by itself
 MOST_PLANES = 8  # times that the tiles of a file may cover its image: once per channel
 
 
@@ -168,6 +169,8 @@ def open_undecoded(data: bytes, where: str, limits: Limits, *, whole: bool = Tru
             check_pixels(image.height, image.width, where, limits, most_pixels(image, kind))
         if kind == "TIFF":
             check_tiff(image, where, limits)
+        if len(image.tile) > MOST_TILES:
+            raise DataError(f"{where} has {len(image.tile)} tiles; expected at most {MOST_TILES}: save it anew")
         covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
         if covered > MOST_PLANES * image.width * image.height:
             raise DataError(f"{where} stores its pixels many times over; expected each once: save it again")

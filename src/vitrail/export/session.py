@@ -14,7 +14,7 @@ from vitrail.errors import CheckpointError, ConfigError, one_line
 from vitrail.files import file_checksum, open_regular
 
 LARGEST = 2**31  # bytes of an ONNX file: the limit of protobuf
-LIMIT = 60.0  # seconds for the first image of a graph: a malicious one may loop forever
+LIMIT = 60.0  # seconds to open a graph, and for its first image: a malicious one may loop forever
 
 
 def onnxruntime() -> Any:
@@ -59,28 +59,42 @@ def open_verified(model: Path, threads: int, checksums: Mapping[str, str]) -> An
         raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {LARGEST:,}")
     found, before = dict[str, str](), file_identity(model)
     checked = [each for each in (model, data_file(model)) if each.name in checksums]
-    thread = Thread(target=hash_into, args=(found, checked))
-    thread.start()
-    failure: Exception | None = None
-    opened: Any = None
-    try:
-        opened = session(model, threads)
-    except Exception as error:  # ONNX Runtime has a class per reason
-        failure = error
-    thread.join()
+    # not waited for at exit: constants are computed while a graph is opened, which may take hours
+    opener = Opener(model, threads)
+    opener.start()
+    hash_into(found, checked)
+    opener.join(LIMIT)
     for path in checked:
         if found.get(path.name) != checksums[path.name]:
             raise CheckpointError(
                 f"{path} does not match its checksum in config.json: it is damaged, or was replaced; export the model "
                 'again, or, if you replaced it, delete "files" and "checksum" in config.json'
             )
-    if failure is not None:
+    if opener.is_alive():
+        raise CheckpointError(f"{model} took longer than {LIMIT:g} s to open; expected an export of a model")
+    if opener.failure is not None:
         raise CheckpointError(
-            f"{model} cannot be run: {one_line(failure)}; expected a complete ONNX file: export it again"
+            f"{model} cannot be run: {one_line(opener.failure)}; expected a complete ONNX file: export it again"
         ) from None
     if file_identity(model) != before:
         raise CheckpointError(f"{model} changed while it was opened; try again")
-    return opened
+    return opener.opened
+
+
+class Opener(Thread):
+    """Opens a graph in a thread that can be abandoned."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        super().__init__(daemon=True)
+        self.model, self.threads = model, threads
+        self.opened: Any = None
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.opened = session(self.model, self.threads)
+        except Exception as error:  # ONNX Runtime has a class per reason
+            self.failure = error
 
 
 def hash_into(found: dict[str, str], files: Sequence[Path]) -> None:

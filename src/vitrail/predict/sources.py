@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from heapq import nsmallest
 from typing import BinaryIO
 
-from vitrail.data.folders import is_folder, is_picture
+from vitrail.data.folders import Links, is_folder, is_picture
 from vitrail.data.shown import Shown
 from vitrail.errors import ConfigError, one_line
 
@@ -49,10 +49,10 @@ class Below:
 
     def walk(self, ordered: bool) -> Iterator[tuple[str, str | None]]:
         """Path and None of each picture; path and what is wrong of each folder that cannot be read."""
-        yield from self.below(self.root, (), (), ordered)
+        yield from self.below(self.root, (), (), ordered, Links())
 
     def below(
-        self, folder: str, names: tuple[str, ...], above: tuple[str, ...], ordered: bool
+        self, folder: str, names: tuple[str, ...], above: tuple[str, ...], ordered: bool, links: Links
     ) -> Iterator[tuple[str, str | None]]:
         real = os.path.realpath(folder)
         if real in above:  # a link that leads back to where it lies
@@ -61,8 +61,9 @@ class Below:
             for name, holds_more in visible(folder or ".", ordered):
                 path, inside = os.path.join(folder, name), (*names, name)  # noqa: PTH118  # a million times
                 if holds_more:
-                    if self.leads(inside):
-                        yield from self.below(path, inside, (*above, real), ordered)
+                    further = links.follow(path) if self.leads(inside) else None
+                    if further is not None:
+                        yield from self.below(path, inside, (*above, real), ordered, further)
                 elif self.takes(inside):
                     yield path, None
         except OSError as error:
