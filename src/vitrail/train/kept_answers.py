@@ -35,11 +35,11 @@ class KeptAnswers:
     """The teacher's logits to every training picture, on disk, a few thousand to a file; only what is asked is read."""
 
     folder: Path
-    files: tuple[NDArray[np.float32], ...]
+    files: tuple["AnswerFile", ...]
     device: torch.device
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        rows = np.stack([self.files[index // KEPT][index % KEPT] for index in inputs.indices.tolist()])
+        rows = np.stack([self.files[index // KEPT].read_row(index % KEPT) for index in inputs.indices.tolist()])
         if not np.isfinite(rows).all():  # could not be read then, and can be now
             raise CheckpointError(f"{self.folder} lacks answers to some pictures; expected all: remove it")
         return torch.from_numpy(rows).to(self.device, non_blocking=True)
@@ -85,6 +85,35 @@ class KeptAnswers:
         return cls(folder, tuple(each for each in files if each is not None), lessons.device)
 
 
+@dataclass(frozen=True)
+class AnswerFile:
+    """A verified file of logits, (rows, classes), read row by row and never mapped: one that changes is an error."""
+
+    path: Path
+    start: int  # of the values, in bytes
+    shape: tuple[int, int]
+    state: tuple[int, ...]  # of the file when it was verified
+
+    def read_row(self, row: int) -> NDArray[np.float32]:
+        length = 4 * self.shape[1]
+        try:
+            descriptor = open_regular(self.path)
+            try:
+                data = os.pread(descriptor, length, self.start + row * length)
+                same = file_state(os.fstat(descriptor)) == self.state
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {one_line(error)}; start the run again") from None
+        if not same or len(data) < length:
+            raise CheckpointError(f"{self.path} changed during the run; resume the run to verify it again")
+        return np.frombuffer(data, "<f4").astype(np.float32)
+
+
+def file_state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def key(lessons: Lessons, pictures: Pictures) -> str:
     """Of all that the answers depend on: the teacher, the pictures in their order, and how they are shown."""
     found = hashlib.sha256(f"{lessons.teacher.fingerprint()} {lessons.columns} {lessons.seen}".encode())
@@ -121,8 +150,8 @@ def save_array(path: Path, array: NDArray[np.float32]) -> None:
         file.write(TRAILER + checksum)
 
 
-def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """The array; None if the file is missing, or damaged: then with a warning."""
+def read_file(path: Path, shape: tuple[int, int]) -> AnswerFile | None:
+    """The file; None if the file is missing, or damaged: then with a warning."""
     try:
         return read_verified(path, shape)
     except FileNotFoundError:
@@ -134,10 +163,10 @@ def read_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
         return None
 
 
-def read_verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """The array in a file that passes its checksum; files of earlier versions have none."""
+def read_verified(path: Path, shape: tuple[int, int]) -> AnswerFile:
+    """A file that passes its checksum; files of earlier versions have none."""
     with os.fdopen(open_regular(path), "rb") as file:
-        header = header_of(shape)
+        header, state = header_of(shape), file_state(os.fstat(file.fileno()))
         if file.read(len(header)) != header:
             raise ValueError(f"it is not an array of shape {shape}")
         start = len(header)
@@ -149,7 +178,7 @@ def read_verified(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
         file.seek(0)
         if trailer and trailer != TRAILER + checksum_of(file, size):
             raise ValueError("checksum mismatch")
-    return np.memmap(path, np.float32, "r", start, shape)
+    return AnswerFile(path, start, shape, state)
 
 
 def header_of(shape: tuple[int, int]) -> bytes:
