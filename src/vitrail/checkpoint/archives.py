@@ -4,6 +4,7 @@ torch reads them with a reader of its own. What is checked here is checked so th
 comment, no gap before the directory, no two entries of one name or in one place.
 """
 
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -83,6 +84,16 @@ def read_into(file: IO[bytes], start: int, memory: memoryview) -> None:
     done = 0
     while done < len(memory):
         count = file.readinto(memory[done : done + LARGEST_READ])  # pyright: ignore[reportAttributeAccessIssue]
+        if not count:
+            raise EOFError(f"{len(memory) - done} bytes are missing at the end")
+        done += count
+
+
+def read_at(descriptor: int, start: int, memory: memoryview) -> None:
+    """As `read_into`, without moving the position in the file: several threads may read at the same time."""
+    done = 0
+    while done < len(memory):
+        count = os.preadv(descriptor, [memory[done : done + LARGEST_READ]], start + done)
         if not count:
             raise EOFError(f"{len(memory) - done} bytes are missing at the end")
         done += count
