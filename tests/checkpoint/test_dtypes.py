@@ -41,7 +41,7 @@ def test_a_dtype_that_no_model_runs_in_is_refused_by_name_and_can_be_inspected(
     path = written(tmp_path / f"a{ending}", norm__bias=dtype)
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(
-        CheckpointError, match=rf"norm\.bias is of {name}; expected float32, float16, bfloat16 or float64"
+        CheckpointError, match=rf"norm\.bias has dtype {name}; expected float32, float16, bfloat16 or float64"
     ) as caught:
         read(path, heads=2)
     assert len(str(caught.value).splitlines()) == 1
@@ -65,12 +65,12 @@ def test_several_floating_dtypes_become_the_widest_with_a_warning(
     found = read(path, heads=2)
     assert {each.dtype for each in found.model.parameters()} == {torch.promote_types(widest, torch.float32)}
     assert found.model(torch.zeros(1, 3, 16, 16, dtype=torch.promote_types(widest, torch.float32))).shape == (1, 3)
-    said = [warning for warning in found.report.warnings if "its tensors are of" in warning]
+    said = [warning for warning in found.report.warnings if "its tensors have dtypes" in warning]
     assert len(said) == 1
     assert str(one).removeprefix("torch.") in said[0]
     given = read(path, heads=2, dtype=torch.bfloat16)
     assert {each.dtype for each in given.model.parameters()} == {torch.bfloat16}
-    assert not any("its tensors are of" in warning for warning in given.report.warnings)
+    assert not any("its tensors have dtypes" in warning for warning in given.report.warnings)
 
 
 def test_one_dtype_is_kept_and_counters_do_not_count(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_one_dtype_is_kept_and_counters_do_not_count(tmp_path: Path) -> None:
     vitrail.save(model, tmp_path / "a.th", to="akamaster")
     found = read(tmp_path / "a.th")
     assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
-    assert not any("its tensors are of" in warning for warning in found.report.warnings)
+    assert not any("its tensors have dtypes" in warning for warning in found.report.warnings)
