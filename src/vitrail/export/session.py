@@ -36,7 +36,10 @@ def session(model: Path | bytes, threads: int = 0) -> Any:
     weights = b"" if isinstance(model, bytes) else read_data(model)
     if weights and not isinstance(model, bytes):
         # ONNX Runtime would map the file: overwriting it would change the model, truncating it would crash the process
-        options.add_external_initializers_from_files_in_memory([data_file(model).name], [weights], [len(weights)])
+        add = getattr(options, "add_external_initializers_from_files_in_memory", None)
+        if add is None:
+            raise ConfigError(f"{data_file(model)} needs a newer ONNX Runtime; update it: pip install -U onnxruntime")
+        add([data_file(model).name], [weights], [len(weights)])
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
