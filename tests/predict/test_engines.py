@@ -128,7 +128,7 @@ def test_a_file_cut_off(own: Path, left: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_file_of_nonsense(own: Path, seed: int) -> None:
     (own / MODEL).write_bytes(np.random.default_rng(seed).bytes(5000))
-    assert "expected an ONNX file, whole: export it again" in refused(own)
+    assert "expected a complete ONNX file: export it again" in refused(own)
 
 
 def test_bytes_turned_over(own: Path) -> None:
