@@ -170,7 +170,9 @@ def open_undecoded(data: bytes, where: str, limits: Limits, *, whole: bool = Tru
         if kind == "TIFF":
             check_tiff(image, where, limits)
         if len(image.tile) > MOST_TILES:
-            raise DataError(f"{where} has {len(image.tile)} tiles; expected at most {MOST_TILES}: save it anew")
+            raise DataError(
+                f"{where} has {len(image.tile)} tiles; expected at most {MOST_TILES}: save it with larger strips"
+            )
         covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
         if covered > MOST_PLANES * image.width * image.height:
             raise DataError(f"{where} stores its pixels many times over; expected each once: save it again")

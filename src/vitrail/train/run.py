@@ -58,7 +58,7 @@ class Run:
         inside = {each.name for each in folder.iterdir()} if folder.exists() else set[str]()
         if PLAN in inside and (run.states() or run.records() or MODEL in inside):
             raise CheckpointError(
-                f"{folder} already holds a run; expected a new folder, or to go on with it: --resume {folder}"
+                f"{folder} already holds a run; expected a new folder; to resume it: --resume {folder}"
             )
         if PLAN in inside and is_plan(folder / PLAN):
             inside -= {PLAN, LOG, STATES, BOARD}  # of a run that was killed before its first step
