@@ -79,7 +79,7 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "a text": (lambda: "text", r"holds a str; expected a dict"),
     "numbers for names": (lambda: {1: torch.ones(2)}, r"under keys that are not strings"),
     "expanded": (lambda: {"a": torch.ones(1).expand(10**9)}, r"describes more values than it holds"),
-    "expanded often": (lambda: dict.fromkeys("abcdef", torch.ones(4096)), r"describes more values than it holds"),
+    "expanded often": (lambda: dict.fromkeys("abcdefghijk", torch.ones(2**22)), r"describes more values than it holds"),
     "a bytearray": (lambda: {"a": bytearray(3)}, r"wants to run .*bytearray; refused"),
     "bytes": (lambda: {"a": b"\xff"}, r"wants to run _codecs\.encode; refused"),
     "sparse": (lambda: {"a": torch.eye(3).to_sparse()}, r"a is sparse, quantised or without values"),

@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.checkpoint.archives import (
-    UNPACKED,
     check_archive,
     check_directory,
     read_arrays,
@@ -30,7 +29,15 @@ from vitrail.checkpoint.archives import (
     read_entry,
     read_into,
 )
-from vitrail.checkpoint.pickles import Descriptions, Storage, StorageReader, TensorPlace, UnsupportedTensor
+from vitrail.checkpoint.pickles import (
+    AND_BYTES,
+    TIMES_THE_FILE,
+    Descriptions,
+    Storage,
+    StorageReader,
+    TensorPlace,
+    UnsupportedTensor,
+)
 from vitrail.errors import CheckpointError, one_line
 from vitrail.files import FILES, open_regular, read_text
 from vitrail.parsing import parse_json
@@ -288,7 +295,7 @@ def from_pickle(path: Path, data: Any, size: int, reader: StorageReader) -> Cont
         raise CheckpointError(f"{path} has tensors under keys that are not strings; expected names")
     if odd:
         raise CheckpointError(f"{path}: {odd[0]} is sparse, quantised or without values; expected plain tensors")
-    if sum(each.size for each in places.values()) > UNPACKED * size:
+    if sum(each.size for each in places.values()) > TIMES_THE_FILE * size + AND_BYTES:  # one tensor under many names
         raise CheckpointError(f"{path} describes more values than it holds; expected weights")
     others = tuple(str(key) for key in data if key != wrapper) if wrapper else ()
     tensors = apart({name: reader.tensor(each) for name, each in places.items()})
