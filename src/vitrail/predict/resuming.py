@@ -97,11 +97,14 @@ class Partial:
         if self.folder.is_symlink() or not self.folder.is_dir():
             kind = "a symbolic link" if self.folder.is_symlink() else "not a folder"
             raise ConfigError(f"{self.folder} is {kind}; {self.elsewhere}")
-        inside = {path.name: path for path in self.folder.iterdir()}
+        try:
+            inside = {path.name: path for path in self.folder.iterdir()}
+        except FileNotFoundError:  # its owner has just removed it
+            return
         begun = JOB in inside and is_job(inside[JOB])
         for name, path in sorted(inside.items(), key=lambda each: each[0] in OURS):
             known = (name in (OURS if begun else BEFORE_JOB)) or is_temporary_name(name)
-            if not known or not is_own(path) or (name == WHOLE and path.stat().st_size):
+            if not known or not is_own(path, empty=name == WHOLE):
                 raise ConfigError(
                     f"{self.folder} holds {name!r}, which was not written by a vitrail job; {self.elsewhere}"
                 )
@@ -214,10 +217,13 @@ class Partial:
             raise WritingError(f"{self.out} cannot be written: {one_line(error)}; {hint}") from None
 
 
-def is_own(path: Path) -> bool:
-    """Whether it is a regular file without other hard links: changing it changes nothing else."""
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+def is_own(path: Path, *, empty: bool = False) -> bool:
+    """Whether it is a regular file without other hard links, so that changing it changes nothing else."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # its owner has just removed it
+        return True
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not (empty and found.st_size)
 
 
 def is_temporary_name(name: str) -> bool:
