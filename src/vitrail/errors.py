@@ -7,10 +7,15 @@ LONGEST = 2000  # characters of a message
 
 
 class VitrailError(Exception):
-    """Base of every error a user can fix; the command line prints its one line and exits with 2."""
+    """Base class of every error that a user can fix. The command line prints its one line and exits with code 2.
 
-    def __init__(self, message: str) -> None:
-        """Names out of a file may hold anything: what is no text is shown as Python writes it, and a novel is cut."""
+    A message names a setting in backticks and lists it in `fields`: ConfigError("`batch` is 0; …", fields=("batch",)).
+    The command line replaces `batch` with the option --batch.
+    """
+
+    def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
+        """Escape unprintable characters, which names in a file may contain, and shorten a long message."""
+        self.fields = fields
         shown = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
         super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in shown))
 

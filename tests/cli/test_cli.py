@@ -14,7 +14,8 @@ import torch
 
 import vitrail
 from vitrail.checkpoint import write
-from vitrail.cli import Outliving
+from vitrail.cli import Outliving, name_options
+from vitrail.errors import ConfigError
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
@@ -43,6 +44,11 @@ def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
     done = run(*words)
     assert done.returncode == 0
     assert lesson in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_fields_in_messages_become_options() -> None:
+    error = ConfigError("`batch_size` is 300 and `fields` are given; `other` stays", fields=("batch_size", "fields"))
+    assert name_options(str(error), error.fields) == "--batch-size is 300 and --set are given; `other` stays"
 
 
 def test_models(vitrail_: Run) -> None:

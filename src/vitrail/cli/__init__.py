@@ -34,6 +34,7 @@ GROUPS = {
 }
 LONG = ("train", "distill", "ablate", "study")  # commands whose work goes on where nobody reads what they print
 TORCH = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
+OPTION_NAMES = {"fields": "--set", "out": "-o"}  # of fields whose option has another name
 REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
 
@@ -68,6 +69,14 @@ def command(name: str) -> Callable[..., None]:
     file = name.replace("-", "_").replace(" ", "_")
     word = name.replace("-", "_").split()[-1]
     return reflowed(getattr(import_module(f"vitrail.cli.{file}"), word))
+
+
+def name_options(message: str, fields: Sequence[str]) -> str:
+    """The message on one line, with `field` replaced by its command-line option: --field."""
+    text = " ".join(message.split())
+    for field in fields:
+        text = text.replace(f"`{field}`", OPTION_NAMES.get(field, f"--{field.replace('_', '-')}"))
+    return text
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -125,7 +134,7 @@ def main() -> NoReturn:
         app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
-        print(f"vitrail: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"vitrail: {name_options(str(error), getattr(error, 'fields', ()))}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except ModuleNotFoundError as error:
         if error.name not in TORCH:
