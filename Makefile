@@ -29,14 +29,14 @@ browser:  ## Debian's Chromium, where there is none: without it the tests of pag
 	@command -v chromium > /dev/null || { $(AS_ROOT) apt-get update --quiet && \
 		$(AS_ROOT) apt-get install --quiet --yes --no-install-recommends chromium; }
 
-FUZZ = tests/checkpoint/test_fuzz.py tests/checkpoint/test_hostile_pickles.py tests/checkpoint/test_checksums.py \
-	tests/data/test_hostile_images.py tests/export/test_damaged_exports.py tests/predict/test_damaged_jobs.py \
-	tests/train/test_run_folders.py tests/train/test_kept_answers.py tests/cli/test_special_files.py
+FUZZ = tests/checkpoint/test_damaged_checkpoints.py tests/checkpoint/files/test_hostile_pickles.py tests/checkpoint/files/test_checksums.py \
+	tests/data/decoding/test_hostile_images.py tests/export/test_damaged_exports.py tests/predict/output/test_damaged_partial_folders.py \
+	tests/train/test_run_folder_damage.py tests/train/test_teacher_cache.py tests/cli/test_special_files.py
 fuzz: setup  ## damaged and hostile files of every kind, 10,000 per kind; `make test` makes 2,000
 	$(BIN)/pytest -n 2 $(FUZZ) --mutations 10000
 
-TORTURE = tests/train/test_interruptions.py tests/train/test_run_folders.py \
-	tests/cli/test_interrupted_jobs.py tests/cli/test_jobs_together.py
+TORTURE = tests/train/test_interruptions.py tests/train/test_run_folder_damage.py \
+	tests/cli/test_interrupted_predict.py tests/cli/test_concurrent_predict.py
 torture: setup  ## kills trainings and prediction jobs, alone and several on one folder, 200 times; `make test` 20 times
 	$(BIN)/pytest $(TORTURE) --kills 200
 
@@ -53,16 +53,16 @@ format: setup
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
 bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, loading and pictures, interleaved
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/variants.py
+	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/inspection.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only engines,variants
 	PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only accuracy,cold,folder,merging
-	PYTHONPATH=tests $(BIN)/python benchmarks/loading.py
-	PYTHONPATH=tests $(BIN)/python benchmarks/pictures.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/checkpoint_loading.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/image_pipeline.py
 
 costs: setup  ## after adding a preset: counts parameters and MACs of every model again, for `vitrail models`
-	$(BIN)/python -m vitrail.inspection.costs
+	$(BIN)/python -m vitrail.inspection.preset_costs
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache

@@ -16,19 +16,19 @@ import numpy as np
 import torch
 from cyclopts import run
 from rich.progress import track
-from throughput import Step, seconds
+from throughput import Step, time_step
 
 import vitrail
-from vitrail.data.arrays import Arrays
-from vitrail.data.datasets import Data
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.tables import text_table
-from vitrail.train.distill import distilling
-from vitrail.train.distributed import Team
-from vitrail.train.losses import Objective, classify
+from vitrail.text import format_table
+from vitrail.train.distillation import build_distillation
+from vitrail.train.distributed import Ranks
+from vitrail.train.losses import Objective, classification_loss
+from vitrail.train.plan import Plan
 from vitrail.train.recipe import Recipe
-from vitrail.train.setup import Setup
-from vitrail.train.teacher import Lessons, Teacher
+from vitrail.train.teacher import Teacher, TeacherView
 
 CPU = torch.device("cpu")
 
@@ -51,32 +51,32 @@ CASES = (
 )
 
 
-def pictures(case: Case) -> Data:
+def random_dataset(case: Case) -> DatasetSplits:
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (4 * case.batch, case.pixels, case.pixels, 3), dtype=np.uint8)
     names = tuple(str(n) for n in range(10))
-    return Data(
-        name="noise", train=Arrays(images, np.arange(len(images)) % 10, names, "noise"), val=None, classes=names
+    return DatasetSplits(
+        name="noise", train=ArrayDataset(images, np.arange(len(images)) % 10, names, "noise"), val=None, classes=names
     )
 
 
-def steps(case: Case, folder: Path) -> dict[str, Step]:
-    data, how = pictures(case), Preprocessing(image_size=case.pixels, crop=1.0)
-    recipe = Recipe().changed({"batch": case.batch, "lr": 1e-4, "epochs": 10**6})
+def build_steps(case: Case, folder: Path) -> dict[str, Step]:
+    data, how = random_dataset(case), Preprocessing(image_size=case.pixels, crop=1.0)
+    recipe = Recipe().with_settings({"batch": case.batch, "lr": 1e-4, "epochs": 10**6})
     net = vitrail.create(case.teacher, classes=10, **({"image_size": case.pixels} if case.pixels != 32 else {}))
     teacher = Teacher(model=net, preprocessing=Preprocessing(image_size=case.pixels, crop=1.0, mean=(0.4, 0.4, 0.4)))
-    lessons = Lessons(teacher, data, how, CPU)
+    lessons = TeacherView(teacher, data, how, CPU)
     images = torch.randn(case.batch, 3, case.pixels, case.pixels)
 
     def stepping(kept: Path | None, *, taught: bool) -> Step:
         model = vitrail.create(case.student, **{**case.fields, "classes": 10})
-        objective: Objective = classify
+        objective: Objective = classification_loss
         if taught:
-            objective, _ = distilling(teacher, model, data, recipe, how, CPU, kept=kept)
-        setup = Setup(
-            model=model, data=data, recipe=recipe, preprocessing=how, device=CPU, team=Team(), objective=objective
+            objective, _ = build_distillation(teacher, model, data, recipe, how, CPU, cache_folder=kept)
+        setup = Plan(
+            model=model, data=data, recipe=recipe, preprocessing=how, device=CPU, ranks=Ranks(), objective=objective
         )
-        training, batches = setup.training(10**6), setup.batches(range(10**6))
+        training, batches = setup.create_trainer(10**6), setup.load_batches(range(10**6))
         return lambda: training.step(batches)
 
     return {
@@ -93,25 +93,25 @@ def main(*, rounds: int = 30, threads: int = 2) -> None:
     rows = list[tuple[str, ...]]()
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            made = steps(case, Path(folder))
+            made = build_steps(case, Path(folder))
             for step in made.values():
-                seconds(step, 3)
+                time_step(step, 3)
             times: dict[str, list[float]] = {name: [] for name in made}
             order = list(made)
             for _ in track(range(rounds), case.name, transient=True):
                 for name in order:
-                    times[name].append(seconds(made[name], case.repeats))
+                    times[name].append(time_step(made[name], case.repeats))
                 order.append(order.pop(0))
         plain, kept, live, alone = (times[name] for name in ("plain", "kept", "live", "teacher"))
         milli = [f"{1000 * statistics.median(each):.1f} ms" for each in (plain, kept, live, alone)]
         of_kept = [mine / its for mine, its in zip(kept, plain, strict=True)]
         of_live = [mine / (its + more) for mine, its, more in zip(live, plain, alone, strict=True)]
-        rows.append((case.name, *milli, told(of_kept), told(of_live)))
+        rows.append((case.name, *milli, format_ratio(of_kept), format_ratio(of_live)))
     heading = ("case", "plain", "kept", "live", "teacher alone", "kept / plain", "live / (plain + teacher)")
-    print("\n".join(text_table(heading, rows, "lrrrrrr")))
+    print("\n".join(format_table(heading, rows, "lrrrrrr")))
 
 
-def told(ratios: list[float]) -> str:
+def format_ratio(ratios: list[float]) -> str:
     low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 

@@ -20,30 +20,30 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
 from cyclopts import run
 from numpy.typing import NDArray
 from rich.progress import track
-from throughput import seconds
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from throughput import time_step
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.question import Method, Question
-from vitrail.inspection.rollout import rollout
-from vitrail.tables import text_table
+from vitrail.inspection.explain_options import ExplainMethod, ExplainOptions
+from vitrail.inspection.rollout import attention_rollout
+from vitrail.text import format_table
 
-HOW = vitrail.Preprocessing()
+PREPROCESSING = vitrail.Preprocessing()
 
 
-def explainer() -> Explainer:
+def build_explainer() -> Explainer:
     torch.manual_seed(0)
-    return Explainer(vitrail.create("ViT-Ti/16"), preprocessing=HOW)
+    return Explainer(vitrail.create("ViT-Ti/16"), preprocessing=PREPROCESSING)
 
 
-def asked(ours: Explainer, pixels: Tensor, method: Method) -> Callable[[], object]:
-    question = ours.settled(Question(method=method))
-    return lambda: ours.maps(pixels, question)
+def make_map_step(ours: Explainer, pixels: Tensor, method: ExplainMethod) -> Callable[[], object]:
+    question = ours.resolve_options(ExplainOptions(method=method))
+    return lambda: ours.compute_maps(pixels, question)
 
 
 def timm_rollout(pixels: Tensor) -> Callable[[], object]:
@@ -64,25 +64,25 @@ def timm_rollout(pixels: Tensor) -> Callable[[], object]:
     def ask() -> object:
         maps.clear()
         model(pixels)
-        return rollout(maps)
+        return attention_rollout(maps)
 
     return ask
 
 
-def noise(count: int) -> Any:
+def random_images(count: int) -> Any:
     draws = np.random.default_rng(0)
     return (draws.integers(0, 256, (256, 256, 3), dtype=np.uint8) for _ in range(count))
 
 
-def peak(way: str, images: int) -> float:
+def measure_peak_memory(way: str, images: int) -> float:
     """Megabytes resident at most, in a process that has done nothing else."""
     torch.set_num_threads(1)
-    ours = explainer()
+    ours = build_explainer()
     if way == "look":
-        vitrail.look(ours, noise(images))
+        vitrail.look(ours, random_images(images))
     else:
         with torch.no_grad():
-            for image in noise(images):
+            for image in random_images(images):
                 ours.model(ours.viewer.see([image]))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
 
@@ -90,38 +90,38 @@ def peak(way: str, images: int) -> float:
 def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
     """Prints two tables: time against the plain forward pass, and memory."""
     torch.set_num_threads(threads)
-    ours, pixels = explainer(), torch.randn(1, 3, 224, 224)
+    ours, pixels = build_explainer(), torch.randn(1, 3, 224, 224)
 
     @torch.no_grad()
     def plain() -> object:
         return ours.model(pixels)
 
-    methods: tuple[Method, ...] = ("rollout", "attention", "norms", "grad-rollout")
-    ways = {"plain forward pass": plain, **{method: asked(ours, pixels, method) for method in methods}}
+    methods: tuple[ExplainMethod, ...] = ("rollout", "attention", "norms", "grad-rollout")
+    ways = {"plain forward pass": plain, **{method: make_map_step(ours, pixels, method) for method in methods}}
     ways["timm, unfused, rollout"] = timm_rollout(pixels)
     for way in ways.values():
-        seconds(way, 3)
+        time_step(way, 3)
     times: dict[str, list[float]] = {name: [] for name in ways}
     order, shuffle = list(ways), random.Random(0)
     for _ in track(range(rounds), "one image", transient=True):
         shuffle.shuffle(order)  # who comes after numpy's threads, which spin for a while, must change
         for name in order:
             time.sleep(0.1)
-            seconds(ways[name], 1)
-            times[name].append(seconds(ways[name], 3))
+            time_step(ways[name], 1)
+            times[name].append(time_step(ways[name], 3))
     first = times["plain forward pass"]
     rows = list[tuple[str, ...]]()
     for name, each in times.items():
         low, middle, high = statistics.quantiles([mine / its for mine, its in zip(each, first, strict=True)], n=4)
         rows.append((name, f"{1000 * statistics.median(each):.1f}", f"{middle:.2f}", f"{low:.2f}–{high:.2f}"))
-    print("\n".join(text_table(("ViT-Ti/16, one image", "ms", "to plain", "quartiles"), rows, "lrrr")))
+    print("\n".join(format_table(("ViT-Ti/16, one image", "ms", "to plain", "quartiles"), rows, "lrrr")))
 
     rows = list[tuple[str, ...]]()
     for way, name in (("answer", "answers"), ("look", "vitrail.look")):
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            rows.append((f"{images} images, {name}", f"{pool.submit(peak, way, images).result():.0f}"))
+            rows.append((f"{images} images, {name}", f"{pool.submit(measure_peak_memory, way, images).result():.0f}"))
     print()
-    print("\n".join(text_table(("ViT-Ti/16", "MB at most"), rows, "lr")))
+    print("\n".join(format_table(("ViT-Ti/16", "MB at most"), rows, "lr")))
 
 
 if __name__ == "__main__":

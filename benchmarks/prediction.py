@@ -18,26 +18,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
 
 # isort: split
 import numpy as np
 from cyclopts import Parameter, run
 from numpy.typing import NDArray
-from prediction_models import PHOTOS, WEIGHTS, Bench, SkipError, need, weights_of
-from prediction_page import markdown, write_page
-from prediction_processes import cold, folder
+from prediction_models import PHOTOS, WEIGHTS, PredictionBench, SectionSkippedError, describe_weights, require_path
+from prediction_processes import measure_cold_start, measure_folder
+from prediction_results_page import markdown_table, write_page
 from rich.console import Console
 
 import vitrail
-from vitrail.data.framed import framed
-from vitrail.predict.answers import softmax
-from vitrail.study.bench import Case, Request, bench
-from vitrail.study.bench_results import Line, machine, quartiles, versions
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.predict.predictions import softmax
+from vitrail.study.bench import BenchCase, BenchRequest, run_benchmark
+from vitrail.study.bench_results import BenchLine, collect_versions, describe_machine, format_quartiles
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-TARGETS = {("ViT-Ti/16", 1): (1.35, 1.8), ("ViT-Ti/16", 8): (1.25, 1.8), ("ViT-B/16", 1): (1.25, 2.2)}  # exact, int8
+SPEEDUP_TARGETS = {
+    ("ViT-Ti/16", 1): (1.35, 1.8),
+    ("ViT-Ti/16", 8): (1.25, 1.8),
+    ("ViT-B/16", 1): (1.25, 2.2),
+}  # exact, int8
 TITLES = {
     "engines": "Engines, two threads, against timm",
     "accuracy": "What int8 costs in accuracy, and how far exact engines are apart",
@@ -48,12 +52,12 @@ TITLES = {
 }
 
 
-def engines(work: Bench) -> str:
+def measure_engines(work: PredictionBench) -> str:
     """Every engine in one run with timm, which is 1."""
-    lines, notes = list[Line](), list[str]()
+    lines, notes = list[BenchLine](), list[str]()
     for name, batches in (("ViT-Ti/16", (1, 8)), ("ViT-B/16", (1,))):
         stock = work.stock(name)
-        request = Request(
+        request = BenchRequest(
             models=(stock.model,),
             engines=("eager", "compiled", "onnx", "int8"),
             peers=("timm",),
@@ -62,10 +66,10 @@ def engines(work: Bench) -> str:
             seed=work.seed,
         )
         for batch in batches:
-            found = Case(request, stock, batch, work.threads, notes).lines()
+            found = BenchCase(request, stock, batch, work.threads, notes).measure_lines()
             lines += [replace(line, model=name) for line in found]
     best = list[list[str]]()
-    for (model, batch), targets in TARGETS.items():
+    for (model, batch), targets in SPEEDUP_TARGETS.items():
         own = [line for line in lines if (line.model, line.batch) == (model, batch) and line.way != line.base]
         cells = [model, str(batch)]
         for exact, target in zip((True, False), targets, strict=True):
@@ -82,17 +86,18 @@ def engines(work: Bench) -> str:
             line.way,
             f"{line.images_per_second.median:.1f}",
             *(f"{each:.1f}" for each in line.latency),
-            f"{line.ratio.median:.2f} ({quartiles(line.ratio)})" if line.way != line.base else "1",
+            f"{line.ratio.median:.2f} ({format_quartiles(line.ratio)})" if line.way != line.base else "1",
         )
         for line in lines
     ]
     return "\n\n".join(
         (
-            f"Times as fast as timm's eager model with the same weights ({weights_of('ViT-Ti/16', 'ViT-B/16')}), a "
+            f"Times as fast as timm's eager model with the same weights "
+            f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), a "
             f"batch in memory, {work.rounds_of('engines')} rounds. timm gets it normalised; ours normalises it.",
-            markdown(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
+            markdown_table(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
             "All of them; × 2 is two streams of one thread, among which a batch is shared out:",
-            markdown(
+            markdown_table(
                 ("model", "batch", "by", "images/s", "ms: p50", "p90", "p99", "to timm (quartiles)"), rows, "lrlrrrrr"
             ),
             *dict.fromkeys(notes),
@@ -100,19 +105,19 @@ def engines(work: Bench) -> str:
     )
 
 
-def accuracy(work: Bench) -> str:
+def measure_accuracy(work: PredictionBench) -> str:
     """Top-1 of each engine, its agreement with eager torch, and the largest difference in any probability."""
-    need(PHOTOS)
+    require_path(PHOTOS)
     files = sorted(PHOTOS.rglob("*.JPEG"))
     right = np.array([int(path.parent.name) for path in files])
     rows = list[tuple[str, ...]]()
     for name in ("ViT-Ti/16", "DeiT-Ti/16"):
-        need(WEIGHTS[name][1])
+        require_path(WEIGHTS[name][1])
         stock = work.stock(name)
-        pixels = np.stack([framed(path, stock.preprocessing) for path in files])
+        pixels = np.stack([decode_for_model(path, stock.preprocessing) for path in files])
         first: NDArray[np.float32] | None = None
         for engine in ("eager", "compiled", "onnx", "int8") if name == "ViT-Ti/16" else ("eager", "onnx", "int8"):
-            predictor = vitrail.Predictor(stock.folder(engine), engine=engine, threads=work.threads)
+            predictor = vitrail.Predictor(stock.folder_for(engine), engine=engine, threads=work.threads)
             shares = softmax(
                 np.concatenate([predictor.engine.run(pixels[at : at + 16]) for at in range(0, len(pixels), 16)])
             )
@@ -142,21 +147,23 @@ def accuracy(work: Bench) -> str:
         "probabilities apart",
         "target",
     )
-    return f"{len(files):,} validation photos of ImageNet, one a class.\n\n" + markdown(heading, rows, "llrrrrrrr")
+    return f"{len(files):,} validation photos of ImageNet, one a class.\n\n" + markdown_table(
+        heading, rows, "llrrrrrrr"
+    )
 
 
-def merging(work: Bench) -> str:
+def measure_merging(work: PredictionBench) -> str:
     if find_spec("merging") is None:
-        raise SkipError("benchmarks/merging.py is missing")
-    need(PHOTOS)
+        raise SectionSkippedError("benchmarks/token_merging.py is missing")
+    require_path(PHOTOS)
     merging: Any = import_module("merging")
     with redirect_stdout(StringIO()) as told:
         merging.main(threads=work.threads)
     return told.getvalue()
 
 
-def variants(work: Bench) -> str:
-    request = Request(
+def measure_variants(work: PredictionBench) -> str:
+    request = BenchRequest(
         models=("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224"),
         sizes=((224, 224), (384, 384)),
         engines=("eager", "onnx"),
@@ -166,27 +173,27 @@ def variants(work: Bench) -> str:
         starts=0,
         seed=work.seed,
     )
-    found = bench(request, place=work.place / "variants")
-    return "\n\n".join(("Random weights.", markdown(*found.throughput()), *found.notes))
+    found = run_benchmark(request, place=work.place / "variants")
+    return "\n\n".join(("Random weights.", markdown_table(*found.throughput_cells()), *found.notes))
 
 
 SECTIONS = {
-    "engines": engines,
-    "accuracy": accuracy,
-    "cold": cold,
-    "folder": folder,
-    "merging": merging,
-    "variants": variants,
+    "engines": measure_engines,
+    "accuracy": measure_accuracy,
+    "cold": measure_cold_start,
+    "folder": measure_folder,
+    "merging": measure_merging,
+    "variants": measure_variants,
 }
 
 
-def provenance(work: Bench, section: str) -> str:
-    named = ", ".join(f"{name} {number}" for name, number in versions().items())
+def describe_measurement(work: PredictionBench, section: str) -> str:
+    named = ", ".join(f"{name} {number}" for name, number in collect_versions().items())
     kept = "the C allocator keeps what is freed, " if "MALLOC_TRIM_THRESHOLD_" in os.environ else ""
     rounds = "" if work.rounds is None else f" --rounds {work.rounds}"
     return (
         f"`PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py --only {section}{rounds}`, "
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, {work.threads} threads, {kept}seed {work.seed}; {named}."
+        f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}, {work.threads} threads, {kept}seed {work.seed}; {named}."
     )
 
 
@@ -205,15 +212,15 @@ def main(
     console = Console(stderr=True)
     with TemporaryDirectory(prefix="vitrail-bench-") as place:
         os.environ["HOME"] = place  # what a command keeps in its user's cache goes with the rest
-        work = Bench(Path(place), rounds, threads, seed, {})
+        work = PredictionBench(Path(place), rounds, threads, seed, {})
         for name in chosen:
             try:
                 with console.status(name):
                     text = SECTIONS[name](work)
-            except SkipError as error:
+            except SectionSkippedError as error:
                 console.print(f"{name}: skipped, {error}; {out} keeps what it says")
                 continue
-            text = f"{text}\n\n{provenance(work, name)}"
+            text = f"{text}\n\n{describe_measurement(work, name)}"
             write_page(out, TITLES, {name: text})
             print(f"\n## {TITLES[name]}\n\n{text}", flush=True)
 

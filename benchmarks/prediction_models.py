@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitrail.checkpoint import read, write
-from vitrail.study.contenders import Stock
+from vitrail.study.bench_engines import ModelFiles
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PHOTOS, LABELS = SHARED / "imagenet-val-1000", SHARED / "imagenet-classes.txt"
@@ -16,24 +16,24 @@ WEIGHTS = {
     "DeiT-Ti/16": ("deit_tiny_patch16_224", SHARED / "weights" / "deit_tiny_patch16_224.pth"),
     "ViT-B/16": ("vit_base_patch16_224", SHARED / "weights" / "none"),
 }
-RUNS = {"engines": 15, "cold": 5, "folder": 3, "variants": 5}  # rounds, unless said
+DEFAULT_ROUNDS = {"engines": 15, "cold": 5, "folder": 3, "variants": 5}  # rounds, unless said
 
 
-class SkipError(Exception):
+class SectionSkippedError(Exception):
     """A section that cannot be measured here, and why."""
 
 
 @dataclass(frozen=True)
-class Bench:
+class PredictionBench:
     """What all sections share: models in every layout, made when first asked for."""
 
     place: Path
     rounds: int | None
     threads: int
     seed: int
-    stocks: dict[str, Stock]
+    stocks: dict[str, ModelFiles]
 
-    def stock(self, name: str) -> Stock:
+    def stock(self, name: str) -> ModelFiles:
         if name not in self.stocks:
             folder = self.place / name.replace("/", "-")
             preset, weights = WEIGHTS[name]
@@ -42,14 +42,14 @@ class Bench:
                 found = read(weights)
                 assert found.description.preprocessing is not None
                 how = replace(found.description.preprocessing, crop=0.875)
-                write(found.model, checkpoint, preprocessing=how, labels=class_names())
-                self.stocks[name] = Stock(str(checkpoint), None, folder, self.seed)
+                write(found.model, checkpoint, preprocessing=how, labels=read_class_names())
+                self.stocks[name] = ModelFiles(str(checkpoint), None, folder, self.seed)
             else:
-                self.stocks[name] = Stock(preset, None, folder, self.seed)
+                self.stocks[name] = ModelFiles(preset, None, folder, self.seed)
         return self.stocks[name]
 
     def rounds_of(self, section: str) -> int:
-        return self.rounds or RUNS[section]
+        return self.rounds or DEFAULT_ROUNDS[section]
 
     @cached_property
     def photo(self) -> Path:
@@ -61,15 +61,15 @@ class Bench:
         return drawn
 
 
-def class_names() -> list[str] | None:
+def read_class_names() -> list[str] | None:
     return LABELS.read_text("utf-8").splitlines() if LABELS.exists() else None
 
 
-def weights_of(*names: str) -> str:
+def describe_weights(*names: str) -> str:
     told = (f"{name} has {'public' if WEIGHTS[name][1].exists() else 'random'} weights" for name in names)
     return "; ".join(told)
 
 
-def need(path: Path) -> None:
+def require_path(path: Path) -> None:
     if not path.exists():
-        raise SkipError(f"needs ../shared/data/{path.relative_to(SHARED)}")
+        raise SectionSkippedError(f"needs ../shared/data/{path.relative_to(SHARED)}")

@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prediction_jobs import Done, run_job
-from prediction_models import PHOTOS, WEIGHTS, Bench, need, weights_of
-from prediction_page import markdown
+from peer_prediction_jobs import FinishedProcess, run_job
+from prediction_models import PHOTOS, WEIGHTS, PredictionBench, describe_weights, require_path
+from prediction_results_page import markdown_table
 
-from vitrail.data.shown import Shown
+from vitrail.data.image_items import ImageItem
 from vitrail.predict.predictor import Predictor
-from vitrail.study.contenders import Stock
-from vitrail.study.turns import Spread, in_turns
+from vitrail.study.bench_engines import ModelFiles
+from vitrail.study.timing import MedianAndQuartiles, time_interleaved
 
-OURS = "vitrail predict"
-JOBS = Path(__file__).with_name("prediction_jobs.py")
+VITRAIL_PREDICT = "vitrail predict"
+JOBS_SCRIPT = Path(__file__).with_name("prediction_jobs.py")
 
 
 def vitrail_command() -> tuple[str, ...]:
@@ -27,13 +27,15 @@ def vitrail_command() -> tuple[str, ...]:
     return (str(script),) if script.exists() else (sys.executable, "-m", "vitrail")
 
 
-def jobs_in_turns(jobs: Mapping[str, Callable[[], Done]], rounds: int, seed: int) -> dict[str, list[Done]]:
+def run_jobs_in_turns(
+    jobs: Mapping[str, Callable[[], FinishedProcess]], rounds: int, seed: int
+) -> dict[str, list[FinishedProcess]]:
     """Ours once before all: what is chosen and exported once for a model is not part of the job."""
-    found: dict[str, list[Done]] = {name: [] for name in jobs}
+    found: dict[str, list[FinishedProcess]] = {name: [] for name in jobs}
     for name, job in jobs.items():
-        if name.startswith(OURS):
+        if name.startswith(VITRAIL_PREDICT):
             job()
-    in_turns(
+    time_interleaved(
         {name: lambda name=name: found[name].append(jobs[name]()) for name in jobs},
         rounds=rounds,
         warm=False,
@@ -42,86 +44,87 @@ def jobs_in_turns(jobs: Mapping[str, Callable[[], Done]], rounds: int, seed: int
     return found
 
 
-def ratio(slow: Sequence[float], fast: Sequence[float]) -> str:
-    spread = Spread.of([theirs / own for theirs, own in zip(slow, fast, strict=True)])
+def format_ratio(slow: Sequence[float], fast: Sequence[float]) -> str:
+    spread = MedianAndQuartiles.from_values([theirs / own for theirs, own in zip(slow, fast, strict=True)])
     return f"{spread.median:.2f} ({spread.low:.2f}–{spread.high:.2f})"
 
 
-def seconds(done: Sequence[Done]) -> list[float]:
+def job_seconds(done: Sequence[FinishedProcess]) -> list[float]:
     return [each.seconds for each in done]
 
 
-def cold(work: Bench) -> str:
+def measure_cold_start(work: PredictionBench) -> str:
     """One photo in a new process, until it has ended."""
     tiny, base, photo = work.stock("ViT-Ti/16"), work.stock("ViT-B/16"), work.photo
-    predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS)
+    predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS_SCRIPT)
     commands: dict[str, tuple[Any, ...]] = {
-        OURS + ", Ti/16": (*predict, tiny.folder("onnx"), photo),
-        OURS + ", Ti/16 int8": (*predict, tiny.folder("int8"), photo),
-        OURS + ", B/16": (*predict, base.folder("onnx"), photo),
-        OURS + ", B/16 int8": (*predict, base.folder("int8"), photo),
-        "timm, Ti/16": (*python, "timm-photo", tiny.folder("timm"), photo),
-        "timm, B/16": (*python, "timm-photo", base.folder("timm"), photo),
-        "transformers, Ti/16": (*python, "transformers-photo", tiny.folder("transformers"), photo),
+        VITRAIL_PREDICT + ", Ti/16": (*predict, tiny.folder_for("onnx"), photo),
+        VITRAIL_PREDICT + ", Ti/16 int8": (*predict, tiny.folder_for("int8"), photo),
+        VITRAIL_PREDICT + ", B/16": (*predict, base.folder_for("onnx"), photo),
+        VITRAIL_PREDICT + ", B/16 int8": (*predict, base.folder_for("int8"), photo),
+        "timm, Ti/16": (*python, "timm-photo", tiny.folder_for("timm"), photo),
+        "timm, B/16": (*python, "timm-photo", base.folder_for("timm"), photo),
+        "transformers, Ti/16": (*python, "transformers-photo", tiny.folder_for("transformers"), photo),
     }
     jobs = {name: partial(run_job, *words) for name, words in commands.items()}
-    found = jobs_in_turns(jobs, work.rounds_of("cold"), work.seed)
+    found = run_jobs_in_turns(jobs, work.rounds_of("cold"), work.seed)
     rows = list[tuple[str, ...]]()
     for name, done in found.items():
-        first = found[OURS + name[name.rindex(", ") :].removesuffix(" int8")]
-        peer = not name.startswith(OURS)
+        first = found[VITRAIL_PREDICT + name[name.rindex(", ") :].removesuffix(" int8")]
+        peer = not name.startswith(VITRAIL_PREDICT)
         memory = statistics.median(each.megabytes for each in done)
         rows.append(
             (
                 name,
-                f"{statistics.median(seconds(done)):.2f}",
-                ratio(seconds(done), seconds(first)) if peer else "",
+                f"{statistics.median(job_seconds(done)):.2f}",
+                format_ratio(job_seconds(done), job_seconds(first)) if peer else "",
                 "≥ 10" if peer else "",
                 f"{memory:.0f}",
-                "≤ 215" if name == OURS + ", B/16 int8" else "",
+                "≤ 215" if name == VITRAIL_PREDICT + ", B/16 int8" else "",
             )
         )
     heading = ("one photo, top 5, by", "s", "times as long as vitrail (quartiles)", "target", "MB at most", "target")
     return (
         "Wall time of a whole process, from its start to its end, with the files in the page cache; the same weights "
-        f"({weights_of('ViT-Ti/16', 'ViT-B/16')}), in an exported folder for vitrail; {work.rounds_of('cold')} rounds."
-        "\n\n" + markdown(heading, rows, "lrrrrr")
+        f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), in an exported folder for vitrail; "
+        f"{work.rounds_of('cold')} rounds."
+        "\n\n" + markdown_table(heading, rows, "lrrrrr")
     )
 
 
-def folder(work: Bench) -> str:
+def measure_folder(work: PredictionBench) -> str:
     """The same 1,000 photos by each, from a cold shell to the CSV file."""
-    need(PHOTOS)
-    need(WEIGHTS["ViT-Ti/16"][1])
+    require_path(PHOTOS)
+    require_path(WEIGHTS["ViT-Ti/16"][1])
     tiny = work.stock("ViT-Ti/16")
-    predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS)
+    predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS_SCRIPT)
     out = {name: work.place / f"{name}.csv" for name in ("exact", "fast", "timm", "hf")}
-    ours = (tiny.folder("onnx"), PHOTOS, "--overwrite", "-o")
+    ours = (tiny.folder_for("onnx"), PHOTOS, "--overwrite", "-o")
     commands: dict[str, tuple[Any, ...]] = {
         "vitrail predict --exact": (*predict, *ours, out["exact"], "--exact"),
         "vitrail predict --fast": (*predict, *ours, out["fast"], "--fast"),
-        "timm, a plain loop": (*python, "timm-folder", tiny.folder("timm"), PHOTOS, out["timm"]),
-        "transformers' pipeline": (*python, "transformers-folder", tiny.folder("transformers"), PHOTOS, out["hf"]),
+        "timm, a plain loop": (*python, "timm-folder", tiny.folder_for("timm"), PHOTOS, out["timm"]),
+        "transformers' pipeline": (*python, "transformers-folder", tiny.folder_for("transformers"), PHOTOS, out["hf"]),
     }
     jobs = {name: partial(run_job, *words) for name, words in commands.items()}
-    found = jobs_in_turns(jobs, work.rounds_of("folder"), work.seed)
-    answers = {name: top_of(path) for name, path in zip(commands, out.values(), strict=True)}
-    exact, fast = (seconds(found[name]) for name in tuple(commands)[:2])
+    found = run_jobs_in_turns(jobs, work.rounds_of("folder"), work.seed)
+    answers = {name: read_top_classes(path) for name, path in zip(commands, out.values(), strict=True)}
+    exact, fast = (job_seconds(found[name]) for name in tuple(commands)[:2])
     rows = list[tuple[str, ...]]()
     for name, done in found.items():
-        peer = not name.startswith(OURS)
-        alone = [float(each.out.split()[-1]) for each in done] if peer else seconds(done)
+        peer = not name.startswith(VITRAIL_PREDICT)
+        alone = [float(each.out.split()[-1]) for each in done] if peer else job_seconds(done)
         same = [
             sum(answers[name][file] == top for file, top in answers[first].items()) for first in tuple(commands)[:2]
         ]
         rows.append(
             (
                 name,
-                f"{statistics.median(seconds(done)):.1f}",
-                ratio(seconds(done), exact) if peer else "",
-                ratio(seconds(done), fast) if peer else "",
+                f"{statistics.median(job_seconds(done)):.1f}",
+                format_ratio(job_seconds(done), exact) if peer else "",
+                format_ratio(job_seconds(done), fast) if peer else "",
                 f"{statistics.median(alone):.1f}" if peer else "",
-                f"{ratio(alone, exact)}; {ratio(alone, fast)}" if peer else "",
+                f"{format_ratio(alone, exact)}; {format_ratio(alone, fast)}" if peer else "",
                 f"{same[0]:,}; {same[1]:,}",
                 f"{statistics.median(each.megabytes for each in done):.0f}",
             )
@@ -131,26 +134,26 @@ def folder(work: Bench) -> str:
         *("s without imports and loading", "as whole --exact; --fast", "same top-1 as --exact; --fast", "MB at most"),
     )
     count, theirs = len(answers["vitrail predict --exact"]), answers["transformers' pipeline"]
-    cropped = top_floored(tiny, sorted(PHOTOS.rglob("*.JPEG")))
+    cropped = predict_with_floored_resize(tiny, sorted(PHOTOS.rglob("*.JPEG")))
     return (
         f"{count:,} JPEGs, short side 256, ViT-Ti/16, wall time of a whole process; the peers' loop alone beside it, "
         "which is then compared with our whole process. Ours runs from an exported folder, and chose its streams in "
         f"one run before, as happens once for a model on a machine. {work.rounds_of('folder')} rounds.\n\n"
-        + markdown(heading, rows, "lrrrrrrr")
+        + markdown_table(heading, rows, "lrrrrrrr")
         + "\n\nWhere a margin is odd, the pipeline crops one pixel beside timm and us. Shown what it sees "
         f"(`middle='floored'`), ours gives its top-1 for {sum(cropped[n] == top for n, top in theirs.items()):,} of "
         f"{len(theirs):,}."
     )
 
 
-def top_floored(stock: Stock, files: Sequence[Path]) -> dict[str, int]:
+def predict_with_floored_resize(stock: ModelFiles, files: Sequence[Path]) -> dict[str, int]:
     """Our answers to what transformers makes of the pictures."""
     how = replace(stock.preprocessing, middle="floored")
-    predictor = Predictor(stock.folder("onnx"), preprocessing=how)
-    shown = (Shown(path, path.name) for path in files)
-    return {row.name: int(row.values.argmax()) for row in predictor.rows(shown) if row.values is not None}
+    predictor = Predictor(stock.folder_for("onnx"), preprocessing=how)
+    shown = (ImageItem(path, path.name) for path in files)
+    return {row.name: int(row.values.argmax()) for row in predictor.iterate_results(shown) if row.values is not None}
 
 
-def top_of(path: Path) -> dict[str, int]:
+def read_top_classes(path: Path) -> dict[str, int]:
     with path.open(newline="") as file:
         return {str(Path(row["file"]).name): int(row["index_1"]) for row in csv.DictReader(file)}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
 
 # isort: split
 import timm
@@ -28,7 +28,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.tables import text_table
+from vitrail.text import format_table
 
 Step = Callable[[], object]
 
@@ -62,7 +62,7 @@ CASES = (
 )
 
 
-class Logits(nn.Module):
+class LogitsOnly(nn.Module):
     """transformers answers with an object; the others with logits."""
 
     def __init__(self, model: Any) -> None:
@@ -73,14 +73,14 @@ class Logits(nn.Module):
         return self.model(pixel_values=images).logits
 
 
-def build(shape: Shape) -> dict[str, nn.Module]:
+def build_models(shape: Shape) -> dict[str, nn.Module]:
     sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
     options: Any = {"intermediate_size": 4 * shape.width, "num_labels": 1000, "attn_implementation": "sdpa"}
     hugging_face = transformers.ViTConfig(**sizes, **options)
     return {
         "timm": timm.create_model(shape.preset),
         "vitrail": vitrail.create(shape.preset),
-        "transformers": Logits(transformers.ViTForImageClassification(hugging_face)),
+        "transformers": LogitsOnly(transformers.ViTForImageClassification(hugging_face)),
         "vit-pytorch": vit_pytorch.ViT(
             image_size=224,
             patch_size=16,
@@ -94,7 +94,7 @@ def build(shape: Shape) -> dict[str, nn.Module]:
     }
 
 
-def inference_step(model: nn.Module, batch: int, pixels: int = 224) -> Step:
+def make_inference_step(model: nn.Module, batch: int, pixels: int = 224) -> Step:
     images = torch.randn(batch, 3, pixels, pixels)
     model.eval()
 
@@ -105,7 +105,7 @@ def inference_step(model: nn.Module, batch: int, pixels: int = 224) -> Step:
     return step
 
 
-def training_step(model: nn.Module, batch: int) -> Step:
+def make_training_step(model: nn.Module, batch: int) -> Step:
     images, labels = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train()
@@ -118,7 +118,7 @@ def training_step(model: nn.Module, batch: int) -> Step:
     return step
 
 
-def seconds(step: Step, repeats: int) -> float:
+def time_step(step: Step, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         step()
@@ -127,21 +127,21 @@ def seconds(step: Step, repeats: int) -> float:
 
 def measure(case: Case, rounds: int) -> dict[str, list[float]]:
     """Seconds a step of each library, round by round; who begins a round changes."""
-    make = training_step if case.training else inference_step
-    steps = {name: make(model, case.batch) for name, model in build(case.shape).items()}
+    make = make_training_step if case.training else make_inference_step
+    steps = {name: make(model, case.batch) for name, model in build_models(case.shape).items()}
     for step in steps.values():
-        seconds(step, 3)
+        time_step(step, 3)
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
     label = f"{case.shape.name} {'training' if case.training else 'inference'} × {case.batch}"
     for _ in track(range(rounds), label.ljust(24), transient=True):
         for name in order:
-            times[name].append(seconds(steps[name], case.repeats))
+            times[name].append(time_step(steps[name], case.repeats))
         order.append(order.pop(0))
     return times
 
 
-def line(case: Case, times: dict[str, list[float]]) -> list[str]:
+def format_row(case: Case, times: dict[str, list[float]]) -> list[str]:
     cells = [case.shape.name, "training" if case.training else "inference", str(case.batch)]
     cells.append(f"{case.batch / statistics.median(times['timm']):.1f}")
     for name in ("vitrail", "transformers", "vit-pytorch"):
@@ -157,9 +157,9 @@ def main(*, rounds: int = 20, threads: int = 2, only: Annotated[str, Parameter(h
     torch.set_num_threads(threads)
     versions = ", ".join(f"{m.__name__} {getattr(m, '__version__', '')}".strip() for m in (torch, timm, transformers))
     print(f"{versions}, {threads} threads, {rounds} rounds; images/s of timm, then ratios to it: median (quartiles)")
-    lines = [line(case, measure(case, rounds)) for case in CASES if case.shape.name.startswith(only)]
+    lines = [format_row(case, measure(case, rounds)) for case in CASES if case.shape.name.startswith(only)]
     heading = ("model", "mode", "batch", "timm", "vitrail", "transformers", "vit-pytorch")
-    print("\n".join(text_table(heading, lines, "llrrrrr")))
+    print("\n".join(format_table(heading, lines, "llrrrrr")))
 
 
 if __name__ == "__main__":

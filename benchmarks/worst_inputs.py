@@ -14,24 +14,24 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import hostile_images as images
-from bad_files import zipped
 from cyclopts import run
-from graphs import graph_folder
 from PIL import Image
+from support import hostile_images as images
+from support.bad_checkpoints import zip_pickle
+from support.toy_onnx_graphs import write_graph_folder
 
-from vitrail.tables import text_table
+from vitrail.text import format_table
 
-MEMORY = 12 * 2**30
-SKIPS = b"\0\2\xff\xff"  # of a BMP in runs: 255 pixels to the right and 255 down
-READ = """
+MEMORY_LIMIT = 12 * 2**30
+BMP_SKIPS = b"\0\2\xff\xff"  # of a BMP in runs: 255 pixels to the right and 255 down
+READ_SCRIPT = """
 import os, resource, sys, time, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import vitrail
-from vitrail.data.cifar import LAYOUTS, read_batch
-from vitrail.data.framed import framed
-from vitrail.data.idx import read_idx
+from vitrail.data.formats.cifar import LAYOUTS, read_batch
+from vitrail.data.decoding.model_input import framed
+from vitrail.data.formats.mnist_idx import read_idx
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.train.recipe import open_recipe
 load, predictor = vitrail.load, vitrail.Predictor
@@ -63,7 +63,7 @@ def rebuild_on_device() -> bytes:
     one = b"((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
     view = b"ctorch._utils\n_rebuild_tensor_v2\n" + one + b"K\0(J\0\xca\x9a;t(K\0t\x89ccollections\nOrderedDict\n)RtR"
     copy = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" + view + b"ctorch\nfloat64\nX\x03\0\0\0cpu\x89tR"
-    return zipped(b"\x80\x02}X\x01\0\0\0a" + copy + b"s.", b"\0\0\0\0")
+    return zip_pickle(b"\x80\x02}X\x01\0\0\0a" + copy + b"s.", b"\0\0\0\0")
 
 
 def nested_lists(levels: int = 26) -> bytes:
@@ -72,7 +72,7 @@ def nested_lists(levels: int = 26) -> bytes:
         b"K" + bytes((n,)) + b"](h" + bytes((n - 1,)) + b"h" + bytes((n - 1,)) + b"eq" + bytes((n,))
         for n in range(1, levels)
     )
-    return zipped(b"\x80\x02}(" + lists + b"X\x01\0\0\0actorch\nFloatTensor\nh" + bytes((levels - 1,)) + b"\x85Ru.")
+    return zip_pickle(b"\x80\x02}(" + lists + b"X\x01\0\0\0actorch\nFloatTensor\nh" + bytes((levels - 1,)) + b"\x85Ru.")
 
 
 def tuple_key(levels: int = 44) -> bytes:
@@ -85,13 +85,13 @@ def gzip_bomb() -> bytes:
     return gzip.compress(bytes((0, 0, 8, 3)) + (2**12).to_bytes(4, "big") * 3 + bytes(2**32 - 2**20), 9)
 
 
-def aliases() -> bytes:
+def yaml_alias_bomb() -> bytes:
     rows = ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 8))
     return f"epochs: [&a0 [x, x, x, x, x, x, x, x, x], {rows}]\n".encode()
 
 
-def large(kind: str, side: tuple[int, int], **options: object) -> bytes:
-    return images.saved(Image.new("RGB", side, (200, 30, 60)), kind, **options)
+def large_image(kind: str, side: tuple[int, int], **options: object) -> bytes:
+    return images.encode_image(Image.new("RGB", side, (200, 30, 60)), kind, **options)
 
 
 INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is, how it is read, its name and its bytes
@@ -99,16 +99,16 @@ INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is, how i
     "pickle: a tensor of nested lists": ("load", "b.pth", nested_lists),
     "CIFAR pickle: 44 nested tuples as a key": ("cifar", "data_batch_1", tuple_key),
     "idx: a gzip bomb": ("idx", "train-images-idx3-ubyte.gz", gzip_bomb),
-    "recipe: YAML aliases": ("recipe", "recipe.yaml", aliases),
+    "recipe: YAML aliases": ("recipe", "recipe.yaml", yaml_alias_bomb),
     "PNG, 1 bit, 13,300²": ("image", "a.png", lambda: images.png(13300, 13300, bits=1, colour=0)),
     "PNG, 16 bits, 13,300²": ("image", "b.png", lambda: images.png(13300, 13300, bits=16, colour=0)),
     "JPEG, progressive, 4:4:4, 13,300²": (
         "image",
         "a.jpg",
-        lambda: large("JPEG", (13300, 13300), progressive=True, subsampling=0),
+        lambda: large_image("JPEG", (13300, 13300), progressive=True, subsampling=0),
     ),
     "JPEG, progressive, 2,000 scans": ("image", "b.jpg", lambda: images.jpeg(4096, 4096, frame=0xC2, scans=2000)),
-    "WebP, 10,900 × 16,383": ("image", "a.webp", lambda: large("WEBP", (10900, 16383), lossless=True)),
+    "WebP, 10,900 × 16,383": ("image", "a.webp", lambda: large_image("WEBP", (10900, 16383), lossless=True)),
     "BMP in runs, 8,192²": (
         "image",
         "a.bmp",
@@ -120,7 +120,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is, how i
 
 def measure(source: Path, how: str, path: Path, photo: Path, seconds: float) -> str:
     environment = {**os.environ, "PYTHONPATH": str(source), "PHOTO": str(photo)}
-    command = [sys.executable, "-c", READ, how, str(path), str(MEMORY)]
+    command = [sys.executable, "-c", READ_SCRIPT, how, str(path), str(MEMORY_LIMIT)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -138,14 +138,14 @@ def main(*, before: Path | None = None, seconds: float = 90.0) -> None:
         for name, (how, file, make) in INPUTS.items():
             path = Path(folder) / file
             if how == "predict":
-                graph_folder(path, "loops")
+                write_graph_folder(path, "loops")
             else:
                 path.write_bytes(make())
             size = path.stat().st_size if path.is_file() else sum(each.stat().st_size for each in path.iterdir())
             sources = [here] if before is None else [before, here]
             rows.append([name, f"{size:,}", *(measure(each, how, path, photo, seconds) for each in sources)])
     heading = ["input", "bytes", *([] if before is None else ["before"]), "now"]
-    print("\n".join(text_table(heading, rows, "lr" + "l" * (len(heading) - 2))))
+    print("\n".join(format_table(heading, rows, "lr" + "l" * (len(heading) - 2))))
 
 
 if __name__ == "__main__":

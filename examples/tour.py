@@ -6,7 +6,7 @@ import torch
 
 import vitrail
 from vitrail.cli.models import models
-from vitrail.tables import text_table
+from vitrail.text import format_table
 
 PAPER = {  # Dosovitskiy 2020, table 1: layers, width, MLP, heads, parameters
     "ViT-B/16": ("12", "768", "3072", "12", "86M"),
@@ -15,11 +15,11 @@ PAPER = {  # Dosovitskiy 2020, table 1: layers, width, MLP, heads, parameters
 }
 
 
-def title(text: str) -> None:
+def print_title(text: str) -> None:
     print(f"\n{text}\n{'═' * len(text)}")
 
 
-def compare_with_the_paper() -> None:
+def show_paper_comparison() -> None:
     lines: list[tuple[str, ...]] = []
     for name, published in PAPER.items():
         with torch.device("meta"):  # nothing is allocated: the largest model is built in a moment
@@ -28,10 +28,10 @@ def compare_with_the_paper() -> None:
         built = (config.depth, config.width, model.blocks[0].mlp.fc1.out_features, config.heads)
         lines.append((name, "paper", *published))
         lines.append(("", "vitrail", *map(str, built), f"{parameters:,}"))
-    print("\n".join(text_table(("model", "", "layers", "width", "MLP", "heads", "parameters"), lines, "llrrrrr")))
+    print("\n".join(format_table(("model", "", "layers", "width", "MLP", "heads", "parameters"), lines, "llrrrrr")))
 
 
-def forward_pass() -> None:
+def show_forward_pass() -> None:
     torch.manual_seed(0)
     model = vitrail.create("ViT-B/16").eval()
     images = torch.rand(1, 3, 224, 224) * 2 - 1  # pixels from −1 to 1, as ViT wants them
@@ -50,13 +50,13 @@ def forward_pass() -> None:
 
 
 if __name__ == "__main__":
-    title("Models: vitrail models 'vit_base*'")
+    print_title("Models: vitrail models 'vit_base*'")
     models("vit_base*")
     print(f"… {len(vitrail.list_models())} in all: vitrail models")
-    title("ViT-B/16, layer by layer: vitrail summary ViT-B/16")
+    print_title("ViT-B/16, layer by layer: vitrail summary ViT-B/16")
     with torch.device("meta"):
         print(vitrail.summarize(vitrail.create("ViT-B/16")))
-    title("Beside the paper's table")
-    compare_with_the_paper()
-    title("One forward pass")
-    forward_pass()
+    print_title("Beside the paper's table")
+    show_paper_comparison()
+    print_title("One forward pass")
+    show_forward_pass()

@@ -9,9 +9,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
-from exporting import Exports, exports
 from hypothesis import settings
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support.toy_exports import ExportFinder, make_export_finder
 
 torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None)  # on a busy one an example takes as long as it takes
@@ -57,6 +57,6 @@ def shared() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Exports:
+def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> ExportFinder:
     """The toy exports by name, each written when it is first asked for; to be read, not changed."""
-    return exports(tmp_path_factory, worker_id)
+    return make_export_finder(tmp_path_factory, worker_id)

@@ -15,7 +15,7 @@ import torch
 
 import vitrail
 from vitrail.models import FAMILIES
-from vitrail.models.catalog import families, find
+from vitrail.models.catalog import find_preset, load_families
 from vitrail.models.family import Family
 
 ROOT = Path(__file__).parents[1]
@@ -86,11 +86,11 @@ def test_nothing_else_in_the_package_knows_a_family(name: str) -> None:
             assert not re.search(rf"models\.{name}\b|models import .*\b{name}\b", text), path
 
 
-@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", load_families(), ids=lambda family: family.name)
 def test_every_preset_goes_through_json_and_builds_on_the_meta_device(family: Family) -> None:
     for name, config in family.presets.items():
         assert family.configure(**json.loads(json.dumps(asdict(config)))) == config
-        assert find(name) == (family, config)
+        assert find_preset(name) == (family, config)
         with torch.device("meta"):
             model = family.build(config)
         assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
@@ -99,7 +99,7 @@ def test_every_preset_goes_through_json_and_builds_on_the_meta_device(family: Fa
 
 
 HEAVY = {"torch", "numpy", "PIL", "safetensors", "matplotlib"}
-RUN = "from vitrail.cli import app; app()({words}, exit_on_error=False, result_action='return_value')"
+RUN = "from vitrail.cli import build_app; build_app()({words}, exit_on_error=False, result_action='return_value')"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawing import shake
 from PIL import Image
-from toy_data import class_folders
+from support.noisy_weights import add_weight_noise
+from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.checkpoint import write
-from vitrail.cli import COMMANDS, app, command
+from vitrail.cli import COMMANDS, build_app, load_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,7 +30,9 @@ def commands() -> dict[str, str]:
     """`$ vitrail …` in the pages, and the indented examples in the help of every command: each once, and from where."""
     found = dict[str, str]()
     for name in COMMANDS:
-        found |= dict.fromkeys(re.findall(r"^ +vitrail (.+)$", command(name).__doc__ or "", re.MULTILINE), "--help: ")
+        found |= dict.fromkeys(
+            re.findall(r"^ +vitrail (.+)$", load_command(name).__doc__ or "", re.MULTILINE), "--help: "
+        )
     for page in PAGES:
         found |= dict.fromkeys(re.findall(r"^\$ vitrail (.+)$", page.read_text("utf-8"), re.MULTILINE), "")
     return found
@@ -51,14 +53,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a command in the docs may name: examples/, a model of ours, a file of facebook's, a photo."""
     folder = tmp_path_factory.mktemp("workplace")
     (folder / "examples").symlink_to(ROOT / "examples")
-    model = shake(vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10))
+    model = add_weight_noise(vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10))
     labels = [f"class {n}" for n in range(10)]
     vitrail.save(model, folder / "my_model", labels=labels, preprocessing=vitrail.Preprocessing(image_size=64))
     write(model, folder / "weights.pth", to="deit")
     (folder / "labels.txt").write_text("\n".join(labels))
     Image.radial_gradient("L").convert("RGB").save(folder / "photo.jpg")
     for part, count in (("train", 8), ("val", 2)):
-        class_folders(folder / "photos" / part, ants=count, bees=count)
+        write_class_folders(folder / "photos" / part, ants=count, bees=count)
     how = vitrail.Preprocessing(image_size=32)
     convnet = vitrail.create("ResNet-18", image_size=32, stages=(1, 1), width=8, classes=2)
     vitrail.save(convnet, folder / "convnet", labels=("ants", "bees"), preprocessing=how)
@@ -71,7 +73,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{photos} --init {folder / 'student'} --out {folder / 'runs' / 'student'}",
         f"export {folder / 'my_model'} {folder / 'shipped'}",
     ):
-        app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+        build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     return folder
 
 
@@ -86,7 +88,7 @@ def test_commands_run(
 ) -> None:
     shutil.copytree(workplace, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
     assert capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.figures import Plate, counted, drawable, new_figure
+from vitrail.figures import CaptionedFigure, new_figure, pluralize, sanitize_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,16 +25,16 @@ def line() -> "Figure":
     return figure
 
 
-def plate(name: str = "a line", **fields: Any) -> Plate:
+def plate(name: str = "a line", **fields: Any) -> CaptionedFigure:
     given: dict[str, Any] = {"title": "A line", "caption": "It rises and falls.", "arrays": ARRAYS, "draw": line}
-    return Plate(name=name, **(given | fields))
+    return CaptionedFigure(name=name, **(given | fields))
 
 
 def test_pictures() -> None:
-    assert plate().png().startswith(b"\x89PNG")
-    assert plate()._repr_png_() == plate().png()  # pyright: ignore[reportPrivateUsage]
-    assert ElementTree.fromstring(plate().svg()).tag.endswith("svg")
-    assert plate().drawn("pdf").startswith(b"%PDF")
+    assert plate().to_png().startswith(b"\x89PNG")
+    assert plate()._repr_png_() == plate().to_png()  # pyright: ignore[reportPrivateUsage]
+    assert ElementTree.fromstring(plate().to_svg()).tag.endswith("svg")
+    assert plate().render("pdf").startswith(b"%PDF")
     assert "draw" not in repr(plate())
 
 
@@ -56,9 +56,9 @@ def test_files_and_numbers(tmp_path: Path) -> None:
 
 def test_names_that_are_taken() -> None:
     taken = {"other"}
-    names = [plate(name).renamed(taken).name for name in ("bee", "bee", "Bee", "bee-2", "ant", "bee")]
+    names = [plate(name).with_unique_name(taken).name for name in ("bee", "bee", "Bee", "bee-2", "ant", "bee")]
     assert names == ["bee", "bee-2", "Bee-3", "bee-2-2", "ant", "bee-4"]
-    assert plate().renamed(set()) == plate()
+    assert plate().with_unique_name(set()) == plate()
 
 
 def test_an_unwritable_folder(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_text_that_can_be_drawn() -> None:
-    assert drawable("ants & bees") == "ants & bees"
-    assert drawable("蜂\n\udcff") == "□□□"
-    assert drawable("a" * 40, 10) == "a" * 9 + "…"
+    assert sanitize_label("ants & bees") == "ants & bees"
+    assert sanitize_label("蜂\n\udcff") == "□□□"
+    assert sanitize_label("a" * 40, 10) == "a" * 9 + "…"
 
 
 def test_one_is_no_plural() -> None:
-    assert [counted(number, "image") for number in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]
+    assert [pluralize(number, "image") for number in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]

@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from special_files import SPECIAL
+from support.special_files import SPECIAL_FILES
 
-from vitrail.files import file_checksum, is_temporary, open_regular, read_bytes, read_lines, read_text, remove
+from vitrail.files import (
+    file_checksum,
+    is_temporary_file,
+    open_regular_file,
+    read_bytes,
+    read_lines,
+    read_text,
+    remove_file,
+)
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "bytes": read_bytes,
@@ -20,11 +28,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
 def test_only_regular_files_are_read_and_nothing_is_waited_for(
     kind: str, read: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    SPECIAL[kind](tmp_path / "config.json")
+    SPECIAL_FILES[kind](tmp_path / "config.json")
     with pytest.raises(OSError, match=r".") as caught:
         read(tmp_path / "config.json")
     assert len(str(caught.value).splitlines()) == 1
@@ -43,7 +51,7 @@ def test_a_file_that_is_exchanged_after_it_was_looked_at_is_not_waited_for(
 
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(OSError, match="it is a named pipe"):
-        open_regular(pipe)
+        open_regular_file(pipe)
 
 
 def test_links_to_regular_files_are_followed(tmp_path: Path) -> None:
@@ -83,12 +91,12 @@ def test_nothing_is_deleted_through_a_linked_folder(tmp_path: Path) -> None:
     (real / "a").write_bytes(b"1")
     link.symlink_to(real)
     with pytest.raises(OSError, match="symbolic link; nothing is deleted"):
-        remove(link / "a")
+        remove_file(link / "a")
     (tmp_path / "b").symlink_to(real / "a")
-    remove(tmp_path / "b")
+    remove_file(tmp_path / "b")
     assert (real / "a").read_bytes() == b"1"
-    remove(real / "a")
-    remove(real / "a")  # which is gone already
+    remove_file(real / "a")
+    remove_file(real / "a")  # which is gone already
     assert not any(real.iterdir())
 
 
@@ -102,7 +110,7 @@ def test_temporary_files_are_known_by_their_whole_name(tmp_path: Path) -> None:
     }
     for name, expected in names.items():
         (tmp_path / name).write_bytes(b"")
-        assert is_temporary(tmp_path / name, r"run\.json") is expected, name
+        assert is_temporary_file(tmp_path / name, r"run\.json") is expected, name
     link = tmp_path / f".run.json.{'1' * 32}"
     link.symlink_to(tmp_path / ".run.json")
-    assert not is_temporary(link, r"run\.json")
+    assert not is_temporary_file(link, r"run\.json")

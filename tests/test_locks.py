@@ -11,13 +11,13 @@ import pytest
 
 from vitrail import locks
 from vitrail.errors import VitrailError
-from vitrail.locks import LOCK, InUseError, locked
+from vitrail.locks import LOCK_FILE_NAME, InUseError, lock_folder
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from vitrail.locks import locked
-with locked(Path(sys.argv[1])):
+from vitrail.locks import lock_folder
+with lock_folder(Path(sys.argv[1])):
     if "fork" in sys.argv and os.fork() == 0:
         time.sleep(60)
     print(os.getpid(), flush=True)
@@ -49,15 +49,15 @@ def test_a_folder_in_use_is_refused_until_its_owner_is_killed(
     process = start_holder(tmp_path)
     try:
         reason = rf"in use by another process \(pid {process.pid}\); do something"
-        with pytest.raises(InUseError, match=reason), locked(tmp_path, "do something"):
+        with pytest.raises(InUseError, match=reason), lock_folder(tmp_path, "do something"):
             pass
-        assert (tmp_path / LOCK).exists()
+        assert (tmp_path / LOCK_FILE_NAME).exists()
     finally:
         end_group(process)
-    assert (tmp_path / LOCK).exists()  # left over, and without meaning
-    with locked(tmp_path):
+    assert (tmp_path / LOCK_FILE_NAME).exists()  # left over, and without meaning
+    with lock_folder(tmp_path):
         pass
-    assert not (tmp_path / LOCK).exists()
+    assert not (tmp_path / LOCK_FILE_NAME).exists()
 
 
 def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path
     try:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with locked(tmp_path):
+        with lock_folder(tmp_path):
             pass
     finally:
         end_group(process)
@@ -76,13 +76,13 @@ def test_a_second_thread_is_kept_out_and_the_owner_may_ask_again(tmp_path: Path)
 
     def ask() -> None:
         try:
-            with locked(tmp_path):
+            with lock_folder(tmp_path):
                 pass
         except InUseError as error:
             refused.append(str(error))
 
-    with locked(tmp_path):
-        with locked(tmp_path / "." if tmp_path.is_absolute() else tmp_path):
+    with lock_folder(tmp_path):
+        with lock_folder(tmp_path / "." if tmp_path.is_absolute() else tmp_path):
             pass
         thread = threading.Thread(target=ask)
         thread.start()
@@ -94,9 +94,9 @@ def test_a_second_thread_is_kept_out_and_the_owner_may_ask_again(tmp_path: Path)
 
 
 def test_the_lock_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), locked(tmp_path):
+    with pytest.raises(ZeroDivisionError), lock_folder(tmp_path):
         _ = 1 / 0
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
@@ -104,17 +104,17 @@ def test_the_lock_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
 def test_a_lock_file_that_is_a_link_a_pipe_or_a_folder_is_one_line(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    (tmp_path / LOCK).symlink_to(victim)
-    with pytest.raises(VitrailError, match="cannot lock"), locked(tmp_path):
+    (tmp_path / LOCK_FILE_NAME).symlink_to(victim)
+    with pytest.raises(VitrailError, match="cannot lock"), lock_folder(tmp_path):
         pass
     assert victim.read_bytes() == b"precious"
-    (tmp_path / LOCK).unlink()
-    (tmp_path / LOCK).mkdir()
-    with pytest.raises(VitrailError, match="cannot lock"), locked(tmp_path):
+    (tmp_path / LOCK_FILE_NAME).unlink()
+    (tmp_path / LOCK_FILE_NAME).mkdir()
+    with pytest.raises(VitrailError, match="cannot lock"), lock_folder(tmp_path):
         pass
-    (tmp_path / LOCK).rmdir()
-    os.mkfifo(tmp_path / LOCK)
-    with pytest.raises(VitrailError, match="cannot lock"), locked(tmp_path):
+    (tmp_path / LOCK_FILE_NAME).rmdir()
+    os.mkfifo(tmp_path / LOCK_FILE_NAME)
+    with pytest.raises(VitrailError, match="cannot lock"), lock_folder(tmp_path):
         pass
 
 
@@ -128,8 +128,8 @@ def test_an_owner_that_never_was_does_no_harm(tmp_path: Path, monkeypatch: pytes
         b"1 \xff\xfe",
         f"{2**22 + 1} {os.uname().nodename}".encode(),
     ):
-        (tmp_path / LOCK).write_bytes(content)
-        with locked(tmp_path):
+        (tmp_path / LOCK_FILE_NAME).write_bytes(content)
+        with lock_folder(tmp_path):
             pass
 
 
@@ -139,17 +139,17 @@ def test_a_lock_file_of_others_is_neither_emptied_nor_deleted(linked: bool, tmp_
     folder.mkdir()
     precious.write_text("1 line\n" if linked else "notes of another program\n")
     if linked:
-        (folder / LOCK).hardlink_to(precious)
+        (folder / LOCK_FILE_NAME).hardlink_to(precious)
     else:
-        precious.rename(folder / LOCK)
-    before = (folder / LOCK).read_text()
-    with pytest.raises(VitrailError, match="is not a lock file of vitrail; nothing is changed"), locked(folder):
+        precious.rename(folder / LOCK_FILE_NAME)
+    before = (folder / LOCK_FILE_NAME).read_text()
+    with pytest.raises(VitrailError, match="is not a lock file of vitrail; nothing is changed"), lock_folder(folder):
         pass
-    assert (folder / LOCK).read_text() == before
+    assert (folder / LOCK_FILE_NAME).read_text() == before
 
 
 def test_a_lock_that_was_deleted_and_taken_by_another_is_left_to_it(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        (tmp_path / LOCK).unlink()
-        (tmp_path / LOCK).write_text("1 elsewhere\n")
-    assert (tmp_path / LOCK).read_text() == "1 elsewhere\n"
+    with lock_folder(tmp_path):
+        (tmp_path / LOCK_FILE_NAME).unlink()
+        (tmp_path / LOCK_FILE_NAME).write_text("1 elsewhere\n")
+    assert (tmp_path / LOCK_FILE_NAME).read_text() == "1 elsewhere\n"

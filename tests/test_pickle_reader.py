@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.pickles import BoundedStream, Budget, Call, Named, PickleError, UnwantedNameError, evaluate
+from vitrail.pickle_reader import (
+    AllowedCall,
+    BoundedStream,
+    ForbiddenGlobalError,
+    OpaqueGlobal,
+    PickleError,
+    StepBudget,
+    evaluate_pickle,
+)
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats(allow_nan=False) | st.text()
 KEYS = st.none() | st.booleans() | st.text()
@@ -21,7 +29,7 @@ VALUES = st.recursive(
 
 
 def value_of(data: bytes, names: Mapping[str, object] | None = None, size: int | None = None) -> Any:
-    return evaluate(BytesIO(data), names or {}, Budget(len(data) if size is None else size))
+    return evaluate_pickle(BytesIO(data), names or {}, StepBudget(len(data) if size is None else size))
 
 
 @given(value=VALUES, protocol=st.integers(0, 5))
@@ -54,7 +62,7 @@ def test_what_is_copied_is_paid_for(kind: str) -> None:
         """Anything."""
 
     with pytest.raises(PickleError, match=r"has more than \d+ steps"):
-        value_of(EXPENSIVE[kind], {"f.g": Call(takes)}, 0)
+        value_of(EXPENSIVE[kind], {"f.g": AllowedCall(takes)}, 0)
 
 
 @pytest.mark.parametrize("container", [b"\x86", b"0(h\0h\0l", b"0(h\0h\0d"])
@@ -87,12 +95,12 @@ def test_numbers_whose_hashes_can_be_chosen_are_not_hashed() -> None:
 
 
 def test_names_are_refused_unless_known_and_values_are_not_called() -> None:
-    with pytest.raises(UnwantedNameError, match=r"is a pickle that wants to run posix\.system"):
+    with pytest.raises(ForbiddenGlobalError, match=r"is a pickle that wants to run posix\.system"):
         value_of(b"\x80\x02cposix\nsystem\n.")
-    known = {"a.b": Named("a.b")}
+    known = {"a.b": OpaqueGlobal("a.b")}
     assert value_of(b"\x80\x02ca\nb\n.", known) is known["a.b"]
     for call in (b"R", b"\x81"):
-        with pytest.raises(UnwantedNameError, match=r"wants to run a\.b"):
+        with pytest.raises(ForbiddenGlobalError, match=r"wants to run a\.b"):
             value_of(b"\x80\x02ca\nb\n)" + call + b".", known)
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from vitrail.data.datasets import open_data
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
-    from vitrail.export.writing import export_model
+    from vitrail.export.export import export_model
     from vitrail.inspection.explain import Explainer
-    from vitrail.inspection.look import look
+    from vitrail.inspection.model_figures import look
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog import create, list_models
     from vitrail.predict.predictor import Predictor
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES_BY_NAME = {
     "CheckpointError": "vitrail.errors",
     "ConfigError": "vitrail.errors",
     "DataError": "vitrail.errors",
@@ -40,11 +40,11 @@ _HOMES = {
     "create": "vitrail.models.catalog",
     "describe": "vitrail.checkpoint.reading",
     "evaluate": "vitrail.train.evaluate",
-    "export_model": "vitrail.export.writing",
+    "export_model": "vitrail.export.export",
     "fit": "vitrail.train.fit",
     "list_models": "vitrail.models.catalog",
     "load": "vitrail.checkpoint.reading",
-    "look": "vitrail.inspection.look",
+    "look": "vitrail.inspection.model_figures",
     "open_data": "vitrail.data.datasets",
     "open_recipe": "vitrail.train.recipe",
     "save": "vitrail.checkpoint.writing",
@@ -79,10 +79,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "checkpoint":
         return import_module("vitrail.checkpoint")
-    if name not in _HOMES:
+    if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES, "checkpoint"]
+    return [*globals(), *_MODULES_BY_NAME, "checkpoint"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-LONGEST = 2000  # characters of a message
+MAX_MESSAGE_LENGTH = 2000  # characters of a message
 
 
 class VitrailError(Exception):
@@ -16,7 +16,11 @@ class VitrailError(Exception):
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         """Escape unprintable characters, which names in a file may contain, and shorten a long message."""
         self.fields = fields
-        shown = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+        shown = (
+            message
+            if len(message) <= MAX_MESSAGE_LENGTH
+            else f"{message[: MAX_MESSAGE_LENGTH // 2]} … {message[-MAX_MESSAGE_LENGTH // 2 :]}"
+        )
         super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in shown))
 
 
@@ -32,16 +36,18 @@ class DataError(VitrailError):
     """A picture or a data set that cannot be read."""
 
 
-def one_line(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Why something failed, in the words of whatever raised it, short enough to stand in a message."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(reason).split())[:200]
 
 
-def unknown(what: str, given: object, known: Iterable[str], also: Mapping[str, str] | None = None) -> ConfigError:
+def unknown_name_error(
+    what: str, given: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None
+) -> ConfigError:
     """An unknown name, with the nearest valid one; `also` holds other words for the known names."""
     names = list(known)
-    near = (also or {}).get(str(given))
+    near = (synonyms or {}).get(str(given))
     if near not in names:
         lowered = {name.lower(): name for name in names}
         near = next((lowered[name] for name in get_close_matches(str(given).lower(), lowered, n=1, cutoff=0.5)), None)

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import ConfigError
-from vitrail.files import make_folder, write_whole
+from vitrail.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-KINDS = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 BLUE, RED, GREY = "#2f6db3", "#d1495b", "#8a8f98"
 COLOURS = (BLUE, "#e08e2b", "#2a9d6f", RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
-MAP = "viridis"  # dark to bright for every kind of eye, and in grey
+COLOUR_MAP = "viridis"  # dark to bright for every kind of eye, and in grey
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plate:
+class CaptionedFigure:
     """One picture with the numbers that it is drawn from; shows itself in a notebook."""
 
     name: str  # of its files, without an ending
@@ -31,21 +31,21 @@ class Plate:
     arrays: "Mapping[str, NDArray[Any]]"
     draw: "Callable[[], Figure]" = field(repr=False)
 
-    def png(self) -> bytes:
-        return self.drawn("png")
+    def to_png(self) -> bytes:
+        return self.render("png")
 
-    def svg(self) -> str:
-        return self.drawn("svg").decode("utf-8")
+    def to_svg(self) -> str:
+        return self.render("svg").decode("utf-8")
 
-    def drawn(self, kind: str) -> bytes:
+    def render(self, kind: str) -> bytes:
         buffer = BytesIO()
         self.draw().savefig(buffer, format=kind)
         return buffer.getvalue()
 
     def _repr_png_(self) -> bytes:
-        return self.png()
+        return self.to_png()
 
-    def renamed(self, taken: set[str]) -> "Plate":
+    def with_unique_name(self, taken: set[str]) -> "CaptionedFigure":
         """Under a name that is not taken yet, and now is: two photos of one name in two folders are two plates."""
         tries = (self.name if number == 1 else f"{self.name}-{number}" for number in count(1))
         name = next(each for each in tries if each.casefold() not in taken)
@@ -57,11 +57,11 @@ class Plate:
         folder, figure = Path(folder), self.draw()
         written = [folder / f"{self.name}{kind}" for kind in kinds]
         for path in written:
-            save(figure, path)
+            save_figure(figure, path)
         if arrays:
             path = folder / f"{self.name}.npz"
             make_folder(folder)
-            write_whole(path, lambda place: write_npz(place, self.arrays))
+            write_atomically(path, lambda place: write_npz(place, self.arrays))
             written.append(path)
         return written
 
@@ -83,17 +83,17 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 
-def plain_axes(axes: "Axes", title: str) -> None:
+def style_axes(axes: "Axes", title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=11, loc="left")
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """1 image, 1,234 images."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def drawable(text: str, most: int = 30) -> str:
+def sanitize_label(text: str, most: int = 30) -> str:
     """What the font has no glyph for becomes □, instead of a warning for each; and long names are cut."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
@@ -102,9 +102,9 @@ def drawable(text: str, most: int = 30) -> str:
     return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shown)
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise ConfigError(f"{path} is to be a picture; expected a name that ends in {', '.join(KINDS)}")
+    if kind not in FIGURE_SUFFIXES:
+        raise ConfigError(f"{path} is to be a picture; expected a name that ends in {', '.join(FIGURE_SUFFIXES)}")
     make_folder(path.parent)
-    write_whole(path, lambda place: figure.savefig(place, format=kind[1:]))
+    write_atomically(path, lambda place: figure.savefig(place, format=kind[1:]))

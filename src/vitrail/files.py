@@ -7,15 +7,21 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vitrail.errors import CheckpointError, one_line
+from vitrail.errors import CheckpointError, describe_error
 
-FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # suffixes of files, which a folder of weights should not have
-FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of libraries that write to it
-LARGEST_TEXT = 2**24  # bytes of a text file: config.json, run.json, labels, recipes, index files
-LONGEST_LINE = 2**20  # bytes of one line of a log
-CHUNK = 2**20  # bytes read at once
-TEMPORARY = r"\.{name}\.[0-9a-f]{{32}}"  # what `write_whole` calls a file until it is complete
-KINDS = {
+WEIGHTS_FILE_SUFFIXES = (
+    ".safetensors",
+    ".pth",
+    ".pt",
+    ".bin",
+    ".npz",
+)  # suffixes of files, which a folder of weights should not have
+WRITE_ERRORS = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of libraries that write to it
+MAX_TEXT_BYTES = 2**24  # bytes of a text file: config.json, run.json, labels, recipes, index files
+MAX_LINE_BYTES = 2**20  # bytes of one line of a log
+CHUNK_BYTES = 2**20  # bytes read at once
+TEMPORARY_NAME_PATTERN = r"\.{name}\.[0-9a-f]{{32}}"  # what `write_whole` calls a file until it is complete
+FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -24,69 +30,69 @@ KINDS = {
 }
 
 
-def open_regular(path: str | Path) -> int:
+def open_regular_file(path: str | Path) -> int:
     """Opens a regular file and returns its descriptor; anything else is an OSError, without blocking.
 
     Links are followed. The check is repeated on the open file, in case it was replaced in between.
     """
-    check_regular(os.stat(path))  # noqa: PTH116  # before opening: opening some devices has effects
+    check_regular_file(os.stat(path))  # noqa: PTH116  # before opening: opening some devices has effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
-        check_regular(os.fstat(descriptor))
+        check_regular_file(os.fstat(descriptor))
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def check_regular(found: os.stat_result) -> None:
+def check_regular_file(found: os.stat_result) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError("it is a folder; expected a file")
     if kind != stat.S_IFREG:
-        raise OSError(f"it is {KINDS.get(kind, 'not a regular file')}; expected a regular file")
+        raise OSError(f"it is {FILE_KINDS.get(kind, 'not a regular file')}; expected a regular file")
 
 
-def read_bytes(path: str | Path, most: int = LARGEST_TEXT) -> bytes:
+def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """The contents of a regular file of at most `most` bytes; otherwise an OSError that gives the reason."""
-    descriptor = open_regular(path)
+    descriptor = open_regular_file(path)
     try:
         size = os.fstat(descriptor).st_size
-        if size > most:
-            raise OSError(f"it has {size:,} bytes; expected at most {most:,}")
+        if size > max_bytes:
+            raise OSError(f"it has {size:,} bytes; expected at most {max_bytes:,}")
         parts, total = list[bytes](), 0
-        while part := os.read(descriptor, min(CHUNK, most + 1 - total)):
+        while part := os.read(descriptor, min(CHUNK_BYTES, max_bytes + 1 - total)):
             parts.append(part)
             total += len(part)
-            if total > most:  # files in /proc report no size, and a file may grow
-                raise OSError(f"it has more than {most:,} bytes; expected at most {most:,}")
+            if total > max_bytes:  # files in /proc report no size, and a file may grow
+                raise OSError(f"it has more than {max_bytes:,} bytes; expected at most {max_bytes:,}")
         return b"".join(parts)
     finally:
         os.close(descriptor)
 
 
-def read_text(path: str | Path, most: int = LARGEST_TEXT, *, errors: str = "strict") -> str:
+def read_text(path: str | Path, max_bytes: int = MAX_TEXT_BYTES, *, errors: str = "strict") -> str:
     """As `read_bytes`, decoded from UTF-8; invalid UTF-8 is a ValueError."""
-    return read_bytes(path, most).decode("utf-8", errors).replace("\r\n", "\n")
+    return read_bytes(path, max_bytes).decode("utf-8", errors).replace("\r\n", "\n")
 
 
-def read_lines(path: str | Path, longest: int = LONGEST_LINE) -> Iterator[str]:
+def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
     """Each line of a regular file of any size, with its line end; a line longer than `longest` is truncated."""
-    with open(open_regular(path), "rb") as file:  # closes the descriptor, too
+    with open(open_regular_file(path), "rb") as file:  # closes the descriptor, too
         left = os.fstat(file.fileno()).st_size  # some files in /proc have no end
-        while left > 0 and (line := file.readline(min(longest, left))):
+        while left > 0 and (line := file.readline(min(max_line_bytes, left))):
             yield line.decode("utf-8", "replace")
             left -= len(line)
             while left > 0 and line and not line.endswith(b"\n"):
-                line = file.readline(min(longest, left))
+                line = file.readline(min(max_line_bytes, left))
                 left -= len(line)
 
 
 def file_checksum(path: str | Path) -> str:
     """SHA-256 of a whole file, in chunks: about 1 GB per second."""
-    with open(open_regular(path), "rb", buffering=0) as file:
+    with open(open_regular_file(path), "rb", buffering=0) as file:
         left, found = os.fstat(file.fileno()).st_size, hashlib.sha256()
-        while part := file.read(min(CHUNK, left + 1)):
+        while part := file.read(min(CHUNK_BYTES, left + 1)):
             left -= len(part)
             if left < 0:
                 raise OSError("it grew while it was read; expected a file that no process is writing")
@@ -94,7 +100,7 @@ def file_checksum(path: str | Path) -> str:
         return found.hexdigest()
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary file next to `path`, makes it durable, and then renames it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     try:
@@ -103,29 +109,35 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         try:
             write(temporary)
             temporary.chmod(mode)  # a writer that replaces the file may have made it private
-            synchronise(temporary)
+            sync_to_disk(temporary)
             temporary.replace(path)
-            synchronise(path.parent)
+            sync_to_disk(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except Exception as error:
         if not (
-            isinstance(error, FAILURES) or type(error).__name__ == "SafetensorError"
+            isinstance(error, WRITE_ERRORS) or type(error).__name__ == "SafetensorError"
         ):  # not a subclass of any of them
             raise
-        raise CheckpointError(f"cannot write {path}: {one_line(error)}; the previous file is unchanged") from error
+        raise CheckpointError(
+            f"cannot write {path}: {describe_error(error)}; the previous file is unchanged"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda place: place.write_text(text, "utf-8"))
+    write_atomically(path, lambda place: place.write_text(text, "utf-8"))
 
 
-def is_temporary(path: Path, name: str) -> bool:
+def is_temporary_file(path: Path, name: str) -> bool:
     """Whether a file is what an interrupted `write_whole` left of a file whose name matches the pattern `name`."""
-    return re.fullmatch(TEMPORARY.format(name=name), path.name) is not None and path.is_file() and not path.is_symlink()
+    return (
+        re.fullmatch(TEMPORARY_NAME_PATTERN.format(name=name), path.name) is not None
+        and path.is_file()
+        and not path.is_symlink()
+    )
 
 
-def remove(path: Path) -> None:
+def remove_file(path: Path) -> None:
     """Deletes a file if it exists; a link itself is deleted, not its target, and nothing inside a linked folder."""
     if path.parent.is_symlink():
         raise OSError(f"{path.parent} is a symbolic link; nothing is deleted in the folder that it points to")
@@ -133,15 +145,15 @@ def remove(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    if folder.suffix in FILES:
+    if folder.suffix in WEIGHTS_FILE_SUFFIXES:
         raise CheckpointError(f"{folder} has the name of a file; expected a folder, without {folder.suffix}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot make the folder {folder}: {one_line(error)}") from error
+        raise CheckpointError(f"cannot make the folder {folder}: {describe_error(error)}") from error
 
 
-def make_writable(folder: Path) -> None:
+def make_writable_folder(folder: Path) -> None:
     """As `make_folder`, and checks that files can be created in it before any work is done."""
     from tempfile import TemporaryFile  # slow to import, and not needed to open an export
 
@@ -150,10 +162,12 @@ def make_writable(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise CheckpointError(f"cannot write in {folder}: {one_line(error)}; expected a place for results") from error
+        raise CheckpointError(
+            f"cannot write in {folder}: {describe_error(error)}; expected a place for results"
+        ) from error
 
 
-def synchronise(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

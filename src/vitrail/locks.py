@@ -13,19 +13,19 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitrail.errors import VitrailError, one_line
-from vitrail.files import check_regular
+from vitrail.errors import VitrailError, describe_error
+from vitrail.files import check_regular_file
 
 try:
     import fcntl
 except ImportError:  # not on this system
     fcntl = None
 
-LOCK = ".lock"
-OURS = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # process and machine; a power cut leaves nothing, or zeros
-LONGEST = 300  # bytes of a lock file
-HELD = dict[tuple[int, Path], int]()  # (process, lock file) → thread: record locks do not exclude other threads
-GUARD = threading.Lock()
+LOCK_FILE_NAME = ".lock"
+LOCK_FILE_PATTERN = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # process and machine; a power cut leaves nothing, or zeros
+MAX_LOCK_FILE_BYTES = 300  # bytes of a lock file
+HELD_LOCKS = dict[tuple[int, Path], int]()  # (process, lock file) → thread: record locks do not exclude other threads
+HELD_LOCKS_GUARD = threading.Lock()
 
 
 class InUseError(VitrailError):
@@ -33,34 +33,34 @@ class InUseError(VitrailError):
 
 
 @contextmanager
-def locked(folder: Path, what_else: str = "wait for it to finish") -> Generator[None]:
+def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generator[None]:
     """Holds the folder's lock; InUseError at once if another process or thread does. Reentrant within a thread."""
-    path = folder.resolve() / LOCK
+    path = folder.resolve() / LOCK_FILE_NAME
     key, thread = (os.getpid(), path), threading.get_ident()
-    with GUARD:
-        holder = HELD.get(key)
+    with HELD_LOCKS_GUARD:
+        holder = HELD_LOCKS.get(key)
         if holder is None:
-            HELD[key] = thread
+            HELD_LOCKS[key] = thread
     if holder == thread:
         yield
         return
     if holder is not None:
-        raise InUseError(f"{folder} is in use by another thread of this process; {what_else}")
+        raise InUseError(f"{folder} is in use by another thread of this process; {remedy}")
     try:
-        descriptor = acquire(path, folder, what_else)
+        descriptor = acquire_lock_file(path, folder, remedy)
         try:
             yield
         finally:
             with suppress(OSError):  # the folder may be gone or read-only by now
-                if is_same(descriptor, path) and key[0] == os.getpid():  # otherwise it belongs to another process
+                if is_same_file(descriptor, path) and key[0] == os.getpid():  # otherwise it belongs to another process
                     path.unlink()
             os.close(descriptor)
     finally:
-        with GUARD:
-            del HELD[key]
+        with HELD_LOCKS_GUARD:
+            del HELD_LOCKS[key]
 
 
-def acquire(path: Path, folder: Path, what_else: str) -> int:
+def acquire_lock_file(path: Path, folder: Path, what_else: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
         try:
@@ -68,14 +68,14 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
             close_unless_regular(descriptor)
         except OSError as error:
             raise VitrailError(
-                f"cannot lock {folder}: {path}: {one_line(error)}; remove it, or make it writable"
+                f"cannot lock {folder}: {path}: {describe_error(error)}; remove it, or make it writable"
             ) from None
-        if not lock(descriptor):
-            owner = owner_of(descriptor)
+        if not try_lock(descriptor):
+            owner = describe_owner(descriptor)
             os.close(descriptor)
             raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
-        if is_same(descriptor, path):  # otherwise its previous owner has just deleted it
-            if not is_own(descriptor):
+        if is_same_file(descriptor, path):  # otherwise its previous owner has just deleted it
+            if not is_our_lock_file(descriptor):
                 os.close(descriptor)
                 raise VitrailError(
                     f"cannot lock {folder}: {path} is not a lock file of vitrail; nothing is changed: move it away"
@@ -88,13 +88,13 @@ def acquire(path: Path, folder: Path, what_else: str) -> int:
 
 def close_unless_regular(descriptor: int) -> None:
     try:
-        check_regular(os.fstat(descriptor))
+        check_regular_file(os.fstat(descriptor))
     except OSError:
         os.close(descriptor)
         raise
 
 
-def lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     try:
         if fcntl is not None:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,30 +103,34 @@ def lock(descriptor: int) -> bool:
         return False
     except OSError:  # no locks on this disk
         pass
-    return not is_alive(descriptor)
+    return not is_owner_alive(descriptor)
 
 
-def is_same(descriptor: int, path: Path) -> bool:
+def is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
         return False
 
 
-def is_own(descriptor: int) -> bool:
+def is_our_lock_file(descriptor: int) -> bool:
     """Whether the file holds what `acquire` writes, and has no other name: it is about to be overwritten."""
-    found = os.pread(descriptor, LONGEST + 1, 0)
-    return os.fstat(descriptor).st_nlink == 1 and len(found) <= LONGEST and OURS.fullmatch(found) is not None
+    found = os.pread(descriptor, MAX_LOCK_FILE_BYTES + 1, 0)
+    return (
+        os.fstat(descriptor).st_nlink == 1
+        and len(found) <= MAX_LOCK_FILE_BYTES
+        and LOCK_FILE_PATTERN.fullmatch(found) is not None
+    )
 
 
-def owner_of(descriptor: int) -> str:
+def describe_owner(descriptor: int) -> str:
     process = os.pread(descriptor, 20, 0).split(b" ")[0]
     return f" (pid {int(process)})" if process.isdigit() else ""
 
 
-def is_alive(descriptor: int) -> bool:
+def is_owner_alive(descriptor: int) -> bool:
     """Whether the process whose number is in the file still runs on this machine."""
-    process, _, host = os.pread(descriptor, LONGEST, 0).decode("utf-8", "replace").strip().partition(" ")
+    process, _, host = os.pread(descriptor, MAX_LOCK_FILE_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
     if not process.isdigit() or host != socket.gethostname() or int(process) == os.getpid():
         return False
     try:

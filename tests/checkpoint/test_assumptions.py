@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.checkpoint import read, write
@@ -19,7 +19,7 @@ KNOWN: dict[str, Any] = {"heads": 12, "activation": "gelu", "norm_eps": 1e-6, "p
 
 def bare(path: Path, **fields: Any) -> Any:
     """A state dict with the names of timm, of a model as wide as ViT-S with 12 heads."""
-    model = shake(vitrail.create("ViT-S/16", **{**SMALL, "heads": 12, **fields}))
+    model = add_weight_noise(vitrail.create("ViT-S/16", **{**SMALL, "heads": 12, **fields}))
     torch.save({"state_dict": model.state_dict()}, path)
     return model
 
@@ -72,7 +72,7 @@ def test_heads_of_deit_are_known_of_published_files_alone(
 
 @pytest.mark.parametrize(("name", "quiet"), [("dino_deitsmall16_pretrain.pth", True), ("backbone.pth", False)])
 def test_a_backbone_is_dinos_if_its_name_says_so(name: str, quiet: bool, tmp_path: Path) -> None:
-    model = shake(vitrail.create("ViT-S/16", **{**SMALL, "classes": 0}))
+    model = add_weight_noise(vitrail.create("ViT-S/16", **{**SMALL, "classes": 0}))
     torch.save(model.state_dict(), tmp_path / name)
     found = read(tmp_path / name)
     assert (found.layout, not found.report.assumed) == ("dino", quiet)
@@ -91,7 +91,7 @@ def test_a_file_without_positions_is_said_to_have_none(tmp_path: Path) -> None:
 
 
 def test_a_grid_that_fits_two_sizes_is_not_silent(tmp_path: Path) -> None:
-    model = shake(vitrail.create("DeiT-Ti", **{**SMALL, "image_size": (32, 128)}))
+    model = add_weight_noise(vitrail.create("DeiT-Ti", **{**SMALL, "image_size": (32, 128)}))
     path = tmp_path / "weights.pth"
     with pytest.warns(UserWarning, match=r"deit cannot say image_size \(32, 128\), and its readers take \(64, 64\)"):
         write(model, path, "deit")

@@ -9,13 +9,13 @@ from safetensors.torch import save_file
 
 import vitrail
 from vitrail.checkpoint import read
-from vitrail.checkpoint.contents import DTYPES
-from vitrail.checkpoint.reading import RUNNABLE
+from vitrail.checkpoint.files.raw_contents import SAFETENSORS_DTYPES
+from vitrail.checkpoint.reading import RUNNABLE_DTYPES
 from vitrail.errors import CheckpointError
-from vitrail.inspection.checkpoint import inspect
+from vitrail.inspection.checkpoints.file_inspection import inspect_file
 
 FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
-ODD = sorted({*DTYPES.values()} - {*RUNNABLE}, key=str)
+ODD = sorted({*SAFETENSORS_DTYPES.values()} - {*RUNNABLE_DTYPES}, key=str)
 
 
 def written(path: Path, **changes: torch.dtype) -> Path:
@@ -45,7 +45,7 @@ def test_a_dtype_that_no_model_runs_in_is_refused_by_name_and_can_be_inspected(
     ) as caught:
         read(path, heads=2)
     assert len(str(caught.value).splitlines()) == 1
-    seen = inspect(path, heads=2)
+    seen = inspect_file(path, heads=2)
     assert seen.dtypes[name] == 1
     assert name in (seen.reason or "")
 

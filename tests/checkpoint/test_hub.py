@@ -15,14 +15,14 @@ import huggingface_hub
 import pytest
 import timm
 import torch
-from hub_endpoint import Files, Hub, Request, answers, cuts, hangs, hangs_up, running
 from huggingface_hub import constants
 from safetensors.torch import load_file
+from support.fake_hub import FakeHub, Files, HubRequest, cut_after, hang, hang_up, respond_with, run_hub
 from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType]
 
 import vitrail
 from vitrail.checkpoint import read
-from vitrail.checkpoint.hub import fetch, is_hub_name
+from vitrail.checkpoint.hub import fetch_model, is_hub_name
 from vitrail.errors import CheckpointError
 
 TINY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -36,13 +36,13 @@ def no_wait(seconds: float) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FakeHub]:
     """huggingface_hub, which reads its environment when it is imported, online and pointed to this machine."""
     home = constants.HF_HOME
     for name, value in list(vars(constants).items()):  # whatever it keeps in its home, it keeps here
         if isinstance(value, str) and value.startswith(home):
             monkeypatch.setattr(constants, name, value.replace(home, str(tmp_path / "cache")))
-    with running() as hub:
+    with run_hub() as hub:
         for name, value in {
             "HF_HUB_OFFLINE": False,
             "ENDPOINT": hub.url,
@@ -80,7 +80,7 @@ def names(folder: Path) -> list[str]:
 
 def fails(name: str = NAME) -> str:
     with pytest.raises(CheckpointError) as caught:
-        fetch(name)
+        fetch_model(name)
     words = str(caught.value)
     assert name in words
     assert "\n" not in words
@@ -95,24 +95,24 @@ def test_names_of_the_hub() -> None:
     assert not is_hub_name("someone/toy")
 
 
-def test_a_model_of_timm_is_downloaded_once_and_then_cached(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_of_timm_is_downloaded_once_and_then_cached(hub: FakeHub, tmp_path: Path) -> None:
     model, files = timm_files(tmp_path / "timm")
     commit = hub.add(TOY, files)
-    folder = fetch(NAME)
+    folder = fetch_model(NAME)
     assert folder == tmp_path / "cache" / "models--someone--toy" / "snapshots" / commit
     assert names(folder) == ["config.json", "model.safetensors"]
     assert (folder / "config.json").read_bytes() == files["config.json"]
     loaded = load_file(folder / "model.safetensors")
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
-    assert len(hub.seen("GET /large/")) == 1
+    assert len(hub.requests_starting_with("GET /large/")) == 1
     hub.requests.clear()
-    assert fetch(NAME) == folder
-    assert not hub.seen("GET /large/")
-    assert not hub.seen("GET /someone")
+    assert fetch_model(NAME) == folder
+    assert not hub.requests_starting_with("GET /large/")
+    assert not hub.requests_starting_with("GET /someone")
 
 
-def test_a_model_is_loaded_by_its_name(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_loaded_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
     theirs, files = timm_files(tmp_path / "timm")
     hub.add(TOY, files)
     found = read(NAME, heads=2)
@@ -126,12 +126,12 @@ def test_a_model_is_loaded_by_its_name(hub: Hub, tmp_path: Path) -> None:
         assert vitrail.load(NAME, heads=2, classes=7, image_size=64).config.classes == 7
 
 
-def test_offline_the_cache_is_used(hub: Hub, offline: Callable[[], None]) -> None:
+def test_offline_the_cache_is_used(hub: FakeHub, offline: Callable[[], None]) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
-    folder = fetch(NAME)
+    folder = fetch_model(NAME)
     offline()
     hub.requests.clear()
-    assert fetch(NAME) == folder
+    assert fetch_model(NAME) == folder
     assert not hub.requests
     assert "not in the cache, and huggingface_hub is offline; set HF_HUB_OFFLINE=0 once" in fails(NAME + "2")
     assert "not in the cache" in fails(NAME + "@v2")
@@ -139,30 +139,33 @@ def test_offline_the_cache_is_used(hub: Hub, offline: Callable[[], None]) -> Non
     assert "not in the cache" in fails()
 
 
-def test_what_another_library_has_cached_is_enough_offline(hub: Hub, offline: Callable[[], None]) -> None:
+def test_what_another_library_has_cached_is_enough_offline(hub: FakeHub, offline: Callable[[], None]) -> None:
     hub.add(TOY, {"config.json": CONFIG, "pytorch_model.bin": b"old", "model.safetensors": b"weights"})
     path = Path(huggingface_hub.hf_hub_download(TOY, "pytorch_model.bin"))
     offline()
-    assert fetch(NAME) == path.parent
+    assert fetch_model(NAME) == path.parent
     assert names(path.parent) == ["pytorch_model.bin"]
 
 
-@pytest.mark.parametrize("fault", [answers(500), answers(401, "RepoNotFound"), answers(403), hangs])
-def test_where_the_hub_does_not_answer_the_cache_does(fault: Any, hub: Hub) -> None:
+@pytest.mark.parametrize("fault", [respond_with(500), respond_with(401, "RepoNotFound"), respond_with(403), hang])
+def test_where_the_hub_does_not_answer_the_cache_does(fault: Any, hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
-    folder = fetch(NAME)
+    folder = fetch_model(NAME)
     hub.faults[""] = fault
-    assert fetch(NAME) == folder
+    assert fetch_model(NAME) == folder
 
 
-def test_each_revision_has_its_own_files(hub: Hub) -> None:
+def test_each_revision_has_its_own_files(hub: FakeHub) -> None:
     hub.add(TOY, {"model.safetensors": b"new"})
     commit = hub.add(TOY, {"model.safetensors": b"old"}, "v1")
     hub.add(TOY, {"model.safetensors": b"proposed"}, "refs/pr/1")
-    read = {at: (fetch(NAME + at) / "model.safetensors").read_bytes() for at in ("", "@v1", f"@{commit}", "@refs/pr/1")}
+    read = {
+        at: (fetch_model(NAME + at) / "model.safetensors").read_bytes()
+        for at in ("", "@v1", f"@{commit}", "@refs/pr/1")
+    }
     assert read == {"": b"new", "@v1": b"old", f"@{commit}": b"old", "@refs/pr/1": b"proposed"}
     hub.add(TOY, {"model.safetensors": b"newer"})
-    assert (fetch(NAME) / "model.safetensors").read_bytes() == b"newer"
+    assert (fetch_model(NAME) / "model.safetensors").read_bytes() == b"newer"
 
 
 OTHERS = ("README.md", "modeling.py", "onnx/model.onnx", "tf_model.h5", "flax_model.msgpack", "sub/model.safetensors")
@@ -185,7 +188,7 @@ def index(shards: list[str]) -> bytes:
     ],
 )
 def test_only_what_is_needed_is_downloaded(
-    there: list[str], wanted: list[str], hub: Hub, offline: Callable[[], None]
+    there: list[str], wanted: list[str], hub: FakeHub, offline: Callable[[], None]
 ) -> None:
     files = {name: name.encode() for name in (*there, *OTHERS)}
     files |= {"config.json": CONFIG, "preprocessor_config.json": b"{}"}
@@ -193,13 +196,13 @@ def test_only_what_is_needed_is_downloaded(
         if name.endswith(".index.json"):
             files[name] = index(wanted[1:])
     hub.add(TOY, files)
-    folder = fetch(NAME)
+    folder = fetch_model(NAME)
     wanted = sorted([*wanted, "config.json", "preprocessor_config.json"])
     assert names(folder) == wanted
     assert all((folder / name).read_bytes() == files[name] for name in wanted)
-    assert len(hub.seen("GET /large/") + hub.seen("GET /someone")) == len(wanted)
+    assert len(hub.requests_starting_with("GET /large/") + hub.requests_starting_with("GET /someone")) == len(wanted)
     offline()
-    assert fetch(NAME) == folder
+    assert fetch_model(NAME) == folder
 
 
 @pytest.mark.parametrize(
@@ -209,9 +212,9 @@ def test_only_what_is_needed_is_downloaded(
         *("a/b@/etc/x", "a/b@v1\n", "a\\b/c", "a/b@v1@v2", "a/b?x", "é/b", "a--b/c", "a/b.git", "a/" + "b" * 97),
     ],
 )
-def test_a_name_that_is_none(name: str, hub: Hub) -> None:
+def test_a_name_that_is_none(name: str, hub: FakeHub) -> None:
     with pytest.raises(CheckpointError, match=r"name.*; expected hf-hub:owner/model\[@revision\]$") as caught:
-        fetch("hf-hub:" + name)
+        fetch_model("hf-hub:" + name)
     assert "\n" not in str(caught.value)
     assert not hub.requests
 
@@ -219,69 +222,85 @@ def test_a_name_that_is_none(name: str, hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("start", "fault", "words"),
     [
-        ("GET /api", answers(401, "RepoNotFound"), "no such repository, or a private one; check the name, or log in"),
-        ("GET /api", answers(404, "RepoNotFound"), "no such repository, or a private one; check the name, or log in"),
-        ("GET /api", answers(403, "GatedRepo"), "gated; accept its terms on its page and log in with `hf auth login`"),
-        ("GET /api", answers(403), "the hub answered 403; log in"),
-        ("GET /api", answers(500), "the hub answered 500; try again later"),
-        ("GET /api", answers(200, body=b"<html>Welcome to our hotel"), "the download failed: "),
-        ("GET /api", hangs, "timed out; check the connection and try again"),
-        ("HEAD /", answers(403, "GatedRepo"), "gated"),
-        ("HEAD /", answers(401), "log in"),
-        ("HEAD /", answers(503), "the hub answered 503"),
-        ("HEAD /", answers(404, "EntryNotFound"), "the hub answered 404"),
-        ("HEAD /", answers(200), "the download failed: "),
-        ("GET /large", answers(500), "the hub answered 500"),
-        ("GET /large", answers(200, body=b"few"), "Consistency check failed: file should be of size 7 but has size 3"),
-        ("GET /large", answers(200, body=b"too many bytes"), "file should be of size 7 but has size 14"),
-        ("GET /large", answers(200, body=b"WEIGHTS"), "model.safetensors arrived damaged, its SHA-256 differs"),
-        ("GET /large", hangs_up, "peer closed connection"),
+        (
+            "GET /api",
+            respond_with(401, "RepoNotFound"),
+            "no such repository, or a private one; check the name, or log in",
+        ),
+        (
+            "GET /api",
+            respond_with(404, "RepoNotFound"),
+            "no such repository, or a private one; check the name, or log in",
+        ),
+        (
+            "GET /api",
+            respond_with(403, "GatedRepo"),
+            "gated; accept its terms on its page and log in with `hf auth login`",
+        ),
+        ("GET /api", respond_with(403), "the hub answered 403; log in"),
+        ("GET /api", respond_with(500), "the hub answered 500; try again later"),
+        ("GET /api", respond_with(200, body=b"<html>Welcome to our hotel"), "the download failed: "),
+        ("GET /api", hang, "timed out; check the connection and try again"),
+        ("HEAD /", respond_with(403, "GatedRepo"), "gated"),
+        ("HEAD /", respond_with(401), "log in"),
+        ("HEAD /", respond_with(503), "the hub answered 503"),
+        ("HEAD /", respond_with(404, "EntryNotFound"), "the hub answered 404"),
+        ("HEAD /", respond_with(200), "the download failed: "),
+        ("GET /large", respond_with(500), "the hub answered 500"),
+        (
+            "GET /large",
+            respond_with(200, body=b"few"),
+            "Consistency check failed: file should be of size 7 but has size 3",
+        ),
+        ("GET /large", respond_with(200, body=b"too many bytes"), "file should be of size 7 but has size 14"),
+        ("GET /large", respond_with(200, body=b"WEIGHTS"), "model.safetensors arrived damaged, its SHA-256 differs"),
+        ("GET /large", hang_up, "peer closed connection"),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_leaves_no_weights(start: str, fault: Any, words: str, hub: Hub) -> None:
+def test_what_goes_wrong_is_one_line_and_leaves_no_weights(start: str, fault: Any, words: str, hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
     hub.faults[start] = fault
     assert words in fails()
     cache = Path(constants.HF_HUB_CACHE)
     assert not [path for path in cache.rglob("*") if path.name == "model.safetensors" or "incomplete" in path.name]
     hub.faults.clear()
-    assert (fetch(NAME) / "model.safetensors").read_bytes() == b"weights"
+    assert (fetch_model(NAME) / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_a_revision_that_is_not_there(hub: Hub) -> None:
+def test_a_revision_that_is_not_there(hub: FakeHub) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"}, "v1")
-    fetch(NAME + "@v1")
+    fetch_model(NAME + "@v1")
     assert "no such revision; expected a branch, a tag or a commit" in fails(NAME + "@v2")
     hub.revisions[TOY].pop("v1")
     assert "no such revision" in fails(NAME + "@v1"), "taken back by its author, it is not taken from the cache"
 
 
-def test_no_hub_at_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hub_at_all(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert "Connection refused; check the connection and try again" in fails()
 
 
-def test_a_download_that_is_cut_off_goes_on_where_it_was(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_that_is_cut_off_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
     weights = os.urandom(300_000)
     hub.add(TOY, {"model.safetensors": weights})
-    hub.faults["GET /large"] = cuts(weights, keep=200_000)
-    assert (fetch(NAME) / "model.safetensors").read_bytes() == weights
-    assert len(hub.seen("GET /large")) == 2
-    assert hub.seen("from byte") == ["from byte 200000"]
+    hub.faults["GET /large"] = cut_after(weights, keep=200_000)
+    assert (fetch_model(NAME) / "model.safetensors").read_bytes() == weights
+    assert len(hub.requests_starting_with("GET /large")) == 2
+    assert hub.requests_starting_with("from byte") == ["from byte 200000"]
 
 
-def test_a_repository_that_changes_meanwhile(hub: Hub) -> None:
+def test_a_repository_that_changes_meanwhile(hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
 
-    def change(request: Request) -> None:
+    def change(request: HubRequest) -> None:
         hub.faults.clear()
         hub.add(TOY, {"config.json": b"{}", "model.safetensors": b"others"})
         request.do_GET()
 
     hub.faults["HEAD /someone/toy/resolve/main/model.safetensors"] = change
     assert "it changed while it was downloaded; try again" in fails()
-    folder = fetch(NAME)
+    folder = fetch_model(NAME)
     assert [(folder / name).read_bytes() for name in names(folder)] == [b"{}", b"others"]
 
 
@@ -298,13 +317,13 @@ def test_a_repository_that_changes_meanwhile(hub: Hub) -> None:
         ({"model.safetensors.index.json": index(["a.safetensors"])}, "names 'a.safetensors', which is not there"),
     ],
 )
-def test_a_repository_without_weights(files: Files, words: str, hub: Hub) -> None:
+def test_a_repository_without_weights(files: Files, words: str, hub: FakeHub) -> None:
     hub.add(TOY, files)
     assert words in fails()
-    assert not hub.seen("GET /large")
+    assert not hub.requests_starting_with("GET /large")
 
 
-def test_a_full_disk(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"})
 
     def full(*args: object, **keywords: object) -> None:
@@ -314,7 +333,7 @@ def test_a_full_disk(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot write the cache: No space left on device; make room there, or set HF_HOME" in fails()
 
 
-def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"})
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
@@ -333,7 +352,9 @@ def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fails().endswith("needs huggingface_hub; pip install 'vitrail[hub]'")
 
 
-def test_real_weights_the_whole_way_by_the_environment(shared: Callable[[str], Path], hub: Hub, tmp_path: Path) -> None:
+def test_real_weights_the_whole_way_by_the_environment(
+    shared: Callable[[str], Path], hub: FakeHub, tmp_path: Path
+) -> None:
     weights = shared("weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors").read_bytes()
     hub.add(TINY, {"config.json": CONFIG, "model.safetensors": weights, "pytorch_model.bin": b"the same again"})
     home = tmp_path / "home"
@@ -341,10 +362,10 @@ def test_real_weights_the_whole_way_by_the_environment(shared: Callable[[str], P
     here |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TQDM_POSITION": "-1"}  # bars without a terminal too
     program = f"""
 import warnings, vitrail
-from vitrail.checkpoint.hub import fetch
+from vitrail.checkpoint.hub import fetch_model
 warnings.simplefilter("ignore")
 assert len(vitrail.load("hf-hub:{TINY}").blocks) == 12
-print(fetch("hf-hub:{TINY}"))
+print(fetch_model("hf-hub:{TINY}"))
 """
     told: list[str] = []
     for offline in ("0", "1"):
@@ -357,5 +378,5 @@ print(fetch("hf-hub:{TINY}"))
         assert folder.is_relative_to(home / "hub")
         assert (folder / "model.safetensors").read_bytes() == weights
     assert "100%" in told[0], "a progress bar"
-    assert len(hub.seen("GET /large")) == 1
+    assert len(hub.requests_starting_with("GET /large")) == 1
     assert names(tmp_path) == ["home"]

@@ -11,7 +11,7 @@ from timm.layers.patch_embed import resample_patch_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from vitrail.checkpoint.resample import Policy, resample_kernel, resample_positions
+from vitrail.checkpoint.resample import ResamplingPolicy, resample_patch_kernel, resample_positions
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid, resample
 
@@ -78,7 +78,7 @@ def test_dino(old: Grid, new: Grid) -> None:
 
 def test_the_policies_differ() -> None:
     table = torch.randn(1, 196, 8)
-    found = [resample_positions(table, (14, 14), (24, 24), policy) for policy in get_args(Policy)]
+    found = [resample_positions(table, (14, 14), (24, 24), policy) for policy in get_args(ResamplingPolicy)]
     for number, one in enumerate(found):
         for other in found[:number]:
             assert (one - other).norm() / one.norm() > 0.05
@@ -94,11 +94,11 @@ def test_an_unknown_policy_is_named() -> None:
 def test_patch_kernels_are_timms(new: Grid) -> None:
     kernel = torch.randn(6, 3, 16, 16)
     expected = resample_patch_embed(kernel, list(new))
-    torch.testing.assert_close(resample_kernel(kernel, new), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(resample_patch_kernel(kernel, new), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_larger_kernel_answers_to_larger_patches_as_before() -> None:
     kernel, patches = torch.randn(6, 3, 8, 8), torch.randn(2, 3, 8, 8)
     larger = F.interpolate(patches, size=(16, 16), mode="bicubic", antialias=True)
-    before, after = F.conv2d(patches, kernel), F.conv2d(larger, resample_kernel(kernel, (16, 16)))
+    before, after = F.conv2d(patches, kernel), F.conv2d(larger, resample_patch_kernel(kernel, (16, 16)))
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3)

@@ -7,32 +7,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from toy_data import picture
-from toy_models import saved_model
+from support.saved_models import write_model_folder
+from support.toy_datasets import write_image
 
 from vitrail.cli import main
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     code: int | str | None
     out: str
     err: str
 
 
 @pytest.fixture
-def vitrail_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def vitrail_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
     """Runs `vitrail WORDS…` to its end; what it changes in this process is set back after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
 
-    def run(*words: object) -> Said:
+    def run(*words: object) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["vitrail", *map(str, words)])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Cyclopts application invoked without tokens")  # they are in sys.argv
             with pytest.raises(SystemExit) as ended:
                 main()
         seen = capsys.readouterr()
-        return Said(ended.value.code, seen.out, seen.err)
+        return CommandResult(ended.value.code, seen.out, seen.err)
 
     return run
 
@@ -44,12 +44,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: object) -> None:
         pytest.fail("the model was asked")
 
-    monkeypatch.setattr("vitrail.inspection.explain.Explainer.maps", ask)
+    monkeypatch.setattr("vitrail.inspection.explain.Explainer.compute_maps", ask)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
+    return write_model_folder(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture
@@ -57,5 +57,5 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In the folder where we are; two of one name."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
-        picture(tmp_path / "photos" / name, number)
+        write_image(tmp_path / "photos" / name, number)
     return Path("photos")

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from toy_data import class_folders
+from support.toy_datasets import write_class_folders
 
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import VitrailError
-from vitrail.train.run import Run
-from vitrail.train.runs import is_finished, read_run, read_runs
-from vitrail.train.training import DivergedError, Training
+from vitrail.train.run_folder import RunFolder
+from vitrail.train.run_list import is_run_finished, read_run_summaries, read_run_summary
+from vitrail.train.trainer import DivergedError, Trainer
 
 TINY = (
     "scratch --data photos --model DeiT-Ti --set image_size=16 --set patch_size=8 --set width=12 --set depth=1 "
@@ -28,7 +28,7 @@ TINY = (
 
 
 def vitrail(words: str) -> None:
-    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def ablate(words: str) -> None:
@@ -38,8 +38,8 @@ def ablate(words: str) -> None:
 @pytest.fixture(autouse=True)
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
-    class_folders(tmp_path / "photos" / "val", ants=4, bees=4)
+    write_class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
+    write_class_folders(tmp_path / "photos" / "val", ants=4, bees=4)
 
 
 def plan(folder: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_rows_differ_in_one_thing_and_the_table_is_what_their_logs_say(capsys: p
     rows = json.loads(Path("out/table.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["full", "without-mixup", "optimizer-sgd-lr-0.01"]
     for row in rows:
-        logged = [Run(Path(f"out/{row['row']}-{seed}")).records()[-1] for seed in (0, 1)]
+        logged = [RunFolder(Path(f"out/{row['row']}-{seed}")).read_records()[-1] for seed in (0, 1)]
         first, second = (each["val_top1"] for each in logged)
         assert [each["top1"] for each in row["runs"]] == [first, second]
         assert row["top1"] == pytest.approx((first + second) / 2)
@@ -82,7 +82,7 @@ def test_rows_differ_in_one_thing_and_the_table_is_what_their_logs_say(capsys: p
         assert row["points"] == pytest.approx(100 * (row["top1"] - rows[0]["top1"]))
     assert "| without-mixup | mixup 0.2 → 0 |" in Path("out/table.md").read_text("utf-8")
     assert Path("out/ablation.png").exists()
-    assert [run.state for run in read_runs(Path("out"))] == ["finished"] * 6
+    assert [run.state for run in read_run_summaries(Path("out"))] == ["finished"] * 6
 
 
 def test_the_same_command_goes_on_and_ends_as_if_it_had_not_stopped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, co
         stderr=subprocess.PIPE,
         text=True,
     )
-    while process.poll() is None and not Run(Path("out/full-0")).records():
+    while process.poll() is None and not RunFolder(Path("out/full-0")).read_records():
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=100)
@@ -123,8 +123,8 @@ def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, co
     assert f"full-0 stopped by {number.name} after step" in err
     assert "to go on, give the same command again" in err
     assert err.count("\n") == 1
-    assert read_run(Path("out/full-0")).state.startswith("stopped at step")
-    assert Run(Path("out/full-0")).states()
+    assert read_run_summary(Path("out/full-0")).state.startswith("stopped at step")
+    assert RunFolder(Path("out/full-0")).list_checkpoints()
     assert not Path("out/without-flip-0").exists()
     with pytest.raises(VitrailError, match=r"full-0 was made by other settings: epochs 500, now 1; expected"):
         vitrail(words.format(1))
@@ -195,17 +195,17 @@ def test_bad_requests_are_one_line_before_anything_is_written(words: str, messag
 def test_a_row_that_diverges_is_a_result_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step = Training.step
+    step = Trainer.step
 
-    def diverging(self: Training, batches: Any) -> set[str]:
+    def diverging(self: Trainer, batches: Any) -> set[str]:
         if self.recipe.optimization.optimizer == "sgd":
             raise DivergedError(3, float("nan"))
         return step(self, batches)
 
-    monkeypatch.setattr(Training, "step", diverging)
+    monkeypatch.setattr(Trainer, "step", diverging)
     with pytest.raises(VitrailError, match="1 of 3 runs failed: optimizer-sgd-0: the loss is nan at step 3"):
         ablate(f"{TINY} --with optimizer=sgd --with clip=2 --out out")
-    assert is_finished(Path("out/clip-2-0"))
+    assert is_run_finished(Path("out/clip-2-0"))
     assert "failed" in capsys.readouterr().out.split("what differs")[1]
     assert "failed" in json.loads(Path("out/table.json").read_text())["rows"][1]["runs"][0]
 
@@ -218,5 +218,5 @@ def test_several_processes_train_row_after_row() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("what differs") == 1
-    assert [run.state for run in read_runs(Path("out"))] == ["finished"] * 2
+    assert [run.state for run in read_run_summaries(Path("out"))] == ["finished"] * 2
     assert plan("out/without-flip-0")["world"] == 2

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vitrail.study import bench as benches
-from vitrail.study import turns
-from vitrail.study.contenders import Stock
+from vitrail.study import timing
+from vitrail.study.bench_engines import ModelFiles
 
 Run = Callable[..., Any]
 QUICK = ("--batches", "1", "--threads", "1", "--rounds", "2", "--starts", "0")
@@ -17,22 +17,22 @@ QUICK = ("--batches", "1", "--threads", "1", "--rounds", "2", "--starts", "0")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN", 0.0)
-    monkeypatch.setattr(turns, "PAUSE", 0.0)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
-def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    return Stock(str(model), None, tmp_path_factory.mktemp("stock"))
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(model), None, tmp_path_factory.mktemp("stock"))
 
 
 @pytest.fixture
-def exported(stock: Stock) -> Path:
-    return stock.folder("onnx")
+def exported(stock: ModelFiles) -> Path:
+    return stock.folder_for("onnx")
 
 
-def test_a_table(vitrail_: Run, model: Path, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
+def test_a_table(vitrail_: Run, model: Path, stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
     assert (said.code, said.err) == (0, "")
     machine, heading, _, eager, onnx = said.out.splitlines()
@@ -103,14 +103,14 @@ def test_words_that_do_not_fit(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(benches, "in_turns", lambda *_, **__: pytest.fail("it was measured"))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(benches, "time_interleaved", lambda *_, **__: pytest.fail("it was measured"))  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_("bench", *(model if word == "MODEL" else word for word in words.split()))
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith(f"vitrail: {BAD[words]}")
 
 
 def test_a_peer_that_cannot_be_imported(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.study.contenders.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr("vitrail.study.bench_engines.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_("bench", model, "--peers", "transformers", *QUICK)
     told = "vitrail: --peers transformers, which is not installed: pip install transformers, or leave it out\n"
     assert said == (2, "", told)

@@ -7,30 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawing import shake
-from toy_data import class_folders
+from support.noisy_weights import add_weight_noise
+from support.toy_datasets import write_class_folders
 
 import vitrail
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
 def run(*words: object) -> None:
-    app()([str(word) for word in words], exit_on_error=False, print_error=False, result_action="return_value")
+    build_app()([str(word) for word in words], exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def save_model(folder: Path, labels: list[str] | None, preset: str = "vit_tiny_patch16_224", **fields: Any) -> Path:
     fields = {"image_size": 32, "classes": 2, "depth": 1, "width": 16, "heads": 2, **fields}
-    model = shake(vitrail.create(preset, **fields), std=0.3)
+    model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
     vitrail.save(model, folder, labels=labels, preprocessing=vitrail.Preprocessing(image_size=32))
     return folder
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return class_folders(tmp_path / "photos", ants=8, bees=8)
+    return write_class_folders(tmp_path / "photos", ants=8, bees=8)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys:
 def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", ["cats", "dogs"])
     headless = save_model(tmp_path / "headless", None, classes=0)
-    class_folders(tmp_path / "unvalidated" / "train", ants=2, bees=2)
+    write_class_folders(tmp_path / "unvalidated" / "train", ants=2, bees=2)
     (tmp_path / "unvalidated" / "val").mkdir()
     for words, message in (
         ((), r"^no models; expected at least one"),

@@ -9,29 +9,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_data import class_folders
+from support.toy_datasets import write_class_folders
 
 import vitrail
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.data.loader import Batch
 from vitrail.errors import VitrailError
-from vitrail.train.run import Run
-from vitrail.train.training import Training
+from vitrail.train.run_folder import RunFolder
+from vitrail.train.trainer import Trainer
 
 SIZE = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --set heads=1"
 STUDENT = f"--model deit_tiny_distilled_patch16_224 {SIZE} --batch 4"
 
 
 def run(words: str) -> None:
-    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
 
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Photos, and a teacher that was trained on them."""
     monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
-    class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
+    write_class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
+    write_class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
     torch.manual_seed(0)
     fields = {"image_size": 24, "patch_size": 8, "width": 12, "depth": 1, "heads": 1, "classes": 2}
     teacher = vitrail.create("vit_tiny_patch16_224", **fields)
@@ -47,7 +47,7 @@ def test_a_student(capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads(Path("run/run.json").read_text())
     assert plan["teacher"]["name"] == str(Path("teacher").resolve())
     assert plan["recipe"]["distill"] == "hard"
-    assert 0 <= Run(Path("run")).records()[0]["agreement"] <= 1
+    assert 0 <= RunFolder(Path("run")).read_records()[0]["agreement"] <= 1
     student = vitrail.load("run/model")
     assert student.config.distilled
     assert student.head_dist.weight.abs().max() > 0, "it has learnt"
@@ -57,20 +57,20 @@ def test_resuming_equals_never_stopping(monkeypatch: pytest.MonkeyPatch) -> None
     words = f"distill --teacher teacher --data photos {STUDENT} --epochs 3 --distill soft --save-every 1 --eval-every 0"
     run(f"{words} --out whole")
 
-    def step(self: Training, batches: Iterator[Batch]) -> set[str]:
-        if self.done == 5:
+    def step(self: Trainer, batches: Iterator[Batch]) -> set[str]:
+        if self.steps_done == 5:
             raise VitrailError("enough")
         return whole_step(self, batches)
 
-    whole_step = Training.step
-    monkeypatch.setattr(Training, "step", step)
+    whole_step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", step)
     with pytest.raises(VitrailError, match="enough"):
         run(f"{words} --out cut")
-    monkeypatch.setattr(Training, "step", whole_step)
+    monkeypatch.setattr(Trainer, "step", whole_step)
     run("distill --resume cut")
     one, other = (vitrail.load(Path(name) / "model").state_dict() for name in ("whole", "cut"))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert [each["step"] for each in Run(Path("cut")).records()] == [*range(1, 13), 12]
+    assert [each["step"] for each in RunFolder(Path("cut")).read_records()] == [*range(1, 13), 12]
 
 
 def test_answers_are_kept_for_other_runs() -> None:
@@ -108,7 +108,7 @@ def test_another_teacher_under_the_same_name(monkeypatch: pytest.MonkeyPatch) ->
         raise VitrailError("enough")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", stop)
+        patch.setattr(Trainer, "step", stop)
         with pytest.raises(VitrailError, match="enough"):
             run(f"distill --teacher teacher --data photos {STUDENT} --epochs 1 --out cut")
     other = vitrail.load("teacher")
@@ -158,7 +158,7 @@ def test_errors_before_any_step(words: str, said: str, monkeypatch: pytest.Monke
     def no_step(*_: object) -> None:
         raise AssertionError("a step was taken")
 
-    monkeypatch.setattr("vitrail.train.training.Training.step", no_step)
+    monkeypatch.setattr("vitrail.train.trainer.Trainer.step", no_step)
     Path("empty").mkdir()
     fields = {"image_size": 16, "patch_size": 8, "width": 12, "depth": 1, "heads": 1}
     how = vitrail.Preprocessing(image_size=16)

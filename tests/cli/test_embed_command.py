@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bad_pictures import damage
-from forking import forked, kill, told, wait_for
-from toy_data import picture
+from support.command_processes import drop_engine_notes, kill_process, start_command, wait_until
+from support.toy_datasets import write_image
+from support.unreadable_images import add_unreadable_images
 
 from vitrail.predict.viewer import Viewer
 
@@ -22,7 +22,7 @@ Run = Callable[..., Any]
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png")):
-        picture(tmp_path / "photos" / name, number)
+        write_image(tmp_path / "photos" / name, number)
     return Path("photos")
 
 
@@ -45,7 +45,7 @@ def test_the_features_are_the_models(vitrail_: Run, model: Path, photos: Path, f
     every = tokens(model)
     expected = {"class": every[:, 0], "mean": every[:, 1:].mean(1), "tokens": every}[features]
     said = vitrail_("embed", model, photos, "-o", "new/f.npy", "--features", features)
-    assert (said.code, told(said.err)) == (0, "")
+    assert (said.code, drop_engine_notes(said.err)) == (0, "")
     assert said.out.startswith("new/f.npy: 3 pictures, ")
     found = np.load("new/f.npy")
     assert (found.shape, found.dtype) == (expected.shape, np.float32)
@@ -66,10 +66,10 @@ def test_a_parquet_file_has_the_same(vitrail_: Run, model: Path, photos: Path) -
 
 
 def test_bad_pictures_have_no_row(vitrail_: Run, model: Path, photos: Path) -> None:
-    bad = damage(photos)
+    bad = add_unreadable_images(photos)
     said = vitrail_("embed", model, photos, "-o", "f.npy")
     assert said.code == 1
-    assert told(said.err).splitlines()[-1] == (
+    assert drop_engine_notes(said.err).splitlines()[-1] == (
         f"vitrail: {len(bad)} of {len(bad) + 3} pictures could not be read; the others are in f.npy"
     )
     rows = rows_of("f.files.csv")
@@ -85,14 +85,14 @@ def test_killed_at_random_moments_it_is_complete(
 ) -> None:
     kills = max(2, kills // 2)
     for number in range(40 * kills):
-        picture(tmp_path / "many" / f"{number:05}.png", number)
+        write_image(tmp_path / "many" / f"{number:05}.png", number)
     words = ["embed", model, "many", "--engine", "eager", "--batch", 2, "--streams", 1, "--threads", 1]
     chance, killed, watched = random.Random(0), 0, tmp_path / "f.npy.partial" / "features.npy"
     for _ in range(kills):
         before = watched.stat().st_size if watched.exists() else 0
-        process = forked([*words, "-o", "f.npy", "--resume"])
-        wait_for(process, lambda before=before: watched.exists() and watched.stat().st_size > before)
-        killed += kill(process, chance.uniform(0, 0.02))
+        process = start_command([*words, "-o", "f.npy", "--resume"])
+        wait_until(process, lambda before=before: watched.exists() and watched.stat().st_size > before)
+        killed += kill_process(process, chance.uniform(0, 0.02))
     assert killed > kills / 2, "the job was over too soon to be killed"
     assert vitrail_(*words, "-o", "f.npy", "--resume").code == 0
     assert vitrail_(*words, "-o", "whole.npy").code == 0
@@ -117,5 +117,5 @@ def test_words_that_do_not_fit(vitrail_: Run, model: Path, photos: Path, words: 
     for name in ("there.npy", "named.files.csv"):
         Path(name).touch()
     said = vitrail_("embed", model, *words.split())
-    assert (said.code, said.out, told(said.err).count("\n")) == (2, "", 1), told(said.err)
-    assert told(said.err).startswith(f"vitrail: {BAD[words]}")
+    assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1), drop_engine_notes(said.err)
+    assert drop_engine_notes(said.err).startswith(f"vitrail: {BAD[words]}")

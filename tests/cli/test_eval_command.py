@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing import shake
 from PIL import Image
+from support.noisy_weights import add_weight_noise
 
 import vitrail
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
 def run(*words: object) -> None:
-    app()(
+    build_app()(
         [str(word) for word in ("eval", *words)], exit_on_error=False, print_error=False, result_action="return_value"
     )
 
 
 def save_model(folder: Path, labels: list[str] | None, **fields: Any) -> Path:
     fields = {"image_size": 32, "classes": 2, "depth": 1, "width": 16, "heads": 2, **fields}
-    model = shake(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
+    model = add_weight_noise(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
     vitrail.save(model, folder, labels=labels, preprocessing=vitrail.Preprocessing(image_size=32))
     return folder
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from toy_data import noise, picture
-from toy_models import LABELS, saved_convnet, saved_model
+from support.saved_models import LABELS, write_convnet_folder, write_model_folder
+from support.toy_datasets import random_array, write_image
 
 import vitrail
 from vitrail.inspection.explain import Explainer
@@ -25,7 +25,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    Image.fromarray(noise(40, 60, 3)).save(tmp_path / "photo.jpg")
+    Image.fromarray(random_array(40, 60, 3)).save(tmp_path / "photo.jpg")
     return tmp_path / "photo.jpg"
 
 
@@ -106,8 +106,8 @@ def test_names_of_the_user_s_own(vitrail_: Run, model: Path, photo: Path, tmp_pa
 def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     """Spaces, quotes, letters of all the world, a name as long as a disk takes, and twice the same."""
     stems = ("my photo", "蜂 и ants", "a\"b'c $x$", "100%", "x" * 240, "-o")
-    names = [str(picture(tmp_path / "one" / f"{stem}.png")) for stem in stems]
-    names += [str(picture(tmp_path / folder / "my photo.png", 7)) for folder in ("two", "three")]
+    names = [str(write_image(tmp_path / "one" / f"{stem}.png")) for stem in stems]
+    names += [str(write_image(tmp_path / folder / "my photo.png", 7)) for folder in ("two", "three")]
     said = vitrail_("explain", model, *names, "-o", tmp_path / "out", "--json")
     assert (said.code, said.err) == (0, "")
     found = json.loads(said.out)
@@ -119,7 +119,7 @@ def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
 
 
 def test_a_line_a_photo_whatever_its_name(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    name = picture(tmp_path / "two\nlines \x1b[31m.png")
+    name = write_image(tmp_path / "two\nlines \x1b[31m.png")
     said = vitrail_("explain", model, name, "-o", tmp_path / "out")
     assert len(said.out.splitlines()) == 1
     assert r"two\nlines \x1b[31m.rollout.png" in said.out
@@ -128,7 +128,7 @@ def test_a_line_a_photo_whatever_its_name(vitrail_: Run, model: Path, tmp_path: 
 
 def test_a_folder_of_photos(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     for name in ("b.png", "a.png", "deeper/c.png"):
-        picture(tmp_path / "photos" / name)
+        write_image(tmp_path / "photos" / name)
     said = vitrail_("explain", model, tmp_path / "photos", "-o", tmp_path / "out")
     assert said.code == 0
     assert [Path(each.split(":")[0]).name for each in said.out.splitlines()] == ["a.png", "b.png"]
@@ -177,7 +177,7 @@ def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path
     assert said.err == f"vitrail: note: {expected}\n"
     seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert seen.is_empty
-    assert "where nothing speaks for the class" in seen.plate.caption
+    assert "where nothing speaks for the class" in seen.figure.caption
     assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo).is_empty
 
 
@@ -191,7 +191,7 @@ def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> N
 
 
 def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
-    headless = saved_model(tmp_path / "headless", labels=None)
+    headless = write_model_folder(tmp_path / "headless", labels=None)
     said = vitrail_("explain", headless, photo, "-o", tmp_path / "out")
     assert said == (0, f"{photo}: {tmp_path / 'out' / 'photo.rollout.png'}\n", "")
     (found,) = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json").out)
@@ -241,7 +241,7 @@ def test_words_that_do_not_fit(vitrail_: Run, model: Path, photo: Path, tmp_path
 def test_places_that_do_not_fit(
     vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convnet = saved_convnet(tmp_path / "convnet")
+    convnet = write_convnet_folder(tmp_path / "convnet")
     (tmp_path / "empty").mkdir()
     (tmp_path / "labels.txt").write_text("one\n")
     out = ("-o", tmp_path / "out")
@@ -273,7 +273,7 @@ def test_a_folder_that_may_not_be_written_to(vitrail_: Run, model: Path, photo: 
 
 def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
     """There is a bar, and what is printed still goes where it was sent to."""
-    photos = [picture(tmp_path / f"{n}.png") for n in range(2)]
+    photos = [write_image(tmp_path / f"{n}.png") for n in range(2)]
     program = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
     command = [sys.executable, "-c", program, "explain", model, *photos, "-o", tmp_path / "out"]
     ours, theirs = pty.openpty()
@@ -289,7 +289,7 @@ def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_check_needs_a_map(vitrail_: Run, tmp_path: Path) -> None:
-    linear = saved_model(tmp_path / "linear", "linformer_tiny_patch16_224", projected=4)
+    linear = write_model_folder(tmp_path / "linear", "linformer_tiny_patch16_224", projected=4)
     said = vitrail_("explain", linear, "photo.jpg", "--check")
     why = "its keys are mixtures of all tokens, so no token has a share of its own"
     assert (said.code, said.err) == (

@@ -10,12 +10,21 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exporting import HOW, LABELS, MODELS, Exports, noise, saved_toy, toy, without_checksums
 from PIL import Image
-from toy_models import saved_run
+from support.saved_models import write_run_folder
+from support.toy_exports import (
+    LABELS,
+    PREPROCESSING,
+    TOY_FIELDS,
+    ExportFinder,
+    make_toy_model,
+    random_pixels,
+    remove_checksums,
+    save_toy_model,
+)
 
 import vitrail
-from vitrail.export.exported import CONFIG, MODEL, PROGRAM, Exported
+from vitrail.export.description import CONFIG_FILE, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription
 
 Run = Callable[..., Any]
 
@@ -29,19 +38,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def photos(here: Path) -> Path:
     (here / "photos").mkdir()
-    for number, pixels in enumerate(noise(3, (60, 70))):
+    for number, pixels in enumerate(random_pixels(3, (60, 70))):
         Image.fromarray(pixels).save(here / "photos" / f"{number}.png")
     (here / "photos" / "broken.png").write_text("no picture")
     return Path("photos")
 
 
-def about(folder: str) -> Exported:
-    return Exported.from_json((Path(folder) / CONFIG).read_text(), folder)
+def about(folder: str) -> ExportDescription:
+    return ExportDescription.from_json((Path(folder) / CONFIG_FILE).read_text(), folder)
 
 
 def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> None:
     """Checked on pictures of one's own too, and of another size than the model was made for."""
-    saved_toy(here / "model", depth=1)
+    save_toy_model(here / "model", depth=1)
     said = vitrail_("export", "model", "new/out", "--image-size", "64x48", "--check", photos, "--labels", words(here))
     assert said.code == 0
     lines = said.out.splitlines()
@@ -56,23 +65,23 @@ def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> N
 
     said = vitrail_("predict", "new/out", photos / "0.png", "--format", "json")
     expected = vitrail.Predictor(
-        vitrail.load("model", image_size=(64, 48)), preprocessing=HOW, labels=[*"vwxyz"]
+        vitrail.load("model", image_size=(64, 48)), preprocessing=PREPROCESSING, labels=[*"vwxyz"]
     ).predict(photos / "0.png")
     (row,) = json.loads(said.out)
     assert [each["label"] for each in row["top"]] == [each.label for each in expected.top]
     shares = [each.probability for each in expected.top]
     assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=1e-4)
 
-    before = (Path("new/out") / MODEL).read_bytes()
+    before = (Path("new/out") / ONNX_FILE).read_bytes()
     said = vitrail_("export", "model", "new/out")
     assert (said.code, said.err) == (
         2,
         "vitrail: new/out already exists; expected a new place, or --overwrite to replace it\n",
     )
-    assert (Path("new/out") / MODEL).read_bytes() == before
+    assert (Path("new/out") / ONNX_FILE).read_bytes() == before
     said = vitrail_("export", "model", "new/out", "--overwrite", "--to", "torch-export")
     assert said.code == 0
-    assert sorted(path.name for path in Path("new/out").iterdir()) == [CONFIG, PROGRAM]
+    assert sorted(path.name for path in Path("new/out").iterdir()) == [CONFIG_FILE, TORCH_PROGRAM_FILE]
     assert about("new/out").labels == LABELS
     said = vitrail_("predict", "new/out", photos / "0.png")
     assert (said.code, len(said.err.splitlines())) == (2, 1)
@@ -87,7 +96,7 @@ def words(here: Path) -> Path:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the writer would have been asked, instead of the seconds that it takes."""
-    from vitrail.export.writing import Checked
+    from vitrail.export.export import ExportCheck
 
     found = list[dict[str, Any]]()
 
@@ -95,14 +104,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         found.append({"model": model, "folder": folder, **options})
         told = {name: options[name] for name in ("output", "preprocessing", "labels", "merge")}
         told["multiple"] = 16 if options["dynamic"] else 0
-        return Exported(precision="fp32", classes=5, **told), Checked(36, 1e-6, 30)
+        return ExportDescription(precision="fp32", classes=5, **told), ExportCheck(36, 1e-6, 30)
 
-    monkeypatch.setattr("vitrail.export.writing.export_model", write)
+    monkeypatch.setattr("vitrail.export.export.export_model", write)
     return found
 
 
 def test_every_flag_reaches_the_writer(vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
-    saved_toy(here / "model", depth=1)
+    save_toy_model(here / "model", depth=1)
     said = vitrail_(
         *("export", "model", "out", "--to", "onnx-int8", "--features", "mean", "--portable", "--merge", 2),
         *("--preprocessing", "crop=0.5", "--preprocessing", "interpolation=bilinear", "--overwrite"),
@@ -119,10 +128,10 @@ def test_every_flag_reaches_the_writer(vitrail_: Run, here: Path, asked: list[di
     assert (given["overwrite"], given["dynamic"], given["pictures"]) == (True, False, None)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOY_FIELDS)
 def test_any_size_of_every_model(name: str, vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
     """Every family of ours takes any, whether or not the checkpoint says so."""
-    saved_toy(here / "model", name)
+    save_toy_model(here / "model", name)
     said = vitrail_("export", "model", "out", "--dynamic")
     assert (said.code, said.err) == (0, "")
     assert "pictures of any multiple of 16" in said.out
@@ -138,9 +147,9 @@ def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: 
 
     import vitrail.checkpoint.reading as reading
 
-    model = toy("vit")
+    model = make_toy_model("vit")
     model.config = SimpleNamespace(image_size=(48, 32), channels=3, classes=5)
-    description = SimpleNamespace(config={}, preprocessing=HOW, labels=None, provenance={})
+    description = SimpleNamespace(config={}, preprocessing=PREPROCESSING, labels=None, provenance={})
     found = SimpleNamespace(model=model, description=description, report=SimpleNamespace(warnings=(), assumed={}))
 
     def describe(*_: object) -> Any:
@@ -160,7 +169,7 @@ def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: 
 
 
 def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
-    saved_run(here / "run", here / "data")
+    write_run_folder(here / "run", here / "data")
     assert vitrail_("export", "run", "out").code == 0
     assert asked[0]["labels"] == ("ants", "bees", "cats")
 
@@ -199,11 +208,11 @@ def test_a_wrong_call_is_one_line(
     def ask(*_: object, **__: object) -> None:
         pytest.fail("the model was exported")
 
-    monkeypatch.setattr("vitrail.export.writing.write_onnx", ask)
-    monkeypatch.setattr("vitrail.export.writing.exported_program", ask)
-    saved_toy(here / "model")
-    saved_toy(here / "mean", "mean")
-    vitrail.save(toy("vit", classes=0), here / "headless", preprocessing=HOW)
+    monkeypatch.setattr("vitrail.export.export.write_onnx", ask)
+    monkeypatch.setattr("vitrail.export.export.export_torch_program", ask)
+    save_toy_model(here / "model")
+    save_toy_model(here / "mean", "mean")
+    vitrail.save(make_toy_model("vit", classes=0), here / "headless", preprocessing=PREPROCESSING)
     (here / "three.txt").write_text("a\nb\nc\n")
     (here / "empty").mkdir()
     before = {path: path.read_bytes() for path in sorted(here.rglob("*")) if path.is_file()}
@@ -216,7 +225,7 @@ def test_a_wrong_call_is_one_line(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_place_that_may_not_be_written(vitrail_: Run, here: Path) -> None:
-    saved_toy(here / "model")
+    save_toy_model(here / "model")
     (here / "locked").mkdir(mode=0o555)
     said = vitrail_("export", "model", "locked/out")
     assert (said.code, len(said.err.splitlines())) == (2, 1)
@@ -227,7 +236,7 @@ def damaged(source: Path, folder: Path, how: str) -> Path:
     folder.mkdir()
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    model, config = without_checksums(folder) / MODEL, folder / CONFIG
+    model, config = remove_checksums(folder) / ONNX_FILE, folder / CONFIG_FILE
     if how == "cut off":
         model.write_bytes(model.read_bytes()[:2000])
     elif how == "random":
@@ -258,7 +267,9 @@ def damaged(source: Path, folder: Path, how: str) -> Path:
         *("another format", "no JSON", "someone else's description"),
     ],
 )
-def test_a_damaged_export_is_one_line(how: str, vitrail_: Run, exported: Exports, here: Path, photos: Path) -> None:
+def test_a_damaged_export_is_one_line(
+    how: str, vitrail_: Run, exported: ExportFinder, here: Path, photos: Path
+) -> None:
     folder = damaged(exported("onnx"), here / "own", how)
     for count in (["photos/0.png"], ["photos", "-o", "out.csv"]):
         said = vitrail_("predict", folder, *count)
@@ -268,7 +279,7 @@ def test_a_damaged_export_is_one_line(how: str, vitrail_: Run, exported: Exports
         assert sorted(path.name for path in here.iterdir()) == ["own", "photos"]
 
 
-def test_engines_that_do_not_go_together(vitrail_: Run, exported: Exports, photos: Path) -> None:
+def test_engines_that_do_not_go_together(vitrail_: Run, exported: ExportFinder, photos: Path) -> None:
     for words, says in (
         (
             ["predict", exported("int8"), photos, "--exact"],

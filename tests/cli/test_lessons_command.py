@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
@@ -14,7 +14,7 @@ NAMES = ("gelu", "schedules", "positions")
 
 
 def run(*words: object) -> None:
-    app()(
+    build_app()(
         [str(word) for word in ("lessons", *words)],
         exit_on_error=False,
         print_error=False,

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_data import class_folders, picture
-from toy_models import saved_convnet, saved_model, saved_run
+from support.saved_models import write_convnet_folder, write_model_folder, write_run_folder
+from support.toy_datasets import write_class_folders, write_image
 
-from vitrail.figures import Plate
+from vitrail.figures import CaptionedFigure
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.look import look
+from vitrail.inspection.model_figures import look
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -23,21 +23,21 @@ NAMES = (*STILL, "attention_distance", "token_norms", "token_similarity", "align
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+    return write_model_folder(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """A folder without classes."""
     for number in range(9):
-        picture(tmp_path / "photos" / f"{number}.png", number)
+        write_image(tmp_path / "photos" / f"{number}.png", number)
     return tmp_path / "photos"
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long is done in one of the tests."""
-    monkeypatch.setattr(Plate, "save", lambda self, folder, *_, **__: [folder / self.name])  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(CaptionedFigure, "save", lambda self, folder, *_, **__: [folder / self.name])  # pyright: ignore[reportUnknownLambdaType]
 
 
 def files(folder: Path) -> set[str]:
@@ -45,7 +45,10 @@ def files(folder: Path) -> set[str]:
 
 
 def test_everything(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
-    distilled, out = saved_model(tmp_path / "distilled", "deit_tiny_distilled_patch16_224"), tmp_path / "new" / "out"
+    distilled, out = (
+        write_model_folder(tmp_path / "distilled", "deit_tiny_distilled_patch16_224"),
+        tmp_path / "new" / "out",
+    )
     said = vitrail_("look", distilled, "--data", photos, "--images", 4, "-o", out, "--svg", "--arrays")
     assert (said.code, said.err) == (0, "")
     assert files(out) == {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg", ".npz")}
@@ -73,8 +76,8 @@ def test_the_weights_alone(vitrail_: Run, model: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_has_pictures_of_its_own(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
-    run, seen = saved_run(tmp_path / "run", data, patch_size=32), list[str]()
+    data = write_class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
+    run, seen = write_run_folder(tmp_path / "run", data, patch_size=32), list[str]()
     plain = Explainer.__init__
 
     def spy(self: Explainer, *given: Any, **named: Any) -> None:
@@ -129,7 +132,7 @@ def test_models_that_do_not_fit(vitrail_: Run, model: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        (saved_convnet(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
+        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
     ):
         said = vitrail_("look", name)
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_pictures import damage
-from forking import ended, forked, told
-from toy_models import LABELS, saved_model
+from support.command_processes import drop_engine_notes, start_command, wait_for_exit
+from support.saved_models import LABELS, write_model_folder
+from support.unreadable_images import add_unreadable_images
 
 import vitrail
 
@@ -30,7 +30,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) -> None:
     expected = list(vitrail.Predictor(model).predict_all(NAMES, top=2))
     said = vitrail_("predict", model, photos, "--top", 2, "--format", "jsonl")
-    assert (said.code, told(said.err)) == (0, "")
+    assert (said.code, drop_engine_notes(said.err)) == (0, "")
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["file"] for row in rows] == NAMES
     for row, prediction in zip(rows, expected, strict=True):
@@ -42,7 +42,7 @@ def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) ->
 
 def test_a_table_for_one(vitrail_: Run, model: Path, photos: Path) -> None:
     said = vitrail_("predict", model, NAMES[0], "--top", 99)
-    assert (said.code, told(said.err)) == (0, "")
+    assert (said.code, drop_engine_notes(said.err)) == (0, "")
     name, *lines = said.out.splitlines()
     assert name == NAMES[0]
     assert sorted(line.split()[2] for line in lines) == sorted(LABELS)
@@ -53,7 +53,7 @@ def test_every_format_to_a_file(vitrail_: Run, model: Path, photos: Path) -> Non
     kinds = ["csv", "jsonl", "json", *(["parquet"] if can_parquet() else [])]
     for kind in kinds:
         said = vitrail_("predict", model, photos, "-o", f"new/out.{kind}", "--top", 1)
-        assert (said.code, told(said.err)) == (0, "")
+        assert (said.code, drop_engine_notes(said.err)) == (0, "")
         assert said.out.startswith(f"new/out.{kind}: 4 pictures, ")
     assert {path.name for path in Path("new").iterdir()} == {f"out.{kind}" for kind in kinds}
     found = json.loads(Path("new/out.json").read_text())
@@ -79,11 +79,11 @@ def can_parquet() -> bool:
 
 def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path, photos: Path) -> None:
     good = rows_of(vitrail_("predict", model, photos, "--format", "csv").out)
-    bad = damage(photos)
+    bad = add_unreadable_images(photos)
     Path("empty").mkdir()
     said = vitrail_("predict", model, "empty", photos, "photos/none.png", "no*.jpg", "-o", "out.csv", "--batch", 3)
     assert said.code == 1
-    *lines, last = told(said.err).splitlines()
+    *lines, last = drop_engine_notes(said.err).splitlines()
     assert lines[0].startswith("vitrail: 'empty' holds no pictures; expected")
     assert lines[1].startswith("vitrail: 'no*.jpg' matches nothing; expected")
     assert last == ("vitrail: 8 of 12 pictures and 2 of the places given could not be read; the others are in out.csv")
@@ -102,25 +102,28 @@ def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path,
 
 @pytest.mark.parametrize("name", ["photos/none.png", "photos/a/text.png", "empty", "no*.jpg"])
 def test_nothing_but_bad_pictures(vitrail_: Run, model: Path, photos: Path, name: str) -> None:
-    damage(photos)
+    add_unreadable_images(photos)
     Path("empty").mkdir()
     said = vitrail_("predict", model, name)
     assert (said.code, said.out) == (1, "")
-    assert told(said.err).startswith(f"vitrail: '{name}' ")
-    assert told(said.err).count("\n") == (1 if name.endswith("png") else 2)
+    assert drop_engine_notes(said.err).startswith(f"vitrail: '{name}' ")
+    assert drop_engine_notes(said.err).count("\n") == (1 if name.endswith("png") else 2)
 
 
 def test_limits_are_flags(vitrail_: Run, model: Path, photos: Path) -> None:
     for words in (("--max-pixels", 29), ("--max-bytes", 50)):
         said = vitrail_("predict", model, NAMES[0], *words)
         assert said.code == 1
-        assert told(said.err).startswith(f"vitrail: '{NAMES[0]}' ")
+        assert drop_engine_notes(said.err).startswith(f"vitrail: '{NAMES[0]}' ")
         assert vitrail_("predict", model, NAMES[0], words[0], 5000).code == 0
 
 
 def test_given_twice_is_done_once(vitrail_: Run, model: Path, photos: Path) -> None:
     said = vitrail_("predict", model, NAMES[1], photos, "./photos/a/1.png", "--format", "csv")
-    assert (said.code, told(said.err)) == (0, "vitrail: note: 2 of the pictures were given twice; each is done once\n")
+    assert (said.code, drop_engine_notes(said.err)) == (
+        0,
+        "vitrail: note: 2 of the pictures were given twice; each is done once\n",
+    )
     assert [row["file"] for row in rows_of(said.out)] == [NAMES[1], NAMES[0], *NAMES[2:]]
 
 
@@ -133,7 +136,7 @@ def test_names_that_are_no_text(vitrail_: Run, model: Path, photos: Path) -> Non
     assert os.fsencode(strange) in text
     assert json.loads(Path("out.json").read_text())[-1]["file"] == strange
     said = vitrail_("predict", model, photos)
-    assert (said.code, told(said.err)) == (0, "")
+    assert (said.code, drop_engine_notes(said.err)) == (0, "")
     assert "photos/\\udcff\\n.png" in said.out
 
 
@@ -173,21 +176,21 @@ def test_words_that_do_not_fit(
     def ask(*_: object) -> None:
         pytest.fail("the model was asked")
 
-    monkeypatch.setattr("vitrail.predict.predictor.Predictor.rows", ask, raising=False)
+    monkeypatch.setattr("vitrail.predict.predictor.Predictor.iterate_results", ask, raising=False)
     said = vitrail_("predict", model, *words.split())
-    assert (said.code, said.out, told(said.err).count("\n")) == (2, "", 1), told(said.err)
-    assert told(said.err).startswith(f"vitrail: {BAD[words]}")
+    assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1), drop_engine_notes(said.err)
+    assert drop_engine_notes(said.err).startswith(f"vitrail: {BAD[words]}")
 
 
 def test_a_model_that_is_none(vitrail_: Run, photos: Path) -> None:
     said = vitrail_("predict", "nowhere", photos, "-o", "out.csv")
-    assert (said.code, said.out, told(said.err).count("\n")) == (2, "", 1)
-    assert told(said.err).startswith("vitrail: nowhere does not exist; expected")
+    assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1)
+    assert drop_engine_notes(said.err).startswith("vitrail: nowhere does not exist; expected")
     assert not Path("out.csv.partial").exists()
 
 
 def test_labels_from_a_file(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
-    plain = saved_model(tmp_path / "plain", labels=None, classes=3)
+    plain = write_model_folder(tmp_path / "plain", labels=None, classes=3)
     Path("labels.txt").write_text("x\ny\nz\n")
     said = vitrail_("predict", plain, NAMES[0], "--labels", "labels.txt", "--format", "csv", "--top", 3)
     assert {rows_of(said.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {"x", "y", "z"}
@@ -198,8 +201,8 @@ def test_labels_from_a_file(vitrail_: Run, photos: Path, tmp_path: Path) -> None
 def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> None:
     expected = vitrail_("predict", model, NAMES[0], "--format", "csv").out
     words = ("predict", model, "-", "--format", "csv")
-    process = forked(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
-    assert (ended(process), told(Path("told"))) == (0, "")
+    process = start_command(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
+    assert (wait_for_exit(process), drop_engine_notes(Path("told"))) == (0, "")
     (heading, row), (same, other) = (text.splitlines() for text in (expected, Path("said").read_text()))
     assert heading == same
     for name, ours, theirs in zip(
@@ -209,15 +212,15 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
             assert float(theirs) == pytest.approx(float(ours), rel=1e-5)
         else:
             assert theirs == ours
-    assert ended(forked(words, stderr=Path("told"))) == 1
-    assert told(Path("told")).startswith("vitrail: the given data is empty; expected an image")
+    assert wait_for_exit(start_command(words, stderr=Path("told"))) == 1
+    assert drop_engine_notes(Path("told")).startswith("vitrail: the given data is empty; expected an image")
 
 
 @pytest.mark.slow
 def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     assert vitrail_("export", model, "shipped").code == 0
-    damage(photos)
+    add_unreadable_images(photos)
     for name, given in (("torch.csv", model), ("onnx.csv", "shipped")):
         assert vitrail_("predict", given, photos, "-o", name).code == 1
     rows, expected = rows_of(Path("onnx.csv").read_text()), rows_of(Path("torch.csv").read_text())
@@ -229,7 +232,7 @@ def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: 
             assert float(row["probability_1"]) == pytest.approx(float(other["probability_1"]), abs=1e-4)
     said = vitrail_("embed", "shipped", photos, "-o", "f.npy")
     assert (said.code, said.out) == (2, "")
-    assert told(said.err).startswith("vitrail: shipped answers with logits; expected class")
+    assert drop_engine_notes(said.err).startswith("vitrail: shipped answers with logits; expected class")
 
 
 def test_jobs_need_no_torch() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_data import class_folders, picture
-from toy_models import saved_convnet, saved_model, saved_run
+from support.saved_models import write_convnet_folder, write_model_folder, write_run_folder
+from support.toy_datasets import write_class_folders, write_image
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -16,13 +16,13 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+    return write_model_folder(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
 
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """How figures are drawn is tested with the page."""
-    monkeypatch.setattr("vitrail.report.page.figure_html", "<figure id={1}>{0.title}</figure>".format)
+    monkeypatch.setattr("vitrail.report.html_page.render_figure", "<figure id={1}>{0.title}</figure>".format)
 
 
 def headings(page: str) -> list[str]:
@@ -36,8 +36,8 @@ def rows(page: str) -> list[list[str]]:
 
 
 def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
-    data = class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
-    run, out = saved_run(tmp_path / "demo", data, patch_size=32), tmp_path / "new" / "page.htm"
+    data = write_class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
+    run, out = write_run_folder(tmp_path / "demo", data, patch_size=32), tmp_path / "new" / "page.htm"
     said = vitrail_("report", run, "--images", 5, "--explained", 2, "-o", out)
     assert said.code == 0
     assert said.err == "vitrail: note: data: 6 of 12 pictures held out for validation, by seed 3\n"
@@ -53,8 +53,8 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
 
 def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     """A folder called 2 holds what the model calls cats, unless the model itself has classes called 1 and 2."""
-    data = class_folders(tmp_path / "data", **{"1": 1, "2": 1})
-    numbered = saved_model(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
+    data = write_class_folders(tmp_path / "data", **{"1": 1, "2": 1})
+    numbered = write_model_folder(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
         assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
@@ -71,7 +71,7 @@ def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatc
 
 
 def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    photos = picture(tmp_path / "photos" / "good.png").parent
+    photos = write_image(tmp_path / "photos" / "good.png").parent
     (photos / "broken <b>.png").write_bytes(b"no picture")
     said = vitrail_("report", model, "--data", photos, "-o", tmp_path / "page.html", "--explained", 2)
     assert said.code == 0
@@ -101,7 +101,7 @@ BAD = {
 def test_words_that_do_not_fit(
     vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    picture(tmp_path / "photos" / "0.png")
+    write_image(tmp_path / "photos" / "0.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "labels.txt").write_text("one\n")
@@ -116,7 +116,7 @@ def test_words_that_do_not_fit(
 def test_models_that_do_not_fit(vitrail_: Run, tmp_path: Path) -> None:
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        (saved_convnet(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
+        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
     ):
         said = vitrail_("report", name, "-o", tmp_path / "new" / "page.html")
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import DataError
 
 
 def run(*words: object) -> None:
-    app()(
+    build_app()(
         [str(word) for word in ("runs", *words)], exit_on_error=False, print_error=False, result_action="return_value"
     )
 

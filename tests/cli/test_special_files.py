@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import Exports
-from special_files import SPECIAL
-from toy_data import class_folders, picture
-from toy_models import saved_model
+from support.saved_models import write_model_folder
+from support.special_files import SPECIAL_FILES
+from support.toy_datasets import write_class_folders, write_image
+from support.toy_exports import ExportFinder
 
 Run = Callable[..., Any]
 STEP = "run/checkpoints/step-00000002.safetensors"
@@ -83,9 +83,9 @@ PLACES = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("places") / "folder"
-    saved_model(root / "model", image_size=16, patch_size=8, depth=1)
-    class_folders(root / "photos", a=4, b=4, c=4)
-    picture(root / "photo.png")
+    write_model_folder(root / "model", image_size=16, patch_size=8, depth=1)
+    write_class_folders(root / "photos", a=4, b=4, c=4)
+    write_image(root / "photo.png")
     (root / "labels.txt").write_text("a\nb\nc\n")
     (root / "recipe.yaml").write_text("epochs: 1\n")
     for name in ("sharded", "cifar", "mnist", "out.csv.partial"):
@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(folder: Path, exported: Exports, tmp_path: Path, vitrail_: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(folder: Path, exported: ExportFinder, tmp_path: Path, vitrail_: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to be spoiled, with a finished run in it: the current folder."""
     if not (folder / "run").exists():
         monkeypatch.chdir(folder)
@@ -110,13 +110,13 @@ def place(folder: Path, exported: Exports, tmp_path: Path, vitrail_: Run, monkey
 def test_a_special_file_is_one_line(case: int, place: Path, vitrail_: Run, mutations: int) -> None:
     """A third of the kinds at each place, all of them by `make fuzz`."""
     about = PLACES[case]
-    for kind in list(SPECIAL)[case % 3 :: 3] if mutations < 10_000 else SPECIAL:
+    for kind in list(SPECIAL_FILES)[case % 3 :: 3] if mutations < 10_000 else SPECIAL_FILES:
         path = place / about.path
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        SPECIAL[kind](path)
+        SPECIAL_FILES[kind](path)
         said = vitrail_(*about.words.split())
         assert said.code in (*about.codes, *((0, 1, 2) if kind in about.also else ())), (kind, said)
         assert "Traceback" not in said.err, kind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.study import cost as costs
+from vitrail.study import sequence_cost as costs
 
 Run = Callable[..., Any]
 QUICK = ("study", "cost", "--width", "4", "--budget", "0.5")
@@ -32,7 +32,7 @@ def test_a_table(vitrail_: Run) -> None:
     assert "torch" in lines[0]
     assert lines[2].split()[:4] == ["layer", "operations", "steps", "path"]
     assert [line.split()[-2:] for line in lines if line.startswith("layer")][1] == ["64", "256"]
-    assert sum(line.startswith("LSTM ") for line in lines) == (3 if costs.PEAK.exists() else 2)
+    assert sum(line.startswith("LSTM ") for line in lines) == (3 if costs.CLEAR_REFS_FILE.exists() else 2)
 
 
 def test_json_and_files(vitrail_: Run, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ BAD = {
 def test_words_that_do_not_fit(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(costs, "prepared", lambda *_: pytest.fail("it was measured"))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(costs, "prepare_mixer_runs", lambda *_: pytest.fail("it was measured"))  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_(*words.split())
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith(f"vitrail: {BAD[words]}")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_data import class_folders
+from support.toy_datasets import write_class_folders
 
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import VitrailError
-from vitrail.models.catalog import find
-from vitrail.parsing import with_checksum
+from vitrail.json_yaml import add_checksum
+from vitrail.models.catalog import find_preset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 SMALL = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --batch 4 --epochs 1"
@@ -20,14 +20,14 @@ RAN = "import pathlib\npathlib.Path({place!r}).write_text('ran')\n"
 
 
 def vitrail_(words: str) -> None:
-    app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
 
 
 @pytest.fixture(autouse=True)
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
-    class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
+    write_class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
+    write_class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
     code = EXAMPLE.read_text() + RAN.format(place=str(tmp_path / "ran"))
     (tmp_path / "own.py").write_text(code)
     (tmp_path / "own_module.py").write_text(code)
@@ -46,7 +46,7 @@ def write_plan(folder: Path, **changes: Any) -> None:
     recipe = {"name": "scratch", **{name: changes.pop(name) for name in ("model",) if name in changes}}
     request = {"data": "photos", "recipe": recipe, **changes}
     folder.mkdir(exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(with_checksum({"request": request, "steps": 4})))
+    (folder / "run.json").write_text(json.dumps(add_checksum({"request": request, "steps": 4})))
 
 
 NAMES = ("own.py:mixer_tiny", "./own.py:mixer_tiny", " own.py:mixer_tiny", "linked.py:mixer_tiny", "own.py")
@@ -109,7 +109,7 @@ def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch:
     def fail(_: str) -> None:
         pytest.fail("timm was asked")
 
-    monkeypatch.setattr("vitrail.train.opened.from_timm", fail)
+    monkeypatch.setattr("vitrail.train.opened.open_timm_model", fail)
     write_plan(Path("theirs"), model="DeiT-Ti", teacher=f"timm:{name}")
     with pytest.raises(VitrailError, match=r"theirs names the teacher .*--trust-code"):
         vitrail_("distill --resume theirs")
@@ -124,7 +124,7 @@ def test_a_file_cannot_say_what_is_trusted() -> None:
 
 def test_by_default_a_name_imports_nothing() -> None:
     with pytest.raises(VitrailError, match="--trust-code own_module:mixer_tiny"):
-        find("own_module:mixer_tiny")
+        find_preset("own_module:mixer_tiny")
     assert not has_run()
 
 

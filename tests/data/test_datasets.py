@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_data import cifar10_binary, cifar10_python, class_folders, noise
+from support.toy_datasets import random_array, write_cifar10_binary, write_cifar10_python, write_class_folders
 
-from vitrail.data.arrays import Arrays
-from vitrail.data.datasets import Data, Pictures, Subset, open_data
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset, open_data
 from vitrail.errors import ConfigError, DataError
 
 
@@ -23,32 +23,32 @@ def test_the_embedded_one() -> None:
 def test_a_folder_is_found_by_its_path_though_it_is_called_fashion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class_folders(tmp_path / "fashion", cat=2, dog=2)
+    write_class_folders(tmp_path / "fashion", cat=2, dog=2)
     monkeypatch.chdir(tmp_path)
     assert open_data("./fashion").classes == ("cat", "dog")
     assert open_data(Path("fashion")).classes == ("cat", "dog")
 
 
 def test_a_part_of_pictures() -> None:
-    arrays = Arrays(noise(5, 4, 4, 3), [0, 1, 0, 1, 1], ["cat", "dog"], "toys")
-    part = Subset(arrays, [4, 0])
-    assert isinstance(part, Pictures)
-    assert isinstance(arrays, Pictures)
+    arrays = ArrayDataset(random_array(5, 4, 4, 3), [0, 1, 0, 1, 1], ["cat", "dog"], "toys")
+    part = DatasetSubset(arrays, [4, 0])
+    assert isinstance(part, ImageDataset)
+    assert isinstance(arrays, ImageDataset)
     assert len(part) == 2
     assert part.classes == ("cat", "dog")
     assert [part.label(0), part.label(1)] == [1, 0]
     assert np.array_equal(part.source(0), arrays.source(4))
     assert part[1][1] == 0
-    assert (part.name(0), part.answers(0)) == ("picture 4 of toys", None)
+    assert (part.name(0), part.real_labels(0)) == ("picture 4 of toys", None)
     assert pickle.loads(pickle.dumps(part)).label(0) == 1
 
 
 def test_objects_are_taken_as_they_are() -> None:
-    arrays = Arrays(noise(20, 4, 4, 3), np.arange(20) % 2, ["cat", "dog"], "toys")
+    arrays = ArrayDataset(random_array(20, 4, 4, 3), np.arange(20) % 2, ["cat", "dog"], "toys")
     data = open_data(arrays)
     assert (len(data.train or ()), len(data.val or ())) == (16, 4)
     assert data.notes == ("Arrays: 4 of 20 pictures held out for validation, by seed 0",)
-    given = Data(name="mine", train=arrays, val=None, classes=arrays.classes)
+    given = DatasetSplits(name="mine", train=arrays, val=None, classes=arrays.classes)
     assert open_data(given) is given
 
 
@@ -60,11 +60,11 @@ def test_other_things_are_refused(where: Any) -> None:
 
 def test_nothing_at_all_is_refused() -> None:
     with pytest.raises(DataError, match="Arrays has no pictures in it; expected some"):
-        open_data(Arrays(noise(0, 4, 4, 3), [], ["cat"]))
+        open_data(ArrayDataset(random_array(0, 4, 4, 3), [], ["cat"]))
 
 
 def test_a_wrong_name_or_path_shows_the_nearest(tmp_path: Path) -> None:
-    class_folders(tmp_path / "flowers", rose=1)
+    write_class_folders(tmp_path / "flowers", rose=1)
     (tmp_path / "toys.zip").write_bytes(b"")
     for where, expected in (
         ("fashon", "'fashon' does not exist; expected 'fashion', or a folder: .*: did you mean 'fashion'?"),
@@ -80,8 +80,8 @@ def test_a_wrong_name_or_path_shows_the_nearest(tmp_path: Path) -> None:
 
 
 def test_two_data_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
-    cifar10_binary(tmp_path / "a")
-    cifar10_python(tmp_path / "b")
+    write_cifar10_binary(tmp_path / "a")
+    write_cifar10_python(tmp_path / "b")
     with pytest.raises(DataError, match=r"holds 2 data sets; expected one: give .*a or .*b$"):
         open_data(tmp_path)
 

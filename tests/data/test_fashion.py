@@ -5,38 +5,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_data import idx_files, noise
+from support.toy_datasets import random_array, write_idx_files
 
 from vitrail.data import fashion
-from vitrail.data.fashion.make import make
+from vitrail.data.fashion.make_sheets import make_sheets
 from vitrail.errors import DataError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # its package dataset-fashion-mnist
 
 
 def test_balanced_and_in_turn() -> None:
-    train, val = fashion.read()
+    train, val = fashion.read_fashion()
     assert train.images.shape == (6000, 28, 28, 1)
     assert val.images.shape == (1000, 28, 28, 1)
     for part in (train, val):
         assert part.labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
         assert set(np.bincount(part.labels).tolist()) == {len(part) // 10}
-    assert train.classes == fashion.CLASSES
+    assert train.classes == fashion.FASHION_CLASSES
     assert hashlib.md5(train.images.tobytes()).hexdigest() == "ea77b9df5610360910fc6a88abf6637b"
     assert hashlib.md5(val.images.tobytes()).hexdigest() == "02a4597b3575c84faab148a412f643a7"
 
 
 def test_small_and_with_its_licence() -> None:
-    assert sum(file.stat().st_size for file in fashion.HERE.glob("*.png")) < 3_000_000
-    assert "Copyright 2017 Zalando SE" in (fashion.HERE / "LICENSE").read_text("utf-8")
+    assert sum(file.stat().st_size for file in fashion.FASHION_FOLDER.glob("*.png")) < 3_000_000
+    assert "Copyright 2017 Zalando SE" in (fashion.FASHION_FOLDER / "LICENSE").read_text("utf-8")
 
 
 def test_the_sheets_are_made_of_the_first_pictures_of_each_class(tmp_path: Path) -> None:
     labels = np.array([9, 0, 9, 9, *range(9), *range(1, 9)])
-    source = idx_files(tmp_path / "fashion", labels, np.arange(10), packed=True)
-    make(source, tmp_path, train=2, test=1)
-    train, val = fashion.read(tmp_path)
-    pictures = noise(len(labels), 28, 28, seed=len(labels))
+    source = write_idx_files(tmp_path / "fashion", labels, np.arange(10), packed=True)
+    make_sheets(source, tmp_path, train=2, test=1)
+    train, val = fashion.read_fashion(tmp_path)
+    pictures = random_array(len(labels), 28, 28, seed=len(labels))
     assert len(train) == 20
     assert len(val) == 10
     for label in range(10):
@@ -44,12 +44,12 @@ def test_the_sheets_are_made_of_the_first_pictures_of_each_class(tmp_path: Path)
             first = np.flatnonzero(labels == label)[turn]
             assert np.array_equal(train.source(10 * turn + label)[..., 0], pictures[first])
     with pytest.raises(DataError, match="has too few train pictures; expected idx files with 3 of each class"):
-        make(source, tmp_path, train=3, test=1)
+        make_sheets(source, tmp_path, train=3, test=1)
 
 
 def test_the_sheets_are_those_of_the_whole_data_set(tmp_path: Path) -> None:
     if not DEBIAN.exists():
         pytest.skip(f"needs {DEBIAN}")
-    make(DEBIAN, tmp_path)
-    for mine, made in zip(fashion.read(), fashion.read(tmp_path), strict=True):
+    make_sheets(DEBIAN, tmp_path)
+    for mine, made in zip(fashion.read_fashion(), fashion.read_fashion(tmp_path), strict=True):
         assert np.array_equal(mine.images, made.images)

@@ -7,53 +7,57 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_data import class_folders, noise
+from support.toy_datasets import random_array, write_class_folders
 
-from vitrail.data.arrays import Arrays
-from vitrail.data.augmentation import Augmentation
-from vitrail.data.cache import Cached, decoded_bytes, held
-from vitrail.data.datasets import Subset, open_data
-from vitrail.data.loader import Order, Views, evaluation_batches, training_batches
-from vitrail.data.mixing import erase, normalise
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.augment.batch_transforms import normalise, random_erase
+from vitrail.data.augment.config import Augmentation
+from vitrail.data.datasets import DatasetSubset, open_data
+from vitrail.data.image_cache import CachedDataset, cache_if_small, estimate_decoded_bytes
+from vitrail.data.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
 
 SMALL = Preprocessing(image_size=8, crop=1.0)
 RANDOM = Augmentation(crop="resized", flip=0.5, policy="rand", jitter=0.3)
 
 
-def arrays(count: int = 20, size: int = 8, channels: int = 3) -> Arrays:
-    return Arrays(noise(count, size, size, channels), np.arange(count) % 4, ("a", "b", "c", "d"))
+def arrays(count: int = 20, size: int = 8, channels: int = 3) -> ArrayDataset:
+    return ArrayDataset(random_array(count, size, size, channels), np.arange(count) % 4, ("a", "b", "c", "d"))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4), st.integers(0, 5))
 def test_an_epoch_shows_each_picture_at_most_once_and_every_batch_is_full(
     pictures: int, batch: int, repeats: int, seed: int
 ) -> None:
-    order = Order(pictures=pictures, batch=batch, repeats=repeats, seed=seed)
+    order = ShuffledSampler(image_count=pictures, batch=batch, repeats=repeats, seed=seed)
     seen = list[tuple[int, int]]()
-    for step in range(order.steps):
-        places = order.at(step)
+    for step in range(order.steps_per_epoch):
+        places = order.batch_at(step)
         assert len(places.indices) == len(places.replicas) == batch
         assert places.epoch == 0
         seen += zip(places.indices.tolist(), places.replicas.tolist(), strict=True)
     assert len(set(seen)) == len(seen)
     assert all(0 <= index < pictures for index, _ in seen)
-    assert order.steps == pictures // batch
+    assert order.steps_per_epoch == pictures // batch
     if batch <= pictures:
-        assert order.at(order.steps).epoch == 1
+        assert order.batch_at(order.steps_per_epoch).epoch == 1
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:
-    order, other = Order(pictures=50, batch=50), Order(pictures=50, batch=50, seed=1)
-    orders = [order.at(0).indices.tolist(), order.at(1).indices.tolist(), other.at(0).indices.tolist()]
+    order, other = ShuffledSampler(image_count=50, batch=50), ShuffledSampler(image_count=50, batch=50, seed=1)
+    orders = [
+        order.batch_at(0).indices.tolist(),
+        order.batch_at(1).indices.tolist(),
+        other.batch_at(0).indices.tolist(),
+    ]
     assert all(sorted(each) == list(range(50)) for each in orders)
     assert len({tuple(each) for each in orders}) == 3
 
 
 def test_repeats_are_different_views_of_one_picture_and_no_neighbours() -> None:
     """Side by side Mixup would blend a picture with itself."""
-    order = Order(pictures=24, batch=12, repeats=3)
-    views = Views(pictures=arrays(24, 16), augmentation=RANDOM, preprocessing=SMALL)
+    order = ShuffledSampler(image_count=24, batch=12, repeats=3)
+    views = BatchDataset(dataset=arrays(24, 16), augmentation=RANDOM, preprocessing=SMALL)
     batch = next(training_batches(views, order, range(1)))
     assert sorted(np.bincount(batch.indices.numpy(), minlength=24).tolist())[-4:] == [3, 3, 3, 3]
     for pair in batch.indices.reshape(-1, 2).tolist():
@@ -68,8 +72,8 @@ def test_repeats_are_different_views_of_one_picture_and_no_neighbours() -> None:
 
 @pytest.mark.parametrize("augmentation", [RANDOM, Augmentation(crop="shift", shift=2, flip=0.5)])
 def test_parts_of_ranks_and_micro_batches_are_the_batch(augmentation: Augmentation) -> None:
-    views = Views(pictures=arrays(), augmentation=augmentation, preprocessing=SMALL, seed=4)
-    order = Order(pictures=20, batch=8, seed=4)
+    views = BatchDataset(dataset=arrays(), augmentation=augmentation, preprocessing=SMALL, seed=4)
+    order = ShuffledSampler(image_count=20, batch=8, seed=4)
     whole = list(training_batches(views, order, range(3)))
     for world, accumulate, workers in ((2, 1, 0), (1, 2, 2), (2, 2, 0)):
         parts = [
@@ -84,8 +88,8 @@ def test_parts_of_ranks_and_micro_batches_are_the_batch(augmentation: Augmentati
 
 
 def test_beginning_at_a_step_gives_what_follows_it() -> None:
-    views = Views(pictures=arrays(), augmentation=RANDOM, preprocessing=SMALL)
-    order = Order(pictures=20, batch=8)
+    views = BatchDataset(dataset=arrays(), augmentation=RANDOM, preprocessing=SMALL)
+    order = ShuffledSampler(image_count=20, batch=8)
     whole, later = list(training_batches(views, order, range(6))), list(training_batches(views, order, range(3, 6)))
     for mine, its in zip(whole[3:], later, strict=True):
         assert torch.equal(mine.images, its.images)
@@ -93,12 +97,12 @@ def test_beginning_at_a_step_gives_what_follows_it() -> None:
 
 def test_arrays_at_once_are_arrays_one_by_one() -> None:
     """The batched path, also of some of the pictures, against the path of a picture at a time."""
-    shift, order = Augmentation(crop="shift", shift=2, flip=0.5), Order(pictures=12, batch=12)
-    some = Subset(arrays(), range(3, 15))
-    quick = Views(pictures=some, augmentation=shift, preprocessing=SMALL)
-    assert quick.ready is not None
-    slow = Views(pictures=Cached(some), augmentation=shift, preprocessing=SMALL)
-    assert slow.ready is None
+    shift, order = Augmentation(crop="shift", shift=2, flip=0.5), ShuffledSampler(image_count=12, batch=12)
+    some = DatasetSubset(arrays(), range(3, 15))
+    quick = BatchDataset(dataset=some, augmentation=shift, preprocessing=SMALL)
+    assert quick.model_sized_arrays is not None
+    slow = BatchDataset(dataset=CachedDataset(some), augmentation=shift, preprocessing=SMALL)
+    assert slow.model_sized_arrays is None
     mine, its = (next(training_batches(views, order, range(1))) for views in (quick, slow))
     assert torch.equal(mine.images, its.images)
     assert torch.equal(mine.labels, its.labels)
@@ -125,13 +129,13 @@ def test_evaluation_shows_every_picture_once_over_all_ranks(world: int, workers:
 
 
 def test_unreadable_pictures_are_replaced_in_training_and_left_out_in_evaluation(tmp_path: Path) -> None:
-    class_folders(tmp_path / "photos", ants=4, bees=4)
+    write_class_folders(tmp_path / "photos", ants=4, bees=4)
     (tmp_path / "photos" / "ants" / "1.png").write_text("no picture")
     pictures = open_data(tmp_path / "photos", val_share=0).train
     assert pictures is not None
-    for source in (pictures, Cached(pictures)):
-        views = Views(pictures=source, augmentation=Augmentation(), preprocessing=SMALL, replacing=True)
-        batch = next(training_batches(views, Order(pictures=8, batch=8), range(1)))
+    for source in (pictures, CachedDataset(pictures)):
+        views = BatchDataset(dataset=source, augmentation=Augmentation(), preprocessing=SMALL, replace_unreadable=True)
+        batch = next(training_batches(views, ShuffledSampler(image_count=8, batch=8), range(1)))
         assert batch.images.shape == (8, 3, 8, 8)
         assert sorted(batch.indices.tolist()) == [0, 2, 2, 3, 4, 5, 6, 7]
         assert [pictures.label(index) for index in batch.indices.tolist()] == batch.labels.tolist()
@@ -143,13 +147,13 @@ def test_unreadable_pictures_are_replaced_in_training_and_left_out_in_evaluation
 
 
 def test_a_folder_without_a_readable_picture_gives_empty_batches(tmp_path: Path) -> None:
-    class_folders(tmp_path / "photos", ants=2, bees=2)
+    write_class_folders(tmp_path / "photos", ants=2, bees=2)
     for path in (tmp_path / "photos").rglob("*.png"):
         path.write_text("no picture")
     pictures = open_data(tmp_path / "photos", val_share=0).train
     assert pictures is not None
-    views = Views(pictures=pictures, augmentation=Augmentation(), preprocessing=SMALL, replacing=True)
-    empty = next(training_batches(views, Order(pictures=4, batch=2), range(1)))
+    views = BatchDataset(dataset=pictures, augmentation=Augmentation(), preprocessing=SMALL, replace_unreadable=True)
+    empty = next(training_batches(views, ShuffledSampler(image_count=4, batch=2), range(1)))
     assert len(empty.labels) == 0, "the loop makes an error of it, since one raised in a worker would be a traceback"
     batch = next(evaluation_batches(pictures, SMALL))
     assert batch.images.shape == (0, 3, 8, 8)
@@ -157,36 +161,36 @@ def test_a_folder_without_a_readable_picture_gives_empty_batches(tmp_path: Path)
 
 
 def test_only_data_that_fit_are_held_in_memory(tmp_path: Path) -> None:
-    class_folders(tmp_path / "photos", ants=5, bees=5)
+    write_class_folders(tmp_path / "photos", ants=5, bees=5)
     data = open_data(tmp_path / "photos")
     assert data.train is not None
-    assert decoded_bytes(data.train) == len(data.train) * 6 * 5 * 3
-    assert held(data, 100) is data
+    assert estimate_decoded_bytes(data.train) == len(data.train) * 6 * 5 * 3
+    assert cache_if_small(data, 100) is data
     decoded = list[int]()
-    kept = held(data, 1e6, lambda: decoded.append(1))
-    assert isinstance(kept.train, Cached)
-    assert isinstance(kept.val, Cached)
+    kept = cache_if_small(data, 1e6, lambda: decoded.append(1))
+    assert isinstance(kept.train, CachedDataset)
+    assert isinstance(kept.val, CachedDataset)
     assert len(decoded) == 10
     for path in (tmp_path / "photos").rglob("*.png"):
         path.unlink()
     assert kept.train.source(0).shape == (6, 5, 3)
-    assert decoded_bytes(arrays()) == 0
+    assert estimate_decoded_bytes(arrays()) == 0
 
 
 def test_what_is_erased_has_nothing_to_do_with_the_order() -> None:
     """Two draws from one number would erase a whole part of each epoch, and nothing of the rest."""
-    views = Views(pictures=arrays(400), augmentation=Augmentation(), preprocessing=SMALL)
-    order = Order(pictures=400, batch=40)
+    views = BatchDataset(dataset=arrays(400), augmentation=Augmentation(), preprocessing=SMALL)
+    order = ShuffledSampler(image_count=400, batch=40)
     shares = list[float]()
     for batch in training_batches(views, order, range(10)):
         images = normalise(batch.images, SMALL)
-        changed = (erase(images, batch.keys, 0.25) != images).flatten(1).any(1)
+        changed = (random_erase(images, batch.keys, 0.25) != images).flatten(1).any(1)
         shares.append(changed.float().mean().item())
     assert max(shares) < 0.6
     assert 0.15 < sum(shares) / 10 < 0.35
 
 
 def test_a_subset_of_a_subset_is_a_subset() -> None:
-    inner = Subset(Subset(arrays(), range(10, 20)), [3, 1])
+    inner = DatasetSubset(DatasetSubset(arrays(), range(10, 20)), [3, 1])
     assert inner.indices.tolist() == [13, 11]
-    assert isinstance(inner.pictures, Arrays)
+    assert isinstance(inner.dataset, ArrayDataset)

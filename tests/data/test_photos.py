@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.framed import framed
-from vitrail.data.photos import HERE, built_in_photos, views
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.photos import PHOTO_FOLDER, built_in_photos, make_photo_views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 
@@ -16,7 +16,7 @@ from vitrail.errors import ConfigError
 def test_eight_small_photos_with_their_sources() -> None:
     photos = built_in_photos()
     assert len(photos) == 8
-    said = (HERE / "SOURCES.txt").read_text()
+    said = (PHOTO_FOLDER / "SOURCES.txt").read_text()
     lines = {line.split()[0]: line for line in said.splitlines() if ".jpg " in line}
     assert sorted(lines) == [path.name for path in photos]
     for path in photos:
@@ -31,7 +31,7 @@ def test_eight_small_photos_with_their_sources() -> None:
     "how", [Preprocessing(), Preprocessing(image_size=(32, 48), crop=1.0), Preprocessing(mean=(0.5,), std=(0.5,))]
 )
 def test_no_two_views_are_alike(how: Preprocessing) -> None:
-    mine = views(120, how)
+    mine = make_photo_views(120, how)
     rows, columns = (32, 48) if how.crop == 1.0 else (224, 224)
     assert mine.shape == (120, rows, columns, len(how.mean))
     assert mine.dtype == np.uint8
@@ -41,22 +41,24 @@ def test_no_two_views_are_alike(how: Preprocessing) -> None:
 
 def test_views_begin_with_the_photos_whole_and_stay_the_same() -> None:
     how = Preprocessing(image_size=64)
-    mine = views(20, how)
+    mine = make_photo_views(20, how)
     for view, path in zip(mine, built_in_photos(), strict=False):
-        assert np.array_equal(view, framed(path, how))
-    assert np.array_equal(views(9, how), mine[:9])
-    assert np.array_equal(views(1, how), mine[:1])
+        assert np.array_equal(view, decode_for_model(path, how))
+    assert np.array_equal(make_photo_views(9, how), mine[:9])
+    assert np.array_equal(make_photo_views(1, how), mine[:1])
 
 
 def test_less_than_one_view_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 views; expected 1 or more"):
-        views(0, Preprocessing())
+        make_photo_views(0, Preprocessing())
 
 
 def test_torch_is_not_needed() -> None:
     program = (
-        "import sys; from vitrail.data.photos import views; from vitrail.data.preprocessing import Preprocessing; "
-        "views(2, Preprocessing(image_size=32)); print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"
+        "import sys; from vitrail.data.photos import make_photo_views; "
+        "from vitrail.data.preprocessing import Preprocessing; "
+        "make_photo_views(2, Preprocessing(image_size=32)); "
+        "print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said == "[]\n"

@@ -11,8 +11,8 @@ from timm.data import transforms_factory
 from torchvision import transforms
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare, seen_box
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, compute_visible_box, preprocess_image
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import Size
 
@@ -58,13 +58,13 @@ def from_timm(image: Image.Image, fit: str = "short_side", **fields: Any) -> Any
 def test_equal_to_timm(case: dict[str, Any]) -> None:
     for rows, columns in SIZES:
         for image in (picture(rows, columns), picture(columns, rows)):
-            assert apart(prepare(image, Preprocessing(**case, **IMAGENET)), from_timm(image, **case)) <= 1e-6
+            assert apart(preprocess_image(image, Preprocessing(**case, **IMAGENET)), from_timm(image, **case)) <= 1e-6
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_to_timm_on_photos(case: dict[str, Any], shared: Callable[[str], Path]) -> None:
     for path in photos(shared):
-        mine = prepare(open_image(path), Preprocessing(**case, **IMAGENET))
+        mine = preprocess_image(open_image(path), Preprocessing(**case, **IMAGENET))
         assert apart(mine, from_timm(Image.open(path).convert("RGB"), **case)) <= 1e-6
 
 
@@ -80,7 +80,7 @@ def test_equal_to_torchvision() -> None:
     preprocessing = Preprocessing(crop=0.875, interpolation="bilinear", **IMAGENET)
     for rows, columns in SIZES:
         image = picture(rows, columns)
-        assert apart(prepare(image, preprocessing), theirs(image)) <= 1e-6
+        assert apart(preprocess_image(image, preprocessing), theirs(image)) <= 1e-6
 
 
 def test_equal_to_transformers() -> None:
@@ -88,7 +88,7 @@ def test_equal_to_transformers() -> None:
     preprocessing = Preprocessing(crop=1.0, fit="squash", interpolation="bilinear")
     for rows, columns in SIZES[:-2]:  # the last are so thin that it cannot tell rows from channels
         image = picture(rows, columns)
-        assert apart(prepare(image, preprocessing), theirs(image)["pixel_values"][0]) <= 1e-6
+        assert apart(preprocess_image(image, preprocessing), theirs(image)["pixel_values"][0]) <= 1e-6
 
 
 @pytest.mark.parametrize("size", [224, (32, 64)])
@@ -96,29 +96,29 @@ def test_a_picture_of_the_right_size_is_not_resampled(size: Size) -> None:
     preprocessing = Preprocessing(image_size=size, crop=1.0, mean=(0, 0, 0), std=(1, 1, 1))
     rows, columns = (size, size) if isinstance(size, int) else size
     image = picture(rows, columns)
-    assert np.array_equal(np.rint(prepare(image, preprocessing) * 255), np.asarray(image).transpose(2, 0, 1))
+    assert np.array_equal(np.rint(preprocess_image(image, preprocessing) * 255), np.asarray(image).transpose(2, 0, 1))
 
 
 def test_one_mean_is_one_channel() -> None:
     image = picture(50, 60)
-    mine = prepare(image, Preprocessing(image_size=32, mean=(0.1,), std=(0.3,)))
+    mine = preprocess_image(image, Preprocessing(image_size=32, mean=(0.1,), std=(0.3,)))
     grey = np.asarray(image.convert("L").resize((42, 35), Image.Resampling.BICUBIC), np.float32)[2:34, 5:37]
     assert mine.shape == (1, 32, 32)
     assert apart(mine, (grey / 255 - np.float32(0.1))[None] / np.float32(0.3)) <= 1e-6
 
 
 def test_the_result_can_be_written_to_and_is_in_order() -> None:
-    mine = prepare(picture(50, 60), Preprocessing(image_size=32))
+    mine = preprocess_image(picture(50, 60), Preprocessing(image_size=32))
     assert mine.flags.c_contiguous
     assert mine.flags.writeable
 
 
 def test_pictures_too_thin_are_refused_before_they_fill_the_memory() -> None:
     with pytest.raises(DataError, match="1×10000 pixels would be resized to 248×2480000; expected at most"):
-        prepare(Image.new("RGB", (10000, 1)), Preprocessing())
-    assert prepare(Image.new("RGB", (10000, 1)), Preprocessing(fit="squash")).shape == (3, 224, 224)
+        preprocess_image(Image.new("RGB", (10000, 1)), Preprocessing())
+    assert preprocess_image(Image.new("RGB", (10000, 1)), Preprocessing(fit="squash")).shape == (3, 224, 224)
     with pytest.raises(DataError, match="expected at most"):
-        prepare(picture(8, 8), Preprocessing(crop=1e-3))
+        preprocess_image(picture(8, 8), Preprocessing(crop=1e-3))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> No
 
 def test_two_channels_are_no_picture() -> None:
     with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
-        prepare(picture(8, 8), Preprocessing(mean=(0.5, 0.5), std=(0.5, 0.5)))
+        preprocess_image(picture(8, 8), Preprocessing(mean=(0.5, 0.5), std=(0.5, 0.5)))
 
 
 FRAMES: list[dict[str, Any]] = [
@@ -164,8 +164,8 @@ def test_what_is_seen_lies_in_its_box(case: dict[str, Any], size: tuple[int, int
     photo[..., 1] = np.rint(255 * (np.arange(rows) + 0.5) / rows)[:, None]
     photo[..., 2] = 255  # what is border has none
     preprocessing = Preprocessing(**case, mean=(0, 0, 0), std=(1, 1, 1))
-    seen = prepare(Image.fromarray(photo), preprocessing)
-    left, top, right, bottom = seen_box(size, preprocessing)
+    seen = preprocess_image(Image.fromarray(photo), preprocessing)
+    left, top, right, bottom = compute_visible_box(size, preprocessing)
     _, height, width = seen.shape
     across = (left + (np.arange(width) + 0.5) / width * (right - left)) / columns  # centres of what is seen
     down = (top + (np.arange(height) + 0.5) / height * (bottom - top)) / rows
@@ -180,8 +180,8 @@ def test_what_is_seen_lies_in_its_box(case: dict[str, Any], size: tuple[int, int
 
 
 def test_the_box_of_plain_cases() -> None:
-    assert seen_box((100, 200), Preprocessing(image_size=50, crop=1.0)) == (50, 0, 150, 100)
-    assert seen_box((200, 100), Preprocessing(image_size=50, crop=0.5)) == (25, 75, 75, 125)
-    assert seen_box((200, 100), Preprocessing(image_size=50, crop=0.5, fit="squash")) == (25, 50, 75, 150)
-    assert seen_box((100, 100), Preprocessing(image_size=60, crop=1.2)) == (-10, -10, 110, 110)
-    assert seen_box((1, 1), Preprocessing(image_size=224, crop=1.0)) == (0, 0, 1, 1)
+    assert compute_visible_box((100, 200), Preprocessing(image_size=50, crop=1.0)) == (50, 0, 150, 100)
+    assert compute_visible_box((200, 100), Preprocessing(image_size=50, crop=0.5)) == (25, 75, 75, 125)
+    assert compute_visible_box((200, 100), Preprocessing(image_size=50, crop=0.5, fit="squash")) == (25, 50, 75, 150)
+    assert compute_visible_box((100, 100), Preprocessing(image_size=60, crop=1.2)) == (-10, -10, 110, 110)
+    assert compute_visible_box((1, 1), Preprocessing(image_size=224, crop=1.0)) == (0, 0, 1, 1)

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import SIZE, graph_folder
+from support.toy_onnx_graphs import SIZE, write_graph_folder
 
 from vitrail.errors import CheckpointError, VitrailError
-from vitrail.export import folder as folders
-from vitrail.export.exported import CONFIG, MODEL, Exported, is_exported
-from vitrail.export.folder import check_place, remove_export, written_whole
+from vitrail.export import atomic_folder as folders
+from vitrail.export.atomic_folder import check_target_folder, remove_export, write_folder_atomically
+from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription, is_exported
 from vitrail.locks import InUseError
-from vitrail.predict.choice import Wish, choose
-from vitrail.predict.kept import cache_folder
+from vitrail.predict.engine_cache import cache_folder
+from vitrail.predict.engine_selection import EngineOptions, choose_engine
 from vitrail.predict.onnx_engine import OnnxEngine
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), dtype=np.uint8)
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("outside", [False, True])
 def test_flipped_bytes_are_found_or_without_effect(tmp_path: Path, outside: bool, mutations: int) -> None:
     """At 20 places of each file by default; with --mutations at a hundredth as many."""
-    folder = graph_folder(tmp_path / "a", outside=outside)
+    folder = write_graph_folder(tmp_path / "a", outside=outside)
     engine, chance, found = OnnxEngine(folder), random.Random(0), 0
     before = engine.run(PIXELS)
     for path in sorted(folder.iterdir()):
@@ -44,8 +44,8 @@ def test_flipped_bytes_are_found_or_without_effect(tmp_path: Path, outside: bool
             except CheckpointError as error:
                 found += is_line_about(folder, error)
             else:
-                assert path.name == CONFIG
-                assert (damaged.about, np.array_equal(damaged.run(PIXELS), before)) == (engine.about, True)
+                assert path.name == CONFIG_FILE
+                assert (damaged.description, np.array_equal(damaged.run(PIXELS), before)) == (engine.description, True)
         path.write_bytes(whole)
     assert found
 
@@ -57,31 +57,31 @@ def is_line_about(folder: Path, error: Exception) -> bool:
 
 
 def test_a_folder_says_the_checksums_of_its_files(tmp_path: Path) -> None:
-    folder = graph_folder(tmp_path / "a", outside=True)
-    about = json.loads((folder / CONFIG).read_text())
-    assert set(about["files"]) == {MODEL, f"{MODEL}.data"}
+    folder = write_graph_folder(tmp_path / "a", outside=True)
+    about = json.loads((folder / CONFIG_FILE).read_text())
+    assert set(about["files"]) == {ONNX_FILE, f"{ONNX_FILE}.data"}
     assert about["checksum"].startswith("sha256:")
-    shutil.copy(graph_folder(tmp_path / "b", seed=1, outside=True) / f"{MODEL}.data", folder)
+    shutil.copy(write_graph_folder(tmp_path / "b", seed=1, outside=True) / f"{ONNX_FILE}.data", folder)
     with pytest.raises(CheckpointError, match=r'model.onnx.data does not match its checksum .*delete "files" and "che'):
         OnnxEngine(folder)
     del about["files"], about["checksum"]
-    (folder / CONFIG).write_text(json.dumps(about))
+    (folder / CONFIG_FILE).write_text(json.dumps(about))
     np.testing.assert_array_equal(OnnxEngine(folder).run(PIXELS), OnnxEngine(tmp_path / "b").run(PIXELS))
 
 
 def test_an_edited_description_says_what_to_do(tmp_path: Path) -> None:
-    folder = graph_folder(tmp_path / "a")
-    about = {**json.loads((folder / CONFIG).read_text()), "labels": [*"vwxyz"]}
-    (folder / CONFIG).write_text(json.dumps(about))
+    folder = write_graph_folder(tmp_path / "a")
+    about = {**json.loads((folder / CONFIG_FILE).read_text()), "labels": [*"vwxyz"]}
+    (folder / CONFIG_FILE).write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match=r'config.json: .*if you edited it, delete its "checksum"'):
         OnnxEngine(folder)
     del about["checksum"]
-    (folder / CONFIG).write_text(json.dumps(about))
-    assert OnnxEngine(folder).about.labels == tuple("vwxyz")
+    (folder / CONFIG_FILE).write_text(json.dumps(about))
+    assert OnnxEngine(folder).description.labels == tuple("vwxyz")
 
 
 def chosen(folder: Path) -> Any:
-    found = choose(folder, Wish(fast=True, threads=1), 1)
+    found = choose_engine(folder, EngineOptions(fast=True, threads=1), 1)
     return found.predictor.engine.run(PIXELS), found.predictor.engine.name, found.notes
 
 
@@ -92,16 +92,16 @@ def cached() -> list[Path]:
 def test_int8_is_kept_by_content_and_made_again_when_damaged(tmp_path: Path, mutations: int) -> None:
     """Another model of the same size, name and time is another model."""
     place = tmp_path / "export"
-    shutil.copytree(graph_folder(tmp_path / "a", seed=0), place)
-    os.utime(place / MODEL, ns=(1, 1))
+    shutil.copytree(write_graph_folder(tmp_path / "a", seed=0), place)
+    os.utime(place / ONNX_FILE, ns=(1, 1))
     first, name, notes = chosen(place)
     assert name == "int8", notes
-    size, kept = (place / MODEL).stat().st_size, cached()
+    size, kept = (place / ONNX_FILE).stat().st_size, cached()
     shutil.rmtree(place)
-    shutil.copytree(graph_folder(tmp_path / "b", seed=1), place)
-    os.utime(place / MODEL, ns=(1, 1))
+    shutil.copytree(write_graph_folder(tmp_path / "b", seed=1), place)
+    os.utime(place / ONNX_FILE, ns=(1, 1))
     second, name, _ = chosen(place)
-    assert ((place / MODEL).stat().st_size, name) == (size, "int8")
+    assert ((place / ONNX_FILE).stat().st_size, name) == (size, "int8")
     assert np.abs(second - first).max() > 1
     assert len(cached()) == len(kept) + 1
     (own,) = set(cached()) - set(kept)
@@ -117,50 +117,50 @@ def test_int8_is_kept_by_content_and_made_again_when_damaged(tmp_path: Path, mut
 
 
 def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
-    whole = graph_folder(tmp_path / "whole")
+    whole = write_graph_folder(tmp_path / "whole")
     for name in ("notes.txt", "README.md", "model.bin"):
         folder = tmp_path / name
         shutil.copytree(whole, folder)
         (folder / name).write_text("mine")
         with pytest.raises(CheckpointError, match=rf"holds '{name}', which is not part of an export"):
-            check_place(folder, overwrite=True)
+            check_target_folder(folder, overwrite=True)
         with pytest.raises(CheckpointError, match=rf"holds '{name}', which is not part of an export"):
             remove_export(folder)
         assert (folder / name).read_text() == "mine"
-    for name in (MODEL, CONFIG):
+    for name in (ONNX_FILE, CONFIG_FILE):
         folder = tmp_path / f"with a link {name}"
         shutil.copytree(whole, folder)
         (folder / name).unlink()
         (folder / name).symlink_to(whole / name)
         with pytest.raises(CheckpointError, match="which is not part of an export"):
-            check_place(folder, overwrite=True)
+            check_target_folder(folder, overwrite=True)
     alone = tmp_path / "somebody's model"
     alone.mkdir()
-    shutil.copy(whole / MODEL, alone)
+    shutil.copy(whole / ONNX_FILE, alone)
     with pytest.raises(CheckpointError, match="is no export, so it is not replaced"):
-        check_place(alone, overwrite=True)
+        check_target_folder(alone, overwrite=True)
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    whole = graph_folder(tmp_path / "whole")
+    whole = write_graph_folder(tmp_path / "whole")
     before = {path.name: path.read_bytes() for path in whole.iterdir()}
     for name, target in (("a", whole), ("b", tmp_path / "nowhere"), ("c", tmp_path / "c")):
         link = tmp_path / name
         link.symlink_to(target)
         for overwrite in (False, True):
             with pytest.raises(CheckpointError, match="is a symbolic link; expected a new folder"):
-                check_place(link, overwrite=overwrite)
+                check_target_folder(link, overwrite=overwrite)
         with pytest.raises(CheckpointError, match="is not a folder"):
             remove_export(link)
-        with pytest.raises(CheckpointError), written_whole(link) as place:
-            (place / MODEL).write_text("new")
+        with pytest.raises(CheckpointError), write_folder_atomically(link) as place:
+            (place / ONNX_FILE).write_text("new")
     assert {path.name: path.read_bytes() for path in whole.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", [CONFIG, MODEL, f"{MODEL}.data"])
+@pytest.mark.parametrize("name", [CONFIG_FILE, ONNX_FILE, f"{ONNX_FILE}.data"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "large"])
 def test_special_files_in_an_export_are_one_line(tmp_path: Path, name: str, kind: str) -> None:
-    folder = graph_folder(tmp_path / "a", outside=True)
+    folder = write_graph_folder(tmp_path / "a", outside=True)
     path = folder / name
     path.unlink()
     if kind == "pipe":
@@ -181,26 +181,26 @@ def test_special_files_in_an_export_are_one_line(tmp_path: Path, name: str, kind
 
 def test_a_description_is_read_within_limits() -> None:
     with pytest.raises(CheckpointError, match="is not JSON: it has more than"):
-        Exported.from_json("[" + "1," * 2**18 + "1]", "here")
+        ExportDescription.from_json("[" + "1," * 2**18 + "1]", "here")
 
 
 def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: Path) -> None:
-    other = graph_folder(tmp_path / "other", seed=1)
+    other = write_graph_folder(tmp_path / "other", seed=1)
     for overwrite in (False, True):
         folder = tmp_path / f"{overwrite}"
 
         def write(folder: Path = folder, overwrite: bool = overwrite) -> None:
-            with written_whole(folder, overwrite=overwrite) as place:
+            with write_folder_atomically(folder, overwrite=overwrite) as place:
                 shutil.copytree(other, place, dirs_exist_ok=True)
-                graph_folder(folder)
+                write_graph_folder(folder)
 
         if overwrite:
             write()
         else:
             with pytest.raises(CheckpointError, match="is there already; expected a new folder, or --overwrite"):
                 write()
-        new = (folder / MODEL).read_bytes() == (other / MODEL).read_bytes()
-        assert (new, set(os.listdir(folder))) == (overwrite, {MODEL, CONFIG})  # noqa: PTH208
+        new = (folder / ONNX_FILE).read_bytes() == (other / ONNX_FILE).read_bytes()
+        assert (new, set(os.listdir(folder))) == (overwrite, {ONNX_FILE, CONFIG_FILE})  # noqa: PTH208
     assert set(os.listdir(tmp_path)) == {"other", "False", "True"}  # noqa: PTH208
 
 
@@ -214,7 +214,7 @@ def test_an_export_that_another_process_is_removing_is_waited_for(
         if len(tries) < 4:
             raise (InUseError("in use"), FileNotFoundError(), VitrailError("cannot lock"))[len(tries) - 1]
 
-    monkeypatch.setattr(folders, "remove_parts", busy)
-    monkeypatch.setattr(folders, "PAUSE", 0)
+    monkeypatch.setattr(folders, "remove_export_files", busy)
+    monkeypatch.setattr(folders, "LOCK_PAUSE_SECONDS", 0)
     remove_export(tmp_path / "gone")
     assert len(tries) == 4

@@ -9,12 +9,20 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from exporting import HOW, MODELS, Exports, by_hand, noise, shares, toy
+from support.toy_exports import (
+    PREPROCESSING,
+    TOY_FIELDS,
+    ExportFinder,
+    make_toy_model,
+    random_pixels,
+    reference_probabilities,
+    softmax_rows,
+)
 
 from vitrail.errors import ConfigError
-from vitrail.export.exported import MODEL
-from vitrail.export.onnx_file import exported_program, multiple_of, write_onnx
-from vitrail.export.shipped import Shipped
+from vitrail.export.description import ONNX_FILE
+from vitrail.export.export_module import ExportModule
+from vitrail.export.onnx_file import export_torch_program, find_size_multiple, write_onnx
 from vitrail.layers.positions import bicubic_matrix
 
 
@@ -28,22 +36,22 @@ def domains(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["onnx", "int8", "any size", "portable", "tokens"])
-def test_the_checker_of_onnx_has_no_complaint(exported: Exports, name: str) -> None:
-    file = exported(name) / MODEL
+def test_the_checker_of_onnx_has_no_complaint(exported: ExportFinder, name: str) -> None:
+    file = exported(name) / ONNX_FILE
     theirs = domains(file) - {"", "ai.onnx"}
     assert theirs <= {"com.microsoft"}
     onnx.checker.check_model(str(file), full_check=not theirs)
 
 
-def test_only_the_standards_operators_if_asked(exported: Exports) -> None:
-    model = onnx.load(exported("portable") / MODEL)
-    assert domains(exported("portable") / MODEL) <= {"", "ai.onnx"}
+def test_only_the_standards_operators_if_asked(exported: ExportFinder) -> None:
+    model = onnx.load(exported("portable") / ONNX_FILE)
+    assert domains(exported("portable") / ONNX_FILE) <= {"", "ai.onnx"}
     assert [each.domain for each in model.opset_import if each.domain not in ("", "ai.onnx")] == []
     assert not model.functions
-    assert "com.microsoft" in domains(exported("onnx") / MODEL), "which is what the flag is for"
+    assert "com.microsoft" in domains(exported("onnx") / ONNX_FILE), "which is what the flag is for"
 
 
-def test_ten_lines_of_someone_elses_code(exported: Exports, tmp_path: Path) -> None:
+def test_ten_lines_of_someone_elses_code(exported: ExportFinder, tmp_path: Path) -> None:
     import json
 
     import numpy as np
@@ -51,60 +59,66 @@ def test_ten_lines_of_someone_elses_code(exported: Exports, tmp_path: Path) -> N
     from PIL import Image
 
     folder, photo = exported("portable"), tmp_path / "photo.png"
-    Image.fromarray(noise(1, (48, 32))[0]).save(photo)
+    Image.fromarray(random_pixels(1, (48, 32))[0]).save(photo)
     labels = json.loads((folder / "config.json").read_text())["labels"]
     session: Any = onnxruntime.InferenceSession(folder / "model.onnx")
     pixels = np.asarray(Image.open(photo).convert("RGB").resize((32, 48)), dtype=np.uint8)
     logits = session.run(None, {"pixels": pixels[None]})[0]
     best = labels[int(logits[0].argmax())]
 
-    expected = by_hand(toy("map"), pixels[None])
+    expected = reference_probabilities(make_toy_model("map"), pixels[None])
     assert labels.index(best) == expected.argmax()
-    assert np.abs(shares(logits) - expected).max() < 1e-4
+    assert np.abs(softmax_rows(logits) - expected).max() < 1e-4
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
-def test_any_batch(exported: Exports, batch: int) -> None:
-    pixels = noise(batch)
-    assert np.abs(shares(run(exported("onnx") / MODEL, pixels)) - by_hand(toy("vit"), pixels)).max() < 1e-5
+def test_any_batch(exported: ExportFinder, batch: int) -> None:
+    pixels = random_pixels(batch)
+    assert (
+        np.abs(
+            softmax_rows(run(exported("onnx") / ONNX_FILE, pixels))
+            - reference_probabilities(make_toy_model("vit"), pixels)
+        ).max()
+        < 1e-5
+    )
 
 
 SIZES = [(48, 32), (16, 16), (16, 112), (80, 48), (224, 160)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_size(exported: Exports, size: tuple[int, int]) -> None:
+def test_any_size(exported: ExportFinder, size: tuple[int, int]) -> None:
     """As torch's own model that takes any: the table resampled, larger, smaller and oblong."""
-    pixels = noise(2, size)
-    found = run(exported("any size") / MODEL, pixels)
-    assert np.abs(shares(found) - by_hand(toy("vit any size"), pixels)).max() < 1e-5
+    pixels = random_pixels(2, size)
+    found = run(exported("any size") / ONNX_FILE, pixels)
+    assert np.abs(softmax_rows(found) - reference_probabilities(make_toy_model("vit any size"), pixels)).max() < 1e-5
 
 
-def test_a_size_that_does_not_fit_is_refused(exported: Exports) -> None:
+def test_a_size_that_does_not_fit_is_refused(exported: ExportFinder) -> None:
     for name, size in (("any size", (50, 32)), ("onnx", (32, 48))):
         with pytest.raises(Exception, match=r"(?i)shape|dimension"):
-            run(exported(name) / MODEL, noise(1, size))
+            run(exported(name) / ONNX_FILE, random_pixels(1, size))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [*(name for name in MODELS if name not in ("vit any size", "resnet", "regnety")), "resnet", "regnety"],
+    [*(name for name in TOY_FIELDS if name not in ("vit any size", "resnet", "regnety")), "resnet", "regnety"],
 )
 def test_any_size_of_every_kind(name: str, tmp_path: Path) -> None:
     fields = {} if name in ("resnet", "regnety") else {"dynamic": True}
-    model = toy(name, **fields)
-    write_onnx(model, tmp_path / MODEL, HOW, dynamic=True)
+    model = make_toy_model(name, **fields)
+    write_onnx(model, tmp_path / ONNX_FILE, PREPROCESSING, dynamic=True)
     for size in SIZES:
-        by = multiple_of(model)
+        by = find_size_multiple(model)
         size = (max(by, size[0] // by * by), max(by, size[1] // by * by))
-        found = run(tmp_path / MODEL, noise(2, size))
-        assert np.abs(shares(found) - by_hand(model, noise(2, size))).max() < 1e-4, size
+        found = run(tmp_path / ONNX_FILE, random_pixels(2, size))
+        assert np.abs(softmax_rows(found) - reference_probabilities(model, random_pixels(2, size))).max() < 1e-4, size
 
 
 def test_a_model_of_one_size_is_not_exported_for_any() -> None:
     with pytest.raises(ConfigError, match=r"ViT takes one size; expected a model with dynamic=True"):
-        exported_program(Shipped(toy("vit"), HOW, fused=False), dynamic=True)
+        export_torch_program(ExportModule(make_toy_model("vit"), PREPROCESSING, fused=False), dynamic=True)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +136,8 @@ def test_a_model_of_one_size_is_not_exported_for_any() -> None:
     ],
 )
 def test_what_sizes_are_multiples_of(name: str, fields: dict[str, Any], multiple: int) -> None:
-    model = toy(name, **fields)
-    assert multiple_of(model) == multiple
+    model = make_toy_model(name, **fields)
+    assert find_size_multiple(model) == multiple
     with torch.inference_mode():
         model(torch.zeros(1, 3, 48, 32 if 32 % multiple == 0 else 2 * multiple)) if not fields else None
 

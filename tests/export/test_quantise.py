@@ -9,14 +9,21 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from exporting import HOW, Exports, by_hand, noise, shares, toy
 from numpy.typing import NDArray
+from support.toy_exports import (
+    PREPROCESSING,
+    ExportFinder,
+    make_toy_model,
+    random_pixels,
+    reference_probabilities,
+    softmax_rows,
+)
 
-from vitrail.data.photos import views
+from vitrail.data.photos import make_photo_views
 from vitrail.errors import CheckpointError
-from vitrail.export.agreement import agreeing
-from vitrail.export.exported import CONFIG, METADATA, MODEL, Exported
-from vitrail.export.quantise import in_8_bits, quantise
+from vitrail.export.agreement import count_agreeing_images
+from vitrail.export.description import CONFIG_FILE, METADATA_KEY, ONNX_FILE, ExportDescription
+from vitrail.export.quantise import quantise_onnx_file, write_int8_export
 from vitrail.predict.onnx_engine import OnnxEngine
 
 
@@ -29,42 +36,47 @@ def kinds(path: Path) -> list[str]:
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
-def test_products_with_weights_are_in_8_bits(exported: Exports) -> None:
-    found = kinds(exported("int8") / MODEL)
+def test_products_with_weights_are_in_8_bits(exported: ExportFinder) -> None:
+    found = kinds(exported("int8") / ONNX_FILE)
     assert found.count("MatMulInteger") >= 8, "at least q and k and v, proj, fc1, fc2 of a block, the patches, the head"
     assert "MatMul" not in found
     weights = {
-        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(exported("int8") / MODEL).graph.initializer
+        each.name: onnx.numpy_helper.to_array(each)
+        for each in onnx.load(exported("int8") / ONNX_FILE).graph.initializer
     }
     integers = [each for each in weights.values() if each.dtype == np.int8 and each.size > 1]
     assert integers
     assert max(np.abs(each.astype(int)).max() for each in integers) <= 64, "of 7 bits, for CPUs without VNNI"
 
 
-def test_it_answers_nearly_as_in_32(exported: Exports) -> None:
-    pixels = views(32, HOW)
-    found, expected = OnnxEngine(exported("int8")).run(pixels), by_hand(toy("vit"), pixels)
-    assert 1e-6 < np.abs(shares(found) - expected).max() < 0.15
+def test_it_answers_nearly_as_in_32(exported: ExportFinder) -> None:
+    pixels = make_photo_views(32, PREPROCESSING)
+    found, expected = OnnxEngine(exported("int8")).run(pixels), reference_probabilities(make_toy_model("vit"), pixels)
+    assert 1e-6 < np.abs(softmax_rows(found) - expected).max() < 0.15
     assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.9
 
 
-def test_how_far_they_agree_is_in_the_folder(exported: Exports) -> None:
+def test_how_far_they_agree_is_in_the_folder(exported: ExportFinder) -> None:
     """And it is so: counted again, by the file against torch."""
-    about = Exported.from_json((exported("int8") / CONFIG).read_text(), "here")
+    about = ExportDescription.from_json((exported("int8") / CONFIG_FILE).read_text(), "here")
     assert about.precision == "int8"
     assert about.agreement is not None
     assert about.agreement["pictures"] == 36
-    pixels = np.concatenate([views(32, HOW), np.random.default_rng(0).integers(0, 256, (4, 48, 32, 3), dtype=np.uint8)])
-    same = OnnxEngine(exported("int8")).run(pixels).argmax(1) == by_hand(toy("vit"), pixels).argmax(1)
+    pixels = np.concatenate(
+        [make_photo_views(32, PREPROCESSING), np.random.default_rng(0).integers(0, 256, (4, 48, 32, 3), dtype=np.uint8)]
+    )
+    same = OnnxEngine(exported("int8")).run(pixels).argmax(1) == reference_probabilities(
+        make_toy_model("vit"), pixels
+    ).argmax(1)
     assert about.agreement["same"] == same.sum()
 
 
-def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(exported: Exports) -> None:
+def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(exported: ExportFinder) -> None:
     engine = OnnxEngine(exported("int8"))
-    one = noise(1, seed=5)
+    one = random_pixels(1, seed=5)
     black, white = np.zeros_like(one), np.full_like(one, 255)
     alone = engine.run(one)[0]
-    for others in ([black], [white], [black, white, noise(1, seed=6)]):
+    for others in ([black], [white], [black, white, random_pixels(1, seed=6)]):
         assert np.array_equal(engine.run(np.concatenate([*others, one]))[-1], alone)
     together: Any = engine.session.run(None, {"pixels": np.concatenate([black, white, one])})[0]
     assert not np.array_equal(together[-1], alone), "for which the engine shows them one by one"
@@ -106,12 +118,12 @@ def graph_of_products(path: Path, factor: float) -> None:
 def test_a_product_with_one_huge_input_stays_in_32(
     factor: float, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels = noise(8, (64, 64))
+    pixels = random_pixels(8, (64, 64))
     graph_of_products(tmp_path / "exact.onnx", factor)
-    assert quantise(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == kept
+    assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == kept
     assert kinds(tmp_path / "a.onnx").count("MatMul") == len(kept)
-    monkeypatch.setattr("vitrail.export.quantise.OUTLYING", np.inf)
-    assert quantise(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
+    monkeypatch.setattr("vitrail.export.quantise.OUTLIER_RATIO", np.inf)
+    assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
     apart = [
         np.abs(run(tmp_path / name, pixels) - run(tmp_path / "exact.onnx", pixels)).max()
         for name in ("a.onnx", "b.onnx")
@@ -120,38 +132,40 @@ def test_a_product_with_one_huge_input_stays_in_32(
     assert (apart[1] > 1) == bool(kept), "in 8 bits the others would drown"
 
 
-def test_an_export_in_8_bits_of_its_own_file(exported: Exports, tmp_path: Path) -> None:
+def test_an_export_in_8_bits_of_its_own_file(exported: ExportFinder, tmp_path: Path) -> None:
     """Without torch, and as good as one made with it."""
     source = exported("onnx")
-    about = Exported.from_json((source / CONFIG).read_text(), "here")
-    in_8_bits(source / MODEL, tmp_path / "new" / "small", about, views(32, HOW))
+    about = ExportDescription.from_json((source / CONFIG_FILE).read_text(), "here")
+    write_int8_export(source / ONNX_FILE, tmp_path / "new" / "small", about, make_photo_views(32, PREPROCESSING))
     engine = OnnxEngine(tmp_path / "new" / "small")
-    assert (engine.name, engine.exact, engine.about.labels) == ("int8", False, about.labels)
-    assert engine.about.agreement is not None
-    assert engine.about.agreement["pictures"] == 32
-    inside = engine.session.get_modelmeta().custom_metadata_map[METADATA]
-    told = json.loads((tmp_path / "new" / "small" / CONFIG).read_text())
+    assert (engine.name, engine.exact, engine.description.labels) == ("int8", False, about.labels)
+    assert engine.description.agreement is not None
+    assert engine.description.agreement["pictures"] == 32
+    inside = engine.session.get_modelmeta().custom_metadata_map[METADATA_KEY]
+    told = json.loads((tmp_path / "new" / "small" / CONFIG_FILE).read_text())
     assert json.loads(inside) == {name: told[name] for name in told if name not in ("files", "checksum")}
-    assert np.allclose(engine.run(noise()), OnnxEngine(exported("int8")).run(noise()), atol=1e-5)
+    assert np.allclose(engine.run(random_pixels()), OnnxEngine(exported("int8")).run(random_pixels()), atol=1e-5)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["small"]
 
 
 def test_when_two_features_are_the_same() -> None:
     a = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [np.nan, 1.0]], np.float32)
     b = np.array([[2.0, 0.1], [0.0, 1.0], [0.0, 0.0], [np.nan, 1.0]], np.float32)
-    assert agreeing(a[:1], b[:1], "class") == 1, "of the same direction"
-    assert agreeing(a[1:2], b[1:2], "class") == 0
-    assert agreeing(a[3:], b[3:], "class") == 0
-    assert agreeing(a[:2, :, None], b[:2, :, None], "tokens") == 1
-    assert agreeing(a[:2], b[:2], "logits") == 1
+    assert count_agreeing_images(a[:1], b[:1], "class") == 1, "of the same direction"
+    assert count_agreeing_images(a[1:2], b[1:2], "class") == 0
+    assert count_agreeing_images(a[3:], b[3:], "class") == 0
+    assert count_agreeing_images(a[:2, :, None], b[:2, :, None], "tokens") == 1
+    assert count_agreeing_images(a[:2], b[:2], "logits") == 1
 
 
-def test_an_unwritable_place_leaves_nothing(exported: Exports, tmp_path: Path) -> None:
+def test_an_unwritable_place_leaves_nothing(exported: ExportFinder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    about = Exported.from_json((exported("onnx") / CONFIG).read_text(), "here")
+    about = ExportDescription.from_json((exported("onnx") / CONFIG_FILE).read_text(), "here")
     with pytest.raises(CheckpointError, match="cannot write"):
-        in_8_bits(exported("onnx") / MODEL, tmp_path / "file" / "small", about, views(8, HOW))
+        write_int8_export(
+            exported("onnx") / ONNX_FILE, tmp_path / "file" / "small", about, make_photo_views(8, PREPROCESSING)
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     shutil.copytree(exported("int8"), tmp_path / "older")
-    in_8_bits(exported("onnx") / MODEL, tmp_path / "older", about, views(8, HOW))
-    assert OnnxEngine(tmp_path / "older").about.agreement == {"pictures": 8, "same": 8}
+    write_int8_export(exported("onnx") / ONNX_FILE, tmp_path / "older", about, make_photo_views(8, PREPROCESSING))
+    assert OnnxEngine(tmp_path / "older").description.agreement == {"pictures": 8, "same": 8}

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attending import CASES, attending, hooks_of, images
+from support.attention_models import ATTENTION_CASES, count_hooks, make_attention_model, random_image_batch
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.inspection.capture import (
-    Capture,
-    attention_layers,
-    capture,
-    token_states,
+    AttentionCapture,
+    capture_attention,
+    capture_tokens,
+    find_attention_layers,
 )
 from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
-ATTENDING = list(CASES)
+ATTENDING = list(ATTENTION_CASES)
 
 
 def heard(model: nn.Module) -> dict[int, Tensor]:
@@ -32,18 +32,18 @@ def heard(model: nn.Module) -> dict[int, Tensor]:
     def write(number: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         given[number] = args[0].detach()
 
-    for number, layer in enumerate(attention_layers(model)):
+    for number, layer in enumerate(find_attention_layers(model)):
         layer.proj.register_forward_pre_hook(partial(write, number))
     return given
 
 
-def check_maps(model: nn.Module, seen: Capture, given: dict[int, Tensor], tokens: int, prefix: int) -> None:
+def check_maps(model: nn.Module, seen: AttentionCapture, given: dict[int, Tensor], tokens: int, prefix: int) -> None:
     """Each layer's maps times v, of the rows that the pass computed, is what its projection was given."""
-    assert (seen.count, seen.prefix) == (tokens, prefix)
+    assert (seen.token_count, seen.prefix) == (tokens, prefix)
     for layer, weights in enumerate(seen.maps):
         assert weights.dtype == torch.float32
         assert not weights.requires_grad
-        assert weights.shape[1:] == (attention_layers(model)[layer].heads, tokens, tokens)
+        assert weights.shape[1:] == (find_attention_layers(model)[layer].heads, tokens, tokens)
         assert (weights.sum(-1) - 1).abs().max() <= 1e-5
         assert weights.min() >= 0
         made = merge_heads(weights.to(seen.values[layer].dtype) @ seen.values[layer])
@@ -54,17 +54,17 @@ def check_maps(model: nn.Module, seen: Capture, given: dict[int, Tensor], tokens
 
 @pytest.mark.parametrize("case", ATTENDING)
 def test_maps_times_v_are_what_the_block_made(case: str) -> None:
-    model = attending(case)
+    model = make_attention_model(case)
     given = heard(model)
-    with capture(model, gradients=True) as seen:
-        model(images())
+    with capture_attention(model, gradients=True) as seen:
+        model(random_image_batch())
     prefix = getattr(model, "prefix", 0)
-    assert seen.patches == (2, 3)
+    assert seen.patch_grid == (2, 3)
     check_maps(model, seen, given, prefix + 6, prefix)
     reads_the_first = getattr(model.config, "pool", "class" if case != "map" and prefix else "all") == "class"
     assert given[2].shape[1] == (min(prefix, 2 if "distilled" in case else 1) if reads_the_first else prefix + 6)
-    with capture(model, gradients=True) as seen:  # and where the last block computes all tokens
-        model.tokens(images())
+    with capture_attention(model, gradients=True) as seen:  # and where the last block computes all tokens
+        model.tokens(random_image_batch())
     assert given[2].shape[1] == prefix + 6
     check_maps(model, seen, given, prefix + 6, prefix)
 
@@ -72,8 +72,8 @@ def test_maps_times_v_are_what_the_block_made(case: str) -> None:
 def test_the_maps_of_the_toys_are_not_even() -> None:
     """What is compared above would else also hold of maps that say nothing."""
     for case in ATTENDING:
-        with capture(attending(case)) as seen, torch.no_grad():
-            seen.model(images())
+        with capture_attention(make_attention_model(case)) as seen, torch.no_grad():
+            seen.model(random_image_batch())
         for weights in seen.maps:
             assert weights.std(-1).max() > 0.01
 
@@ -81,22 +81,22 @@ def test_the_maps_of_the_toys_are_not_even() -> None:
 @pytest.mark.parametrize("case", ["learned stem", "learned_2d layers", "sincos_2d shared", "relative", "rotary"])
 @pytest.mark.parametrize("size", [(16, 16), (64, 16), (32, 80)])
 def test_other_sizes_of_dynamic_models(case: str, size: Grid) -> None:
-    check_other_size(attending(case, dynamic=True), size)
+    check_other_size(make_attention_model(case, dynamic=True), size)
 
 
 @pytest.mark.parametrize("case", ["distilled", "hybrid", "cct", "cct with neighbours", "relative with registers"])
 def test_other_sizes_of_other_families(case: str) -> None:
-    check_other_size(attending(case, dynamic=True), (64, 16))
+    check_other_size(make_attention_model(case, dynamic=True), (64, 16))
 
 
 def check_other_size(model: Any, size: Grid) -> None:
     given = heard(model)
-    with capture(model, gradients=True) as seen:
-        model(images())
-        assert seen.patches == (2, 3)
-        model(images(3, size))  # of two passes the last counts
+    with capture_attention(model, gradients=True) as seen:
+        model(random_image_batch())
+        assert seen.patch_grid == (2, 3)
+        model(random_image_batch(3, size))  # of two passes the last counts
     grid, prefix = (size[0] // 16, size[1] // 16), getattr(model, "prefix", 0)
-    assert seen.patches == grid
+    assert seen.patch_grid == grid
     check_maps(model, seen, given, prefix + grid[0] * grid[1], prefix)
     assert len(seen.maps[0]) == 3
 
@@ -140,7 +140,7 @@ def test_masks_and_class_attention(name: str, positions: Any) -> None:
     if positions is not None:
         nn.init.normal_(getattr(positions, "offsets", torch.empty(1)))
     given = heard(model)
-    with capture(model, gradients=True) as seen, torch.no_grad():
+    with capture_attention(model, gradients=True) as seen, torch.no_grad():
         model(torch.randn(3, 6, 16))
     assert [tuple(each.shape) for each in seen.maps] == [(3, 2, 7, 7), (3, 2, 7, 7), (3, 4, 1, 7)]
     for layer, weights in enumerate(seen.maps):
@@ -165,7 +165,7 @@ def test_a_mask_for_the_queries_alone() -> None:
 
     model = Few()
     given = heard(model)
-    with capture(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as seen:
         model(torch.randn(2, 7, 16))
     assert seen.maps[0].shape == (2, 2, 2, 7)
     assert (merge_heads(seen.maps[0] @ seen.values[0]) - given[0]).abs().max() <= 1e-5
@@ -182,9 +182,9 @@ def test_arguments_that_are_none() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x, None, None), None, None, None)
 
-    with capture(Plain()) as seen:
+    with capture_attention(Plain()) as seen:
         seen.model(torch.randn(2, 8, 16))
-    assert (seen.count, seen.patches, seen.prefix) == (8, (2, 3), 2)
+    assert (seen.token_count, seen.patch_grid, seen.prefix) == (8, (2, 3), 2)
     assert [each.shape for each in seen.maps] == [(2, 2, 8, 8)] * 2
 
 
@@ -192,7 +192,7 @@ def test_arguments_that_are_none() -> None:
     "case", ["learned stem", "relative", "distilled", "hybrid", "cct", "cct with neighbours", "map"]
 )
 def test_the_fused_kernel_is_used_and_the_answer_is_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, pixels, calls, fused = attending(case), images(), 0, F.scaled_dot_product_attention
+    model, pixels, calls, fused = make_attention_model(case), random_image_batch(), 0, F.scaled_dot_product_attention
 
     def counted(*given: Any, **named: Any) -> Tensor:
         nonlocal calls
@@ -203,27 +203,27 @@ def test_the_fused_kernel_is_used_and_the_answer_is_the_same(case: str, monkeypa
     with torch.no_grad():
         plain, alone = model(pixels), calls
         assert alone == {"cct with neighbours": 0, "map": 4}.get(case, 3)
-        with capture(model) as seen:
+        with capture_attention(model) as seen:
             captured = model(pixels)
         assert len(seen.maps) == 3
     assert calls == 2 * alone
     assert torch.equal(plain, captured)
-    with capture(model, gradients=True):
+    with capture_attention(model, gradients=True):
         by_class = model(pixels)
     assert calls == 3 * alone
     assert torch.equal(by_class, model(pixels))
 
 
 def test_layers_and_heads_are_chosen() -> None:
-    model, pixels = attending(), images()
-    with capture(model) as everything, torch.no_grad():
+    model, pixels = make_attention_model(), random_image_batch()
+    with capture_attention(model) as everything, torch.no_grad():
         model(pixels)
     for layers, heads in (([1], None), ([-1, 0], [1]), ([2, 1], [-1, 0]), ([0], [1, 1]), ([], [0])):
-        with capture(model, layers, heads) as seen, torch.no_grad():
+        with capture_attention(model, layers, heads) as seen, torch.no_grad():
             model(pixels)
         assert seen.layers == tuple(layer % 3 for layer in layers)
-        assert set(seen.kept) == set(seen.layers)
-        assert (seen.count, seen.patches) == (7, (2, 3))
+        assert set(seen.maps_by_layer) == set(seen.layers)
+        assert (seen.token_count, seen.patch_grid) == (7, (2, 3))
         for layer, weights in zip(layers, seen.maps, strict=True):
             expected = everything.maps[layer % 3]
             assert torch.equal(weights, expected if heads is None else expected[:, heads])
@@ -239,17 +239,17 @@ def test_layers_and_heads_are_chosen() -> None:
     ],
 )
 def test_what_is_out_of_range_leaves_no_hook(layers: list[int] | None, heads: list[int] | None, says: str) -> None:
-    model = attending()
-    with pytest.raises(ConfigError) as caught, capture(model, layers, heads):
+    model = make_attention_model()
+    with pytest.raises(ConfigError) as caught, capture_attention(model, layers, heads):
         raise AssertionError("not reached")
     assert str(caught.value).startswith(says)
-    assert hooks_of(model) == 0
+    assert count_hooks(model) == 0
 
 
 def test_a_model_without_attention() -> None:
     with (
         pytest.raises(ConfigError, match="Linear has no attention to look at; expected a transformer"),
-        capture(nn.Linear(2, 2)),
+        capture_attention(nn.Linear(2, 2)),
     ):
         pass
 
@@ -261,37 +261,37 @@ class Blind(nn.Module):
 
 
 def test_a_model_whose_attention_has_no_maps() -> None:
-    vit = attending()
+    vit = make_attention_model()
     vit.patch_embed.add_module("stage", Blind())
-    assert len(attention_layers(vit)) == 3  # before the blocks nobody looks
+    assert len(find_attention_layers(vit)) == 3  # before the blocks nobody looks
     says = "has no attention to look at: all is mixed; expected a model whose tokens ask each other, such as vit, deit"
-    with pytest.raises(ConfigError, match=f"^PatchEmbed {says}"), capture(vit.patch_embed):
+    with pytest.raises(ConfigError, match=f"^PatchEmbed {says}"), capture_attention(vit.patch_embed):
         raise AssertionError("not reached")
     vit.blocks[1].mlp = Blind()
-    with pytest.raises(ConfigError, match=f"^ViT {says}"), capture(vit):
+    with pytest.raises(ConfigError, match=f"^ViT {says}"), capture_attention(vit):
         raise AssertionError("not reached")
-    assert hooks_of(vit) == 0
+    assert count_hooks(vit) == 0
     linformer = vitrail.create("linformer_tiny_patch16_224", image_size=(32, 48), depth=1)
     with pytest.raises(ConfigError, match=r"^Linformer has no attention to look at: its keys are mixtures of all"):
-        attention_layers(linformer)
-    with token_states(linformer) as states:
-        linformer.tokens(images())
+        find_attention_layers(linformer)
+    with capture_tokens(linformer) as states:
+        linformer.tokens(random_image_batch())
     assert [each.shape for each in states] == [(2, 7, 192)] * 3
 
 
 @pytest.mark.parametrize("case", ["learned stem", "map", "cct"])
 def test_no_hook_is_left_behind(case: str) -> None:
-    model = attending(case)
-    with capture(model, gradients=True), token_states(model):
-        assert hooks_of(model) > 0
-        model(images())
-    assert hooks_of(model) == 0
-    with pytest.raises(ConfigError, match="expected"), capture(model), token_states(model):
-        model(images(size=(17, 48)))
-    assert hooks_of(model) == 0
-    with pytest.raises(ZeroDivisionError), capture(model, keep=lambda weights, _: len(weights) / 0):
-        model(images())
-    assert hooks_of(model) == 0
+    model = make_attention_model(case)
+    with capture_attention(model, gradients=True), capture_tokens(model):
+        assert count_hooks(model) > 0
+        model(random_image_batch())
+    assert count_hooks(model) == 0
+    with pytest.raises(ConfigError, match="expected"), capture_attention(model), capture_tokens(model):
+        model(random_image_batch(size=(17, 48)))
+    assert count_hooks(model) == 0
+    with pytest.raises(ZeroDivisionError), capture_attention(model, keep=lambda weights, _: len(weights) / 0):
+        model(random_image_batch())
+    assert count_hooks(model) == 0
 
     class Uncountable:
         def register_forward_hook(self, _: Any) -> None:
@@ -299,78 +299,78 @@ def test_no_hook_is_left_behind(case: str) -> None:
 
     model.norm = nn.Identity()
     object.__setattr__(model.norm, "register_forward_hook", Uncountable().register_forward_hook)
-    with pytest.raises(RuntimeError), token_states(model):
+    with pytest.raises(RuntimeError), capture_tokens(model):
         pass
-    assert hooks_of(model) == 0
+    assert count_hooks(model) == 0
 
 
 def test_hooks_of_others_stay_and_captures_nest() -> None:
-    model = attending()
+    model = make_attention_model()
     heard(model)
-    with capture(model) as outer, torch.no_grad():
-        with capture(model, [1]) as inner:
-            model(images())
+    with capture_attention(model) as outer, torch.no_grad():
+        with capture_attention(model, [1]) as inner:
+            model(random_image_batch())
         before = outer.maps[1]
-        model(images(1))
+        model(random_image_batch(1))
     assert torch.equal(inner.maps[0], before)
     assert len(outer.maps[1]) == 1
-    assert hooks_of(model) == 3
+    assert count_hooks(model) == 3
 
 
 def test_only_what_keep_made_is_held() -> None:
-    model, alive = attending(), list[weakref.ref[Tensor]]()
+    model, alive = make_attention_model(), list[weakref.ref[Tensor]]()
 
     def mean(weights: Tensor, grid: Grid) -> Tensor:
         alive.append(weakref.ref(weights))
         assert grid == (2, 3)
         return weights.mean((1, 2))
 
-    with capture(model, keep=mean) as seen, torch.no_grad():
-        model(images())
+    with capture_attention(model, keep=mean) as seen, torch.no_grad():
+        model(random_image_batch())
         gc.collect()
         assert [each() for each in alive] == [None] * 3
     assert [each.shape for each in seen.maps] == [(2, 7)] * 3
     assert not seen.values
-    assert not seen.made
+    assert not seen.head_outputs
 
 
-def held_by(seen: Capture) -> int:
+def held_by(seen: AttentionCapture) -> int:
     """Bytes of all tensors that a capture keeps alive."""
-    tensors = [*seen.kept.values(), *seen.values.values(), *seen.made.values()]
+    tensors = [*seen.maps_by_layer.values(), *seen.values.values(), *seen.head_outputs.values()]
     return sum(each.untyped_storage().nbytes() for each in tensors)
 
 
 def test_one_layer_of_a_deep_model_is_no_more_than_of_a_shallow_one() -> None:
     sizes = set[int]()
     for depth in (2, 9):
-        model = attending(depth=depth)
-        with capture(model, [-1], [0]) as seen, torch.no_grad():
-            model(images())
+        model = make_attention_model(depth=depth)
+        with capture_attention(model, [-1], [0]) as seen, torch.no_grad():
+            model(random_image_batch())
         sizes.add(held_by(seen))
     assert sizes == {2 * 7 * 7 * 4}  # of one head, not a view into all of them
 
 
 def test_half_precision() -> None:
-    model = attending("relative").bfloat16()
-    with capture(model, gradients=True) as seen:
-        logits = model(images().bfloat16())
-    for weights, slope in zip(seen.maps, seen.gradients(logits.sum()), strict=True):
+    model = make_attention_model("relative").bfloat16()
+    with capture_attention(model, gradients=True) as seen:
+        logits = model(random_image_batch().bfloat16())
+    for weights, slope in zip(seen.maps, seen.compute_gradients(logits.sum()), strict=True):
         assert weights.dtype == slope.dtype == torch.float32
         assert (weights.sum(-1) - 1).abs().max() <= 1e-5
-    pooled = attending("map").bfloat16()
-    with capture(pooled) as seen, torch.no_grad():
-        pooled(images().bfloat16())
-    assert seen.pooled is not None
-    assert seen.pooled.dtype == torch.float32
-    assert (seen.pooled.sum(-1) - 1).abs().max() <= 1e-5
+    pooled = make_attention_model("map").bfloat16()
+    with capture_attention(pooled) as seen, torch.no_grad():
+        pooled(random_image_batch().bfloat16())
+    assert seen.pool_shares is not None
+    assert seen.pool_shares.dtype == torch.float32
+    assert (seen.pool_shares.sum(-1) - 1).abs().max() <= 1e-5
 
 
 def test_autocast_does_not_blur_the_maps() -> None:
-    model, pixels = attending(), images()
-    layer = attention_layers(model)[0]
+    model, pixels = make_attention_model(), random_image_batch()
+    layer = find_attention_layers(model)[0]
     given = list[Tensor]()
     layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
-    with capture(model) as seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with capture_attention(model) as seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(pixels)
         q, k = layer.project(given[0])[:2]
     assert q.dtype == torch.bfloat16
@@ -380,11 +380,11 @@ def test_autocast_does_not_blur_the_maps() -> None:
 
 
 def test_inference_mode() -> None:
-    model = attending()
-    with capture(model) as plain, torch.no_grad():
-        model(images())
-    with torch.inference_mode(), capture(model) as seen:
-        model(images())
+    model = make_attention_model()
+    with capture_attention(model) as plain, torch.no_grad():
+        model(random_image_batch())
+    with torch.inference_mode(), capture_attention(model) as seen:
+        model(random_image_batch())
     assert all(map(torch.equal, seen.maps, plain.maps))
 
 
@@ -399,22 +399,25 @@ def test_of_a_module_called_twice_the_last_call_is_seen() -> None:
 
     model = Twice()
     given = heard(model)
-    with capture(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as seen:
         out = model(torch.randn(2, 6, 16))
     (weights,) = seen.maps
     assert (merge_heads(weights @ seen.values[0]) - given[0]).abs().max() <= 1e-5
-    assert seen.gradients(out.sum())[0].shape == weights.shape
+    assert seen.compute_gradients(out.sum())[0].shape == weights.shape
 
 
 def test_nothing_was_seen() -> None:
-    with capture(attending()) as seen, pytest.raises(VitrailError, match="nothing was seen of layer 0; expected a"):
+    with (
+        capture_attention(make_attention_model()) as seen,
+        pytest.raises(VitrailError, match="nothing was seen of layer 0; expected a"),
+    ):
         _ = seen.maps
 
 
 def test_a_model_that_says_no_grid() -> None:
     model = nn.Sequential(SelfAttention(16, 2))
-    with capture(model) as seen:
+    with capture_attention(model) as seen:
         model(torch.randn(2, 5, 16))
     assert seen.maps[0].shape == (2, 2, 5, 5)
     with pytest.raises(ConfigError, match="Sequential says no grid of patches; expected an attribute `grid`"):
-        _ = seen.patches
+        _ = seen.patch_grid

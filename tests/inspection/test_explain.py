@@ -7,15 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attending import CASES, attending, hooks_of, images, unfused
 from PIL import Image
+from support.attention_models import (
+    ATTENTION_CASES,
+    count_hooks,
+    make_attention_model,
+    random_image_batch,
+    unfused_attention,
+)
 
 import vitrail
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare, seen_box
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, compute_visible_box, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.question import Method, Question
+from vitrail.inspection.explain_options import ExplainMethod, ExplainOptions
 
 PREPROCESSING = Preprocessing(crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 LABELS = ("tench", "goldfish", "crane", "ant", "bee")
@@ -27,19 +33,19 @@ def picture(rows: int = 50, columns: int = 70, seed: int = 0) -> Any:
 
 def explainer(case: str = "learned stem", **fields: Any) -> Explainer:
     labels = LABELS if fields.get("classes", 5) else None
-    return Explainer(attending(case, **fields), preprocessing=PREPROCESSING, labels=labels)
+    return Explainer(make_attention_model(case, **fields), preprocessing=PREPROCESSING, labels=labels)
 
 
 def pixels_of(subject: Explainer, *sources: Any) -> torch.Tensor:
-    shown = [prepare(open_image(each), subject.viewer.preprocessing) for each in sources]
+    shown = [preprocess_image(open_image(each), subject.viewer.preprocessing) for each in sources]
     return torch.from_numpy(np.stack(shown))
 
 
 def attended(model: Any, pixels: torch.Tensor) -> tuple[Any, Any, Any]:
     """Maps of all layers with all their rows, (B, L, H, N, N), and where the pass has them slopes of the likeliest."""
-    with unfused() as whole:
+    with unfused_attention() as whole:
         model.tokens(pixels)
-    with unfused() as weights:
+    with unfused_attention() as weights:
         logits = model(pixels)
     logits.amax(-1).sum().backward()
     model.zero_grad(set_to_none=True)
@@ -79,7 +85,7 @@ def rolled(maps: Any, choice: Any) -> Any:
     return result
 
 
-def by_hand(question: Question, model: Any, maps: Any, slopes: Any) -> Any:
+def by_hand(question: ExplainOptions, model: Any, maps: Any, slopes: Any) -> Any:
     """Of one image: (L, H, N, N) → (layers, heads, 2, 3)."""
     depth, heads, tokens, _ = maps.shape
     asked = range(depth) if question.layer == "all" else [question.layer % depth]
@@ -101,12 +107,12 @@ def by_hand(question: Question, model: Any, maps: Any, slopes: Any) -> Any:
 
 
 QUESTIONS = [
-    Question(method=method, layer=layer, head=head, token=token)
+    ExplainOptions(method=method, layer=layer, head=head, token=token)
     for method, layer, head, token in itertools.product(
         ("rollout", "attention"), (-1, 0, "all"), ("mean", "max", "min", 1, "all"), ("head", "class", "1,2")
     )
 ] + [
-    Question(method="grad-rollout", layer=layer, token=token)
+    ExplainOptions(method="grad-rollout", layer=layer, token=token)
     for layer, token in itertools.product((-1, 1, "all"), ("head", "class"))
 ]
 
@@ -116,7 +122,7 @@ def test_every_choice_is_what_it_is_by_hand() -> None:
     pixels = pixels_of(subject, picture(), picture(60, 40, seed=1))
     maps, slopes, logits = attended(subject.model, pixels)
     for question in QUESTIONS:
-        found, mine = subject.maps(pixels, subject.settled(question))
+        found, mine = subject.compute_maps(pixels, subject.resolve_options(question))
         assert torch.allclose(found, logits, atol=1e-5)
         layers, heads = 3 if question.layer == "all" else 1, 2 if question.head == "all" else 1
         assert mine.shape == (2, layers, heads, 2, 3)
@@ -144,12 +150,12 @@ def test_other_families_by_hand(case: str, method: Any) -> None:
     pixels = pixels_of(subject, picture())
     maps, slopes, _ = attended(subject.model, pixels)
     for token in ("head", *(("distill",) if "distilled" in case else ())):
-        question = Question(method=method, token=token)
-        _, mine = subject.maps(pixels, subject.settled(question))
+        question = ExplainOptions(method=method, token=token)
+        _, mine = subject.compute_maps(pixels, subject.resolve_options(question))
         np.testing.assert_allclose(mine[0], by_hand(question, subject.model, maps[0], slopes[0]), atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ATTENTION_CASES)
 def test_every_family_is_explained(case: str) -> None:
     subject = explainer(case)
     methods: list[Any] = ["rollout", "grad-rollout", "attention", "norms", *["pool"] * ("map" in case or "cct" in case)]
@@ -159,21 +165,21 @@ def test_every_family_is_explained(case: str) -> None:
         assert np.isfinite(found.maps).all()
         assert method == "norms" or found.map.sum() == pytest.approx(1, abs=1e-5)
         assert found.map.std() > 1e-4 * found.map.mean()
-    assert hooks_of(subject.model) == 0
+    assert count_hooks(subject.model) == 0
 
 
 @pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
 def test_a_pool_is_what_its_head_reads(case: str) -> None:
     subject = explainer(case)
     pixels = pixels_of(subject, picture(), picture(seed=1))
-    logits, mine = subject.maps(pixels, subject.settled(Question(method="pool")))
+    logits, mine = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="pool")))
     with torch.no_grad():
         tokens = subject.model.tokens(pixels)
         shares = subject.model.attn_pool.weights(tokens[:, tokens.shape[1] - 6 :]).mean(1)[:, 0]
     assert torch.allclose(logits, subject.model(pixels), atol=1e-6)
     np.testing.assert_allclose(mine.reshape(2, 6), shares.numpy(), atol=1e-6)
     maps, _, _ = attended(subject.model, pixels)
-    _, rollout = subject.maps(pixels, subject.settled(Question()))
+    _, rollout = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions()))
     for image in range(2):
         made_of = rolled(maps[image], "mean")
         expected = shares[image].numpy() @ made_of[-6:, -6:]
@@ -184,8 +190,8 @@ def test_a_pool_is_what_its_head_reads(case: str) -> None:
 def test_norms_are_lengths_of_the_patches_tokens(case: str) -> None:
     subject = explainer(case)
     pixels = pixels_of(subject, picture(), picture(seed=1))
-    logits, mine = subject.maps(pixels, subject.settled(Question(method="norms", layer="all")))
-    _, second = subject.maps(pixels, subject.settled(Question(method="norms", layer=1)))
+    logits, mine = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="norms", layer="all")))
+    _, second = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="norms", layer=1)))
     made = list[torch.Tensor]()
     for block in subject.model.blocks:
         block.register_forward_hook(lambda _, __, out: made.append(out))  # pyright: ignore[reportUnknownLambdaType]
@@ -204,17 +210,17 @@ def test_the_class_asked_about() -> None:
         found = subject.explain(picture(), "grad-rollout", of_class=label)
         by_number = subject.explain(picture(), "grad-rollout", of_class=str(index))
         np.testing.assert_array_equal(found.maps, by_number.maps)
-        assert found.asked is not None
+        assert found.explained_class is not None
         assert found.prediction is not None
-        assert (found.asked.index, found.asked.label) == (index, label)
-        assert found.asked in found.prediction.top
+        assert (found.explained_class.index, found.explained_class.label) == (index, label)
+        assert found.explained_class in found.prediction.top
         maps[index] = found.map
     assert all(not np.allclose(maps[a], maps[b]) for a, b in itertools.combinations(maps, 2))
     likeliest = subject.explain(picture(), "grad-rollout")
-    assert likeliest.asked is not None
+    assert likeliest.explained_class is not None
     assert likeliest.prediction is not None
-    assert likeliest.asked == likeliest.prediction.top[0]
-    np.testing.assert_array_equal(likeliest.map, maps[likeliest.asked.index])
+    assert likeliest.explained_class == likeliest.prediction.top[0]
+    np.testing.assert_array_equal(likeliest.map, maps[likeliest.explained_class.index])
     predicted = vitrail.Predictor(subject.model, preprocessing=PREPROCESSING, labels=LABELS).predict(picture())
     for seen, other in zip(likeliest.prediction.top, predicted.top, strict=True):  # whose pixels lie in another order
         assert (seen.index, seen.label) == (other.index, other.label)
@@ -233,27 +239,29 @@ def test_discard() -> None:
 def test_a_model_without_a_head(method: Any) -> None:
     for case in ("learned stem", "distilled", "cct"):
         found = explainer(case, classes=0).explain(picture(), method)
-        assert found.asked is None
+        assert found.explained_class is None
         assert found.prediction is None
         assert found.map.shape == (2, 3)
-        assert found.plate.caption.startswith(f"{method.capitalize()} over picture. Bright patches ")
+        assert found.figure.caption.startswith(f"{method.capitalize()} over picture. Bright patches ")
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_model_and_the_picture_are_left_as_they_were(frozen: bool) -> None:
-    model = attending(dropout=0.5, attention_dropout=0.5).train().requires_grad_(not frozen)
+    model = make_attention_model(dropout=0.5, attention_dropout=0.5).train().requires_grad_(not frozen)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     subject = Explainer(model, preprocessing=PREPROCESSING)
     assert not model.training
-    pixels = images()
+    pixels = random_image_batch()
     for method in ("rollout", "grad-rollout", "norms", "attention"):
         subject.explain(picture(), method)
-        once, again = (subject.maps(pixels, subject.settled(Question(method=method)))[1] for _ in range(2))
+        once, again = (
+            subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method=method)))[1] for _ in range(2)
+        )
         np.testing.assert_array_equal(once, again)
         assert not pixels.requires_grad
         assert all(each.grad is None for each in (pixels, *model.parameters()))
         assert all(each.requires_grad != frozen for each in model.parameters())
-        assert hooks_of(model) == 0
+        assert count_hooks(model) == 0
     assert torch.is_grad_enabled()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -261,13 +269,15 @@ def test_the_model_and_the_picture_are_left_as_they_were(frozen: bool) -> None:
 def test_pixels_with_a_history() -> None:
     """Such as those of an attack on the model: neither lost nor changed."""
     subject = explainer()
-    start = images().requires_grad_()
+    start = random_image_batch().requires_grad_()
     pixels = start * 1.0
     for method in ("rollout", "grad-rollout"):
-        logits, maps = subject.maps(pixels, subject.settled(Question(method=method)))
+        logits, maps = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method=method)))
         assert not logits.requires_grad
         np.testing.assert_allclose(
-            maps, subject.maps(pixels.detach(), subject.settled(Question(method=method)))[1], atol=1e-6
+            maps,
+            subject.compute_maps(pixels.detach(), subject.resolve_options(ExplainOptions(method=method)))[1],
+            atol=1e-6,
         )
     assert pixels.requires_grad
     assert start.grad is None
@@ -275,8 +285,8 @@ def test_pixels_with_a_history() -> None:
 
 def test_without_gradients_and_in_inference_mode(tmp_path: Path) -> None:
     subject = explainer()
-    methods: tuple[Method, ...] = ("rollout", "grad-rollout", "norms")
-    expected: dict[Method, Any] = {method: subject.explain(picture(), method).maps for method in methods}
+    methods: tuple[ExplainMethod, ...] = ("rollout", "grad-rollout", "norms")
+    expected: dict[ExplainMethod, Any] = {method: subject.explain(picture(), method).maps for method in methods}
     vitrail.save(subject.model, tmp_path / "model", preprocessing=PREPROCESSING)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -294,7 +304,7 @@ def test_without_gradients_and_in_inference_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["wrapped", "in place", "blocks in place"])
 def test_compiled_models(how: str) -> None:
-    plain, model = explainer(), attending()
+    plain, model = explainer(), make_attention_model()
     model.load_state_dict(plain.model.state_dict())
     if how == "wrapped":
         wrapped: Any = torch.compile(model, backend="aot_eager")
@@ -303,14 +313,14 @@ def test_compiled_models(how: str) -> None:
         for part in [model] if how == "in place" else model.blocks:
             part.compile(backend="aot_eager")
     with torch.no_grad():
-        model(images(1))  # it is compiled by now, without a hook
+        model(random_image_batch(1))  # it is compiled by now, without a hook
     subject = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS)
     for method in ("rollout", "grad-rollout", "norms"):
         np.testing.assert_allclose(
             subject.explain(picture(), method).maps, plain.explain(picture(), method).maps, atol=1e-5
         )
     with torch.no_grad():
-        assert torch.allclose(model(images(1)), plain.model(images(1)), atol=1e-5)
+        assert torch.allclose(model(random_image_batch(1)), plain.model(random_image_batch(1)), atol=1e-5)
 
 
 def test_half_precision() -> None:
@@ -321,12 +331,12 @@ def test_half_precision() -> None:
         assert half.dtype == np.float32
         assert method == "norms" or half.sum() == pytest.approx(1, abs=1e-5)
         assert half.shape == expected.shape
-    pooled = Explainer(attending("map").bfloat16(), preprocessing=PREPROCESSING).explain(picture(), "pool")
+    pooled = Explainer(make_attention_model("map").bfloat16(), preprocessing=PREPROCESSING).explain(picture(), "pool")
     assert pooled.map.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_grey_models_and_grey_photos() -> None:
-    grey = Explainer(attending(channels=1), preprocessing=Preprocessing(mean=(0.5,), std=(0.5,)))
+    grey = Explainer(make_attention_model(channels=1), preprocessing=Preprocessing(mean=(0.5,), std=(0.5,)))
     for source in (picture(), picture()[:, :, 0], Image.fromarray(picture()).convert("L")):
         found = grey.explain(source, "grad-rollout")
         assert found.photo.shape == (50, 70, 3)
@@ -339,14 +349,14 @@ def test_photos_of_odd_sizes(size: tuple[int, int]) -> None:
     assert found.map.sum() == pytest.approx(1, abs=1e-5)
     scale = min(1, 512 / max(size))
     assert found.photo.shape == (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)), 3)
-    box = seen_box(size, explainer().viewer.preprocessing)
+    box = compute_visible_box(size, explainer().viewer.preprocessing)
     across, down = found.photo.shape[1] / size[1], found.photo.shape[0] / size[0]
     np.testing.assert_allclose(found.box, (box[0] * across, box[1] * down, box[2] * across, box[3] * down))
 
 
 def test_a_dynamic_model_sees_what_its_preprocessing_says() -> None:
     for case in ("learned stem", "relative", "cct with neighbours", "hybrid", "distilled"):
-        model = attending(case, dynamic=True)
+        model = make_attention_model(case, dynamic=True)
         subject = Explainer(model, preprocessing=Preprocessing(image_size=(64, 16)))
         for method in ("rollout", "grad-rollout", "norms"):
             found = subject.explain(picture(), method)
@@ -368,7 +378,7 @@ def test_what_the_maps_are_called() -> None:
 
 
 def test_a_folder_and_a_file(tmp_path: Path) -> None:
-    model = attending()
+    model = make_attention_model()
     vitrail.save(model, tmp_path / "model", preprocessing=PREPROCESSING, labels=list(LABELS))
     path = tmp_path / "my photo.png"
     Image.fromarray(picture()).save(path)
@@ -377,8 +387,8 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
         found = Explainer(tmp_path / "model").explain(source)
         np.testing.assert_allclose(found.maps, expected.maps, atol=1e-6)
         assert str(found.prediction) == str(expected.prediction)
-    assert Explainer(str(tmp_path / "model")).explain(path).plate.name == "my photo.rollout"
-    assert expected.plate.name == "picture.rollout"
+    assert Explainer(str(tmp_path / "model")).explain(path).figure.name == "my photo.rollout"
+    assert expected.figure.name == "picture.rollout"
 
 
 def test_what_cannot_be_explained() -> None:
@@ -391,4 +401,4 @@ def test_what_cannot_be_explained() -> None:
         next(subject.model.parameters()).fill_(float("nan"))
     with pytest.raises(VitrailError, match="the model answers NaN"):
         subject.explain(picture())
-    assert hooks_of(subject.model) == 0
+    assert count_hooks(subject.model) == 0

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.question import Question
+from vitrail.inspection.explain_options import ExplainOptions
 
 REAL: dict[str, tuple[str, str, Preprocessing]] = {
     "ViT-Ti": (
@@ -40,7 +40,7 @@ def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None
     assert len(photos) == 20
     seen = list[Any]()
     for part in (photos[start : start + 5] for start in range(0, 20, 5)):
-        _, maps = subject.maps(subject.viewer.see(part), subject.settled(Question()))
+        _, maps = subject.compute_maps(subject.viewer.see(part), subject.resolve_options(ExplainOptions()))
         assert maps.shape == (5, 1, 1, 14, 14)
         assert np.isfinite(maps).all()
         assert maps.min() >= 0

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from plate_checks import check_plate
+from support.figure_checks import check_figure
 from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError
-from vitrail.inspection.filters import drawn, filters_plate, first_filters, principal_filters
+from vitrail.inspection.filters import filter_to_image, find_first_filters, plot_filters, principal_filters
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 
@@ -55,7 +55,7 @@ def test_fewer_than_asked_for_and_filters_that_do_not_differ() -> None:
     assert shares.sum() == pytest.approx(1)
     components, shares = principal_filters(np.ones((3, 1, 2, 2)))
     assert shares == pytest.approx(np.zeros(2)), "three filters less their mean differ in two directions at most"
-    check_plate(filters_plate(components, shares))
+    check_figure(plot_filters(components, shares))
 
 
 SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "image_size": 32}
@@ -79,7 +79,7 @@ def test_the_first_filters_of_every_family(
     name: str, fields: dict[str, Any], place: str, shape: tuple[int, ...]
 ) -> None:
     model = vitrail.create(name, **fields)
-    found = first_filters(model)
+    found = find_first_filters(model)
     assert found is not None
     assert found.shape == shape
     assert np.array_equal(found, model.get_parameter(place).detach().numpy())
@@ -87,21 +87,21 @@ def test_the_first_filters_of_every_family(
 
 def test_half_precision_and_models_without_a_convolution() -> None:
     model = vitrail.create("ViT-Ti/16", **SMALL).to(torch.bfloat16)
-    found = first_filters(model)
+    found = find_first_filters(model)
     assert found is not None
     assert found.dtype == np.float32
-    assert first_filters(nn.Linear(3, 4)) is None
+    assert find_first_filters(nn.Linear(3, 4)) is None
     model.get_submodule("patch_embed").proj = nn.Linear(4, 4)
-    assert first_filters(model) is None
+    assert find_first_filters(model) is None
 
 
 def test_a_component_is_drawn_with_zero_in_the_middle() -> None:
     component = np.array([[[0.0, 0.2], [-0.4, 0.1]]])
-    assert drawn(component)[..., 0] == pytest.approx(np.array([[0.5, 0.75], [0.0, 0.625]]))
+    assert filter_to_image(component)[..., 0] == pytest.approx(np.array([[0.5, 0.75], [0.0, 0.625]]))
     coloured = normal(3, 4, 2)
-    assert drawn(coloured) == pytest.approx(0.5 + coloured.transpose(1, 2, 0) / np.abs(coloured).max() / 2)
-    assert drawn(normal(5, 4, 2)).shape == (4, 2, 1)
-    assert drawn(np.zeros((1, 2, 2))) == pytest.approx(np.full((2, 2, 1), 0.5))
+    assert filter_to_image(coloured) == pytest.approx(0.5 + coloured.transpose(1, 2, 0) / np.abs(coloured).max() / 2)
+    assert filter_to_image(normal(5, 4, 2)).shape == (4, 2, 1)
+    assert filter_to_image(np.zeros((1, 2, 2))) == pytest.approx(np.full((2, 2, 1), 0.5))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_component_is_drawn_with_zero_in_the_middle() -> None:
 )
 def test_the_plate(shape: tuple[int, ...], said: str) -> None:
     components, shares = principal_filters(normal(*shape))
-    plate = filters_plate(components, shares)
-    check_plate(plate, "component, from 0: share of the filters' variance (%)", f"0: {100 * shares[0]:.1f} %")
+    plate = plot_filters(components, shares)
+    check_figure(plate, "component, from 0: share of the filters' variance (%)", f"0: {100 * shares[0]:.1f} %")
     assert said in plate.caption
     assert f"{shares.sum():.1%} of the variance" in plate.caption
     figure = plate.draw()
@@ -134,4 +134,4 @@ def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="0 components"):
         principal_filters(np.ones((4, 3, 2, 2)), count=0)
     with pytest.raises(ConfigError, match="as principal_filters gives them"):
-        filters_plate(np.ones((4, 3, 2, 2)), np.ones(3))
+        plot_filters(np.ones((4, 3, 2, 2)), np.ones(3))

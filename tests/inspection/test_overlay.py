@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from plate_checks import check_plate
+from support.figure_checks import check_figure
 
-from vitrail.figures import Plate
-from vitrail.inspection.overlay import BESIDE, LONGEST, overlay_figure, shown
+from vitrail.figures import CaptionedFigure
+from vitrail.inspection.overlay import MAX_PHOTO_SIDE, MAX_WIDE_PANELS, draw_overlay, shrink_photo
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -26,22 +26,22 @@ def drawn(
 ) -> Any:
     titles = [[f"layer {row}, head {column}" for column in range(panels.shape[1])] for row in range(len(panels))]
     box = box or (0, 0, size[1], size[0])
-    plate = Plate(
+    plate = CaptionedFigure(
         name="a",
         title="a",
         caption="a.",
         arrays={"maps": panels},
-        draw=lambda: overlay_figure(photo(*size), box, panels, titles, heading, "unit", **named),
+        draw=lambda: draw_overlay(photo(*size), box, panels, titles, heading, "unit", **named),
     )
     if checked:
-        check_plate(plate, "unit")
+        check_figure(plate, "unit")
     figure = plate.draw()
     figure.draw_without_rendering()
     return figure
 
 
 def test_a_small_photo_stays_as_it_is() -> None:
-    found, box = shown(Image.fromarray(photo(50, 70)), (1.5, -2, 68, 52))
+    found, box = shrink_photo(Image.fromarray(photo(50, 70)), (1.5, -2, 68, 52))
     assert np.array_equal(found, photo(50, 70))
     assert box == (1.5, -2, 68, 52)
 
@@ -49,8 +49,10 @@ def test_a_small_photo_stays_as_it_is() -> None:
 @pytest.mark.parametrize("size", [(1024, 2048), (3000, 777), (513, 512), (1, 5000), (512, 512)])
 def test_a_large_photo_is_shown_smaller_with_its_box(size: tuple[int, int]) -> None:
     rows, columns = size
-    found, box = shown(Image.new("L", (columns, rows), 7), (0.25 * columns, 0.1 * rows, 0.75 * columns, 1.2 * rows))
-    assert max(found.shape[:2]) == min(LONGEST, max(size))
+    found, box = shrink_photo(
+        Image.new("L", (columns, rows), 7), (0.25 * columns, 0.1 * rows, 0.75 * columns, 1.2 * rows)
+    )
+    assert max(found.shape[:2]) == min(MAX_PHOTO_SIDE, max(size))
     assert found.dtype == np.uint8
     assert found.shape[2] == 3
     assert (found == 7).all()
@@ -104,7 +106,7 @@ def test_a_patch_is_marked() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [((1, 1), (1, 2)), ((3, 1), (1, 3)), ((12, 1), (3, BESIDE)), ((5, 1), (2, 4)), ((2, 7), (2, 7))],
+    [((1, 1), (1, 2)), ((3, 1), (1, 3)), ((12, 1), (3, MAX_WIDE_PANELS)), ((5, 1), (2, 4)), ((2, 7), (2, 7))],
 )
 def test_many_panels(shape: tuple[int, int], expected: tuple[int, int]) -> None:
     figure = drawn((30, 40), maps(*shape), checked=shape == (3, 1))
@@ -131,7 +133,7 @@ def test_headings_of_any_kind(heading: str) -> None:
 
 @pytest.mark.parametrize("letter", ["i", "W"])
 def test_a_long_name_is_cut_and_what_follows_it_is_not(letter: str) -> None:
-    figure = overlay_figure(photo(40, 60), (0, 0, 60, 40), maps(), (("",),), f"{letter * 300} 5.7% · rollout", "share")
+    figure = draw_overlay(photo(40, 60), (0, 0, 60, 40), maps(), (("",),), f"{letter * 300} 5.7% · rollout", "share")
     figure.draw_without_rendering()
     (line,) = [each for each in figure.texts if each.get_text().startswith(letter)]
     assert line.get_text().endswith(f"{letter} 5.7% · rollout")

@@ -5,14 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
 from numpy.typing import NDArray
-from plate_checks import check_plate
+from support.figure_checks import check_figure
+from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import ConfigError
-from vitrail.inspection.positions import mosaic, position_similarity, position_table, similarity_plate
+from vitrail.inspection.position_similarity import (
+    find_position_table,
+    plot_position_similarity,
+    position_similarity,
+    tile_maps,
+)
 from vitrail.layers.positions import sinusoid_1d
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
@@ -67,7 +72,7 @@ def test_a_row_of_zeros_and_a_table_that_does_not_fit() -> None:
     ],
 )
 def test_the_table_is_what_every_family_adds_to_its_patches(name: str, fields: dict[str, Any]) -> None:
-    model = shake(vitrail.create(name, **TOY, **fields))
+    model = add_weight_noise(vitrail.create(name, **TOY, **fields))
     seen: dict[str, Tensor] = {}
 
     def keep_patches(_: nn.Module, __: Any, out: Tensor) -> None:
@@ -80,7 +85,7 @@ def test_the_table_is_what_every_family_adds_to_its_patches(name: str, fields: d
     model.get_submodule("blocks.0").register_forward_pre_hook(keep_input)
     with torch.no_grad():
         model(torch.randn(1, 3, *fields["image_size"]))
-    table = position_table(model)
+    table = find_position_table(model)
     assert table is not None
     assert table.shape == (6, 16)
     added = seen["input"][0, -6:] - seen["patches"][0]
@@ -91,7 +96,7 @@ def test_the_table_is_what_every_family_adds_to_its_patches(name: str, fields: d
 
 @pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
 def test_no_table_where_nothing_is_added(positions: str) -> None:
-    assert position_table(vitrail.create("ViT-Ti/16", image_size=32, positions=positions, **TOY)) is None
+    assert find_position_table(vitrail.create("ViT-Ti/16", image_size=32, positions=positions, **TOY)) is None
 
 
 @pytest.mark.parametrize(
@@ -103,18 +108,18 @@ def test_no_table_where_nothing_is_added(positions: str) -> None:
     ],
 )
 def test_no_table_in_convnets_and_the_mixer(name: str, fields: dict[str, Any]) -> None:
-    assert position_table(vitrail.create(name, **fields)) is None
+    assert find_position_table(vitrail.create(name, **fields)) is None
 
 
 def test_the_table_of_a_model_in_half_precision() -> None:
-    table = position_table(vitrail.create("DeiT-Ti", image_size=32, **TOY).to(torch.bfloat16))
+    table = find_position_table(vitrail.create("DeiT-Ti", image_size=32, **TOY).to(torch.bfloat16))
     assert table is not None
     assert table.dtype == np.float32
 
 
 def test_tiles_lie_where_their_patches_lie() -> None:
     tiles = normal(2, 3, 4, 5)
-    whole, middles, centres = mosaic(tiles)
+    whole, middles, centres = tile_maps(tiles)
     assert (len(middles), len(centres)) == (2, 3)
     fine = 48 // 5
     for r, c in product(range(2), range(3)):
@@ -129,8 +134,8 @@ def test_tiles_lie_where_their_patches_lie() -> None:
 @pytest.mark.parametrize("grid", [(2, 3), (14, 14), (1, 1), (1, 7), (9, 2), (3, 20)])
 def test_the_plate(grid: tuple[int, int]) -> None:
     similarity = position_similarity(normal(grid[0] * grid[1], 8), grid)
-    plate = similarity_plate(similarity)
-    check_plate(plate, "column of the patch, from 0", "row of the patch, from 0", "cosine")
+    plate = plot_position_similarity(similarity)
+    check_figure(plate, "column of the patch, from 0", "row of the patch, from 0", "cosine")
     assert ("evenly spread" in plate.caption) == (max(grid) > 16)
     axes, bar = plate.draw().axes
     low, high = axes.images[0].get_clim()
@@ -141,9 +146,9 @@ def test_the_plate(grid: tuple[int, int]) -> None:
 
 def test_many_patches_are_drawn_in_part_and_this_is_said() -> None:
     similarity = position_similarity(normal(3 * 20, 8), (3, 20))
-    plate = similarity_plate(similarity)
+    plate = plot_position_similarity(similarity)
     assert "Of the 3×20 maps, 3×16 are drawn" in plate.caption
     axes = plate.draw().axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["0", "3", "5"]
     with pytest.raises(ConfigError, match=r"\(h, w, h, w\)"):
-        similarity_plate(similarity[:2])
+        plot_position_similarity(similarity[:2])

@@ -5,24 +5,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attending import attending, images
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.attention_models import make_attention_model, random_image_batch
 
 from vitrail.errors import ConfigError
-from vitrail.inspection.capture import capture, read_by_head
+from vitrail.inspection.capture import capture_attention, head_token_shares
 from vitrail.inspection.rollout import (
-    FUSES,
-    as_picture,
-    fused,
+    HEAD_FUSIONS,
+    attention_rollout,
+    discard_smallest,
+    fill_missing_queries,
+    fuse_heads,
     gradient_rollout,
-    normalised,
-    rollout,
-    square,
-    times,
+    multiply_row,
+    normalise_rows,
+    patch_map_from_row,
     token_gradient_rollout,
     token_rollout,
-    without_smallest,
 )
 
 LAYERS, HEADS, TOKENS = 4, 3, 7
@@ -35,7 +35,7 @@ def random_maps(*shape: int, seed: int = 0) -> Any:
 
 
 def from_token(made_of: Any, token: Any, grid: tuple[int, int]) -> Any:
-    return as_picture(times(token, made_of), grid)
+    return patch_map_from_row(multiply_row(token, made_of), grid)
 
 
 def by_hand(maps: Any, fuse: str, residual: float, discard: float) -> Any:
@@ -53,27 +53,27 @@ def by_hand(maps: Any, fuse: str, residual: float, discard: float) -> Any:
     return result
 
 
-@pytest.mark.parametrize("fuse", FUSES)
+@pytest.mark.parametrize("fuse", HEAD_FUSIONS)
 @pytest.mark.parametrize("residual", [0.0, 0.3, 0.5])
 def test_identity_stays_identity(fuse: Any, residual: float) -> None:
     maps = np.broadcast_to(EYE, (LAYERS, HEADS, TOKENS, TOKENS))
-    np.testing.assert_allclose(rollout(list(maps), fuse, residual), EYE, atol=1e-12)
+    np.testing.assert_allclose(attention_rollout(list(maps), fuse, residual), EYE, atol=1e-12)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_even_attention(depth: int) -> None:
     maps = [np.broadcast_to(EVEN, (HEADS, TOKENS, TOKENS))] * depth
-    np.testing.assert_allclose(rollout(maps, residual=0), EVEN, atol=1e-12)
-    np.testing.assert_allclose(rollout(maps), np.linalg.matrix_power(EYE / 2 + EVEN / 2, depth), atol=1e-12)
-    np.testing.assert_allclose(rollout(maps), 2.0**-depth * EYE + (1 - 2.0**-depth) * EVEN, atol=1e-12)
+    np.testing.assert_allclose(attention_rollout(maps, residual=0), EVEN, atol=1e-12)
+    np.testing.assert_allclose(attention_rollout(maps), np.linalg.matrix_power(EYE / 2 + EVEN / 2, depth), atol=1e-12)
+    np.testing.assert_allclose(attention_rollout(maps), 2.0**-depth * EYE + (1 - 2.0**-depth) * EVEN, atol=1e-12)
 
 
-@pytest.mark.parametrize("fuse", FUSES)
+@pytest.mark.parametrize("fuse", HEAD_FUSIONS)
 @pytest.mark.parametrize("residual", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("discard", [0.0, 0.1, 0.3, 0.5, 0.9])
 def test_equal_to_a_version_by_hand(fuse: Any, residual: float, discard: float) -> None:
     maps = random_maps(LAYERS, HEADS)
-    found = rollout(list(maps), fuse, residual, discard)
+    found = attention_rollout(list(maps), fuse, residual, discard)
     np.testing.assert_allclose(found, by_hand(maps, fuse, residual, discard), atol=1e-12)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
     assert found.min() >= 0
@@ -84,32 +84,35 @@ def test_the_last_layer_comes_first() -> None:
     first, last = np.zeros((2, TOKENS, TOKENS))
     first[:, 4] = last[:, 2] = 1  # all ask token 4, then all ask token 2
     first[2] = np.eye(TOKENS)[5]  # which had asked token 5
-    found = rollout([first[None], last[None]], residual=0)
+    found = attention_rollout([first[None], last[None]], residual=0)
     assert (found == np.eye(TOKENS)[5]).all()
 
 
 def test_batches_are_images_one_by_one() -> None:
     maps, slopes = random_maps(LAYERS, 5, 2, HEADS), random_maps(LAYERS, 5, 2, HEADS, seed=1) - 0.1
-    together = rollout(list(maps), "max", 0.4, 0.3)
+    together = attention_rollout(list(maps), "max", 0.4, 0.3)
     by_class = gradient_rollout(list(maps), list(slopes))
     assert together.shape == by_class.shape == (5, 2, TOKENS, TOKENS)
     for image in np.ndindex(5, 2):
         one = [layer[image] for layer in maps]
-        np.testing.assert_allclose(together[image], rollout(one, "max", 0.4, 0.3), atol=1e-12)
+        np.testing.assert_allclose(together[image], attention_rollout(one, "max", 0.4, 0.3), atol=1e-12)
         np.testing.assert_allclose(by_class[image], gradient_rollout(one, [each[image] for each in slopes]), atol=1e-12)
 
 
 def test_float32_stays_float32() -> None:
     maps = list(random_maps(LAYERS, HEADS).astype(np.float32))
-    for result in (rollout(maps, discard=0.3), gradient_rollout(maps, maps)):
+    for result in (attention_rollout(maps, discard=0.3), gradient_rollout(maps, maps)):
         assert result.dtype == np.float32
-    np.testing.assert_allclose(rollout(maps), by_hand(maps, "mean", 0.5, 0), atol=1e-6)
+    np.testing.assert_allclose(attention_rollout(maps), by_hand(maps, "mean", 0.5, 0), atol=1e-6)
 
 
 def test_class_attention_leaves_the_patches_as_they_are() -> None:
     maps, last = random_maps(2, HEADS), random_maps(HEADS)[:, :1]
     for residual in (0.0, 0.5):
-        before, after = rollout(list(maps), residual=residual), rollout([*maps, last], residual=residual)
+        before, after = (
+            attention_rollout(list(maps), residual=residual),
+            attention_rollout([*maps, last], residual=residual),
+        )
         expected = residual * before[0] + (1 - residual) * last.mean(0)[0] @ before
         np.testing.assert_allclose(after[0], expected, atol=1e-12)
         np.testing.assert_allclose(after[1:], before[1:], atol=1e-12)
@@ -120,7 +123,7 @@ def test_class_attention_leaves_the_patches_as_they_are() -> None:
     np.testing.assert_allclose(after[0], before[0] + relevant[0] @ before, atol=1e-12)
     np.testing.assert_allclose(after[1:], before[1:], atol=1e-12)
     assert gradient_rollout([last], [slopes[2][:, :1]]).shape == (TOKENS, TOKENS)
-    assert square(np.stack([last.mean(0)] * 2)).shape == (2, TOKENS, TOKENS)
+    assert fill_missing_queries(np.stack([last.mean(0)] * 2)).shape == (2, TOKENS, TOKENS)
 
 
 def test_one_class_against_a_loop() -> None:
@@ -140,7 +143,7 @@ def test_one_class_against_a_loop() -> None:
 def test_discarding() -> None:
     row = np.array([[0.4, 0.1, 0.2, 0.3]])
     for share, expected in ((0, row[0]), (0.24, row[0]), (0.25, [0.4, 0, 0.2, 0.3]), (0.75, [0.4, 0, 0, 0])):
-        assert without_smallest(row, share)[0].tolist() == list(expected)
+        assert discard_smallest(row, share)[0].tolist() == list(expected)
     assert row.tolist() == [[0.4, 0.1, 0.2, 0.3]]  # itself it is left alone
 
 
@@ -148,17 +151,17 @@ def test_discarding() -> None:
 @example(100, 29)
 def test_so_many_are_discarded_as_was_said(tokens: int, percent: int) -> None:
     row = np.random.default_rng(tokens).permutation(tokens)[None] + 1.0
-    kept = without_smallest(row, percent / 100)
+    kept = discard_smallest(row, percent / 100)
     assert (kept == 0).sum() == percent * tokens // 100
     assert sorted(kept[kept > 0]) == sorted(row[0])[percent * tokens // 100 :]
 
 
 def test_fusing_and_rows_of_nothing() -> None:
     apart = np.array([[[1.0, 0], [0.5, 0.5]], [[0, 1.0], [0.5, 0.5]]])
-    assert fused(apart, "min").tolist() == [[0, 0], [0.5, 0.5]]
-    assert fused(apart, "max").tolist() == [[1, 1], [0.5, 0.5]]
-    assert normalised(fused(apart, "min")).tolist() == [[0, 0], [0.5, 0.5]]
-    found = rollout([apart], "min")
+    assert fuse_heads(apart, "min").tolist() == [[0, 0], [0.5, 0.5]]
+    assert fuse_heads(apart, "max").tolist() == [[1, 1], [0.5, 0.5]]
+    assert normalise_rows(fuse_heads(apart, "min")).tolist() == [[0, 0], [0.5, 0.5]]
+    found = attention_rollout([apart], "min")
     assert found.tolist() == [[0.5, 0], [0.25, 0.75]]
 
 
@@ -176,7 +179,7 @@ def test_fusing_and_rows_of_nothing() -> None:
 def test_what_makes_no_sense(changed: dict[str, Any], says: str) -> None:
     named = {name: value for name, value in changed.items() if name != "maps"}
     with pytest.raises(ConfigError, match=says):
-        rollout(changed.get("maps", list(random_maps(2, HEADS))), **named)
+        attention_rollout(changed.get("maps", list(random_maps(2, HEADS))), **named)
 
 
 def test_no_maps_of_a_class() -> None:
@@ -184,7 +187,7 @@ def test_no_maps_of_a_class() -> None:
         gradient_rollout([], [])
 
 
-@pytest.mark.parametrize("fuse", FUSES)
+@pytest.mark.parametrize("fuse", HEAD_FUSIONS)
 @pytest.mark.parametrize(("residual", "discard"), [(0.5, 0.0), (0.0, 0.0), (0.3, 0.6)])
 def test_of_one_token_it_is_that_row(fuse: Any, residual: float, discard: float) -> None:
     """Carried from the last layer to the first, a row is what the whole product has there."""
@@ -192,7 +195,7 @@ def test_of_one_token_it_is_that_row(fuse: Any, residual: float, discard: float)
     class_attention = random_maps(2, HEADS, seed=1)[..., :1, :]
     shares = np.random.default_rng(2).dirichlet(np.ones(TOKENS), 2)
     for layers in (maps, [*maps, class_attention]):
-        whole = rollout(layers, fuse, residual, discard)
+        whole = attention_rollout(layers, fuse, residual, discard)
         row = token_rollout(shares, layers, fuse, residual, discard)
         np.testing.assert_allclose(row, np.einsum("bi,bij->bj", shares, whole), atol=1e-12)
         slopes = [np.random.default_rng(3).normal(size=each.shape) for each in layers]
@@ -221,20 +224,20 @@ def test_from_a_token_to_the_picture() -> None:
 @pytest.mark.parametrize("case", ["learned with registers", "mean", "map beside class token and registers", "cct"])
 def test_from_what_the_head_reads(case: str) -> None:
     """By the definition: of each token that is read, as much of its row as is read of it."""
-    model = attending(case)
-    with capture(model) as seen, torch.no_grad():
-        model(images())
-    made_of = rollout([each.double().numpy() for each in seen.maps])
-    found = from_token(made_of, read_by_head(seen).numpy(), seen.patches)
+    model = make_attention_model(case)
+    with capture_attention(model) as seen, torch.no_grad():
+        model(random_image_batch())
+    made_of = attention_rollout([each.double().numpy() for each in seen.maps])
+    found = from_token(made_of, head_token_shares(seen).numpy(), seen.patch_grid)
     assert found.shape == (2, 2, 3)
     np.testing.assert_allclose(found.sum((-1, -2)), 1, atol=1e-6)
     for image in range(2):
         rows = made_of[image, :, seen.prefix :]
         if case == "mean":
             expected = rows[seen.prefix :].mean(0)
-        elif seen.pooled is not None:
+        elif seen.pool_shares is not None:
             expected = np.sum(
-                [share * row for share, row in zip(seen.pooled[image].tolist(), rows, strict=True)], axis=0
+                [share * row for share, row in zip(seen.pool_shares[image].tolist(), rows, strict=True)], axis=0
             )
         else:
             expected = rows[0]

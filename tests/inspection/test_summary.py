@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import vitrail
-from vitrail.inspection.summary import Summary
+from vitrail.inspection.summary import ModelSummary
 
 
-def summary(name: str, depth: int = 9, batch: int = 1, **fields: Any) -> Summary:
+def summary(name: str, depth: int = 9, batch: int = 1, **fields: Any) -> ModelSummary:
     with torch.device("meta"):
         return vitrail.summarize(vitrail.create(name, **fields), depth=depth, batch=batch)
 

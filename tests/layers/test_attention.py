@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from drawing import shake
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 from vitrail.errors import ConfigError
@@ -89,7 +89,7 @@ def test_the_last_queries_of_a_causal_mask_are_those_of_decoding() -> None:
 
 
 def test_a_causal_mask_leaks_nothing() -> None:
-    layer = shake(SelfAttention(12, 3))
+    layer = add_weight_noise(SelfAttention(12, 3))
     x = torch.randn(2, 6, 12)
     changed = x.clone()
     changed[:, 4:] = torch.randn(2, 2, 12)
@@ -99,7 +99,7 @@ def test_a_causal_mask_leaks_nothing() -> None:
 
 
 def test_without_positions_attention_does_not_know_the_order() -> None:
-    layer, x, order = shake(SelfAttention(12, 3)), torch.randn(2, 6, 12), torch.randperm(6)
+    layer, x, order = add_weight_noise(SelfAttention(12, 3)), torch.randn(2, 6, 12), torch.randperm(6)
     torch.testing.assert_close(layer(x)[:, order], layer(x[:, order]), rtol=1e-5, atol=1e-6)
 
 
@@ -149,7 +149,7 @@ def test_multi_head_attention_is_torchs() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_fewer_queries_give_the_first_rows(positions: str, bias: bool) -> None:
     kinds = {"none": None, "relative": RelativePositions(8, (2, 3)), "rotary": RotaryPositions(8)}
-    layer = shake(SelfAttention(16, 2, bias=bias, positions=kinds[positions]))
+    layer = add_weight_noise(SelfAttention(16, 2, bias=bias, positions=kinds[positions]))
     x = torch.randn(2, 8, 16)  # two prefix tokens, then a grid of 2×3
     for queries in (1, 2, 5):
         torch.testing.assert_close(
@@ -161,7 +161,7 @@ def test_fewer_queries_give_the_first_rows(positions: str, bias: bool) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_weights_of_a_layer_times_its_values_are_its_output(kind: str, masked: bool) -> None:
     kinds = {"none": None, "relative": RelativePositions(8, (2, 3)), "rotary": RotaryPositions(8)}
-    layer = shake(SelfAttention(16, 2, positions=kinds[kind]), std=0.3)
+    layer = add_weight_noise(SelfAttention(16, 2, positions=kinds[kind]), std=0.3)
     x, mask = torch.randn(2, 7, 16), causal_mask(7, 7) if masked else None
     weights = layer.weights(x, (2, 3), mask)
     _, _, v, _ = layer.project(x, (2, 3), mask)

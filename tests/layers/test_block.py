@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 
 from vitrail.layers.block import Activation, Block
 
@@ -11,7 +11,7 @@ from vitrail.layers.block import Activation, Block
 @pytest.mark.parametrize("layer_scale", [None, 0.1])
 def test_block_is_the_papers_equations(activation: Activation, layer_scale: float | None) -> None:
     block = Block(12, 3, 24, activation=activation, layer_scale=layer_scale)
-    shake(block)
+    add_weight_noise(block)
     z = torch.randn(2, 5, 12)
     middle = block.ls1(block.attn(block.norm1(z))) + z
     torch.testing.assert_close(block(z), block.ls2(block.mlp(block.norm2(middle))) + middle)
@@ -26,7 +26,7 @@ def test_the_norm_is_torchs_with_the_biased_deviation() -> None:
 
 def test_recomputed_activations_give_equal_gradients() -> None:
     block, z = (
-        shake(Block(12, 3, 24, dropout=0.1, attention_dropout=0.1, stochastic_depth=0.3)).train(),
+        add_weight_noise(Block(12, 3, 24, dropout=0.1, attention_dropout=0.1, stochastic_depth=0.3)).train(),
         torch.randn(4, 5, 12),
     )
     gradients: list[list[torch.Tensor]] = []

@@ -1,9 +1,9 @@
 """Two ways to the same tokens, on any patch and image."""
 
 import torch
-from drawing import shake
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.noisy_weights import add_weight_noise
 
 from vitrail.layers.embed import PatchEmbed, patchify
 
@@ -13,7 +13,7 @@ sizes = st.integers(1, 5)
 @settings(max_examples=40, deadline=None)
 @given(grid=st.tuples(sizes, sizes), patch=st.tuples(sizes, sizes), channels=sizes, width=sizes)
 def test_convolution_and_unfold_agree(grid: tuple[int, int], patch: tuple[int, int], channels: int, width: int) -> None:
-    convolution = shake(PatchEmbed(width, patch, channels))
+    convolution = add_weight_noise(PatchEmbed(width, patch, channels))
     unfold = PatchEmbed(width, patch, channels, unfold=True)
     unfold.load_state_dict(convolution.state_dict())
     images = torch.randn(2, channels, grid[0] * patch[0], grid[1] * patch[1])

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 
 from vitrail.layers.mlp import Mlp, SwiGlu
 
@@ -18,7 +18,7 @@ def test_gelu_exact_and_by_tanh() -> None:
 
 
 def test_mlp() -> None:
-    mlp, x = shake(Mlp(6, 24)), torch.randn(2, 3, 6)
+    mlp, x = add_weight_noise(Mlp(6, 24)), torch.randn(2, 3, 6)
     hidden = torch.nn.functional.gelu(x @ mlp.fc1.weight.T + mlp.fc1.bias)
     torch.testing.assert_close(mlp(x), hidden @ mlp.fc2.weight.T + mlp.fc2.bias)
 

@@ -1,14 +1,14 @@
 """Attention pooling, one learned query."""
 
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 
 from vitrail.layers.pool import AttentionPool
 
 
 def test_attention_pool_weighs_the_tokens() -> None:
     pool, x = AttentionPool(12, 3, 24), torch.randn(2, 7, 12)
-    shake(pool, std=0.3)
+    add_weight_noise(pool, std=0.3)
     weights = pool.weights(x)
     assert weights.shape == (2, 3, 1, 7)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 1))
@@ -18,5 +18,5 @@ def test_attention_pool_weighs_the_tokens() -> None:
 
 
 def test_the_order_of_tokens_does_not_matter() -> None:
-    pool, x, order = shake(AttentionPool(12, 3, 24), std=0.3), torch.randn(2, 7, 12), torch.randperm(7)
+    pool, x, order = add_weight_noise(AttentionPool(12, 3, 24), std=0.3), torch.randn(2, 7, 12), torch.randperm(7)
     torch.testing.assert_close(pool(x), pool(x[:, order]), rtol=1e-5, atol=1e-5)

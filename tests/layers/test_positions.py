@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 from vitrail.layers.attention import SelfAttention
@@ -86,7 +86,7 @@ def relative_by_hand(layer: SelfAttention, x: Tensor, grid: tuple[int, int], pre
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
 def test_relative_positions_are_extra_attention_to_offsets(prefix: int) -> None:
-    layer = shake(SelfAttention(16, 2, positions=RelativePositions(8, (3, 4))), std=0.5)
+    layer = add_weight_noise(SelfAttention(16, 2, positions=RelativePositions(8, (3, 4))), std=0.5)
     x = torch.randn(1, prefix + 12, 16)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -116,7 +116,7 @@ def test_rotary_scores_know_only_the_offset() -> None:
 @pytest.mark.parametrize("kind", ["relative", "rotary"])
 def test_positions_in_the_attention_follow_another_grid(kind: str) -> None:
     positions = RelativePositions(8, (3, 4)) if kind == "relative" else RotaryPositions(8)
-    layer = shake(SelfAttention(16, 2, positions=positions))
+    layer = add_weight_noise(SelfAttention(16, 2, positions=positions))
     assert layer(torch.randn(2, 1 + 5 * 6, 16), (5, 6)).shape == (2, 31, 16)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import attention_layers, capture, token_states
+from vitrail.inspection.capture import capture_attention, capture_tokens, find_attention_layers
 from vitrail.inspection.explain import Explainer
 from vitrail.layers.attention import SelfAttention, attention, attention_weights, merge_heads
 from vitrail.layers.positions import resample
@@ -26,7 +26,7 @@ VIT = {192: 5_717_416, 384: 22_050_664, 768: 86_567_656}  # parameters of the Vi
 
 
 def toy(**fields: Any) -> Any:
-    return shake(Axial(replace(TOY, **fields)), std=0.3)
+    return add_weight_noise(Axial(replace(TOY, **fields)), std=0.3)
 
 
 def line_of(token: int, rows: bool) -> list[int]:
@@ -51,7 +51,7 @@ def masked(x: Tensor, attn: AxialAttention) -> Tensor:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_attention_is_full_attention_masked_to_the_line(rows: bool) -> None:
-    attn = shake(AxialAttention(16, 2, GRID[rows], rows=rows), std=0.3).double()
+    attn = add_weight_noise(AxialAttention(16, 2, GRID[rows], rows=rows), std=0.3).double()
     torch.nn.init.normal_(attn.table)
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     torch.testing.assert_close(attn(x, GRID), masked(x, attn), rtol=0, atol=1e-12)
@@ -188,9 +188,9 @@ def test_dynamic_is_what_loading_at_another_size_gives(tmp_path: Path) -> None:
 
 def test_captured_maps_and_slopes_are_those_of_the_pass() -> None:
     model, images = toy(), torch.randn(2, 3, 64, 48)
-    with capture(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as seen:
         logits = model(images)
-    assert (len(seen.maps), seen.patches, seen.prefix) == (4, GRID, 0)
+    assert (len(seen.maps), seen.patch_grid, seen.prefix) == (4, GRID, 0)
     for layer, weights in enumerate(seen.maps):
         assert weights.shape == (2, 2, 12, 12)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 12))
@@ -198,10 +198,12 @@ def test_captured_maps_and_slopes_are_those_of_the_pass() -> None:
         for token in range(12):
             outside[token, line_of(token, rows=layer % 2 == 0)] = False
         assert not weights[..., outside].any()
-        torch.testing.assert_close(merge_heads(weights @ seen.values[layer]), seen.made[layer], rtol=0, atol=1e-5)
-    slopes = seen.gradients(logits[:, 1].sum())
+        torch.testing.assert_close(
+            merge_heads(weights @ seen.values[layer]), seen.head_outputs[layer], rtol=0, atol=1e-5
+        )
+    slopes = seen.compute_gradients(logits[:, 1].sum())
     layer, (head, token, other) = 3, (1, 7, 4)  # of the column attention of the last block, one weight by hand
-    attn, before = attention_layers(model)[layer], seen.made[layer].detach()
+    attn, before = find_attention_layers(model)[layer], seen.head_outputs[layer].detach()
     v = seen.values[layer]
     for image in range(2):
         nudged = before.clone()
@@ -228,12 +230,12 @@ def test_every_way_to_look() -> None:
     assert seen[2].sum() == pytest.approx(1)  # the row of the patch that asks, and nothing else
     norms = explainer.explain(picture, "norms", layer="all").maps[:, 0]
     assert norms.shape == (4, *GRID)
-    with torch.no_grad(), token_states(model) as states:
+    with torch.no_grad(), capture_tokens(model) as states:
         model.tokens(explainer.viewer.see([picture]))
     for layer in range(4):  # after the block that a layer stands in
         expected = states[layer // 2 + 1].norm(dim=-1).reshape(GRID)
         torch.testing.assert_close(torch.from_numpy(norms[layer]), expected)
-    plates = {plate.name for plate in vitrail.look(explainer, [picture] * 3).plates}
+    plates = {plate.name for plate in vitrail.look(explainer, [picture] * 3).figures}
     assert {"attention_distance", "token_norms", "occlusion", "filters", "position_similarity"} <= plates
     table, block = model.tables(GRID)[0], model.blocks[0]
     for token in range(12):

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import load, read, write
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.cait import PRESETS, CaiT, CaiTConfig, TalkingHeads
-from vitrail.train.optim import freeze, weights
-from vitrail.train.run import Run
+from vitrail.train.optim import freeze_all_but_last_blocks, list_weights
+from vitrail.train.run_folder import RunFolder
 
 TOY = CaiTConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, heads=2, classes=5, layer_scale=0.1)
 
@@ -28,7 +28,7 @@ def images(*size: int) -> Tensor:
 @torch.no_grad()
 def test_heads_talk_as_the_paper_says() -> None:
     """J = softmax(l(q·kᵀ/√K)), y = w(J)·v, number by number."""
-    layer = shake(TalkingHeads(8, 2), std=0.5).double()
+    layer = add_weight_noise(TalkingHeads(8, 2), std=0.5).double()
     x = torch.randn(1, 3, 8, dtype=torch.float64)
     q, k, v, _ = layer.project(x)  # (1, 2, 3, 4)
     pairs = [(i, j) for i in range(3) for j in range(3)]
@@ -56,7 +56,7 @@ def test_heads_talk_as_the_paper_says() -> None:
 
 @pytest.mark.parametrize("kind", ["boolean", "added"])
 def test_masks_hide_tokens(kind: str) -> None:
-    layer = shake(TalkingHeads(8, 2), std=0.5)
+    layer = add_weight_noise(TalkingHeads(8, 2), std=0.5)
     x = torch.randn(2, 4, 8)
     hidden = torch.tensor([True, True, True, False])
     mask = hidden if kind == "boolean" else torch.zeros(4).masked_fill(~hidden, -math.inf)
@@ -67,7 +67,7 @@ def test_masks_hide_tokens(kind: str) -> None:
 
 
 def test_patches_do_not_see_the_class_token() -> None:
-    model = shake(CaiT(TOY), std=0.2)
+    model = add_weight_noise(CaiT(TOY), std=0.2)
     x = images()
     before = model.tokens(x)
     with torch.no_grad():
@@ -84,13 +84,13 @@ def test_shapes_and_one_answer() -> None:
     assert model.encode(images(), queries=1).shape == (2, 1, 16)
     assert not model(images()).any()  # untrained: even odds
     assert CaiT(replace(TOY, classes=0))(images()).shape == (2, 16)
-    shake(model)
+    add_weight_noise(model)
     x = images()
     torch.testing.assert_close(model(x), model.logits(model.tokens(x)))
 
 
 def test_every_weight_learns() -> None:
-    model = shake(CaiT(TOY), std=0.2).train()
+    model = add_weight_noise(CaiT(TOY), std=0.2).train()
     model(images()).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -99,7 +99,7 @@ def test_every_weight_learns() -> None:
 
 
 def test_dropout_and_depth_are_of_the_patches_blocks_alike() -> None:
-    model: Any = shake(CaiT(replace(TOY, stochastic_depth=0.3, attention_dropout=0.5)))
+    model: Any = add_weight_noise(CaiT(replace(TOY, stochastic_depth=0.3, attention_dropout=0.5)))
     assert [block.drop_path.rate for block in model.blocks] == [0.3] * 3
     layer = model.blocks[0].attn
     assert isinstance(layer, TalkingHeads)
@@ -133,9 +133,9 @@ def test_presets_by_the_names_of_the_paper() -> None:
 
 
 def test_dynamic_sizes() -> None:
-    model = shake(CaiT(replace(TOY, dynamic=True)))
+    model = add_weight_noise(CaiT(replace(TOY, dynamic=True)))
     assert model.tokens(images(32, 16)).shape == (2, 9, 16)
-    larger = shake(CaiT(TOY))
+    larger = add_weight_noise(CaiT(TOY))
     with pytest.raises(ConfigError, match=r"32×16 pixels; expected 16×24, which the model was built for"):
         larger(images(32, 16))
     with pytest.raises(ConfigError, match=r"20×24 pixels; expected a multiple of 8×8"):
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_our_folder_and_another_size(tmp_path: Path) -> None:
-    model = shake(CaiT(TOY))
+    model = add_weight_noise(CaiT(TOY))
     write(model, tmp_path / "ours")
     back = load(tmp_path / "ours")
     x = images()
@@ -161,7 +161,7 @@ def test_our_folder_and_another_size(tmp_path: Path) -> None:
     found = read(tmp_path / "ours", image_size=(32, 48), classes=3)
     assert found.report.resized.keys() == {"pos_embed"}
     assert found.model.tokens(images(32, 48)).shape == (2, 25, 16)
-    same = shake(CaiT(replace(TOY, dynamic=True)))
+    same = add_weight_noise(CaiT(replace(TOY, dynamic=True)))
     same.load_state_dict(model.state_dict())
     larger = images(32, 48)
     torch.testing.assert_close(found.model.tokens(larger), same.tokens(larger))
@@ -175,19 +175,19 @@ def test_layouts_that_have_no_place_for_it(to: str, tmp_path: Path) -> None:
 
 def test_levels_for_training() -> None:
     model: Any = CaiT(TOY)
-    levels = {weight.name: weight.level for weight in weights(model)}
+    levels = {weight.name: weight.level for weight in list_weights(model)}
     assert {levels[name] for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")} == {0}
     assert [levels[f"blocks.{n}.norm1.weight"] for n in range(3)] == [1, 2, 3]
     assert [levels[f"blocks_token_only.{n}.attn.kv.weight"] for n in range(2)] == [4, 5]
     assert levels["norm.weight"] == levels["head.weight"] == 6
-    freeze(model, 1)
+    freeze_all_but_last_blocks(model, 1)
     trained = {name.split(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
     assert trained == {"blocks_token_only", "norm", "head"}
     assert not model.blocks_token_only[0].norm1.weight.requires_grad
 
 
 def test_blocks_computed_again_give_the_same_gradients() -> None:
-    model: Any = shake(CaiT(TOY), std=0.2)
+    model: Any = add_weight_noise(CaiT(TOY), std=0.2)
     x = images()
     model(x).sum().backward()
     expected = [parameter.grad for parameter in model.parameters()]
@@ -207,5 +207,5 @@ FASHION = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128"
 def test_it_learns_the_embedded_pictures(tmp_path: Path) -> None:
     fields = [word for field in FASHION.split() for word in ("--set", field)]
     words = ["train", "--recipe", "fashion", "--model", "cait_xxs24_224", *fields, "--out", str(tmp_path / "run")]
-    app()(words, exit_on_error=False, result_action="return_value")
-    assert Run(tmp_path / "run").records()[-1]["val_top1"] >= 0.80
+    build_app()(words, exit_on_error=False, result_action="return_value")
+    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80

@@ -10,7 +10,7 @@ from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.models.catalog import families, find
+from vitrail.models.catalog import find_preset, load_families
 from vitrail.models.family import Family
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -25,22 +25,22 @@ def test_create_replaces_fields() -> None:
 
 
 def test_aliases_name_presets() -> None:
-    for family in families():
+    for family in load_families():
         for alias, preset in family.aliases.items():
-            assert find(alias) == (family, family.presets[preset]), alias
-    assert find("ViT-B/16")[1] == find("vit_base_patch16_224")[1]
-    assert find("DeiT-Ti")[1] == find("deit_tiny_patch16_224")[1]
-    assert find("R50+ViT-B/16")[1] == find("vit_base_r50_s16_224")[1]
+            assert find_preset(alias) == (family, family.presets[preset]), alias
+    assert find_preset("ViT-B/16")[1] == find_preset("vit_base_patch16_224")[1]
+    assert find_preset("DeiT-Ti")[1] == find_preset("deit_tiny_patch16_224")[1]
+    assert find_preset("R50+ViT-B/16")[1] == find_preset("vit_base_r50_s16_224")[1]
 
 
 def test_no_two_models_share_a_name() -> None:
-    names = [name for family in families() for name in (*family.presets, *family.aliases)]
+    names = [name for family in load_families() for name in (*family.presets, *family.aliases)]
     assert len(names) == len(set(names))
 
 
 def test_list_models() -> None:
     everything = vitrail.list_models()
-    assert len(everything) == sum(len(family.presets) for family in families())
+    assert len(everything) == sum(len(family.presets) for family in load_families())
     assert set(vitrail.list_models("deit*")) == {name for name in everything if name.startswith("deit")}
     assert vitrail.list_models("vit_base_patch*_224") == [
         "vit_base_patch8_224",
@@ -115,7 +115,7 @@ def test_a_family_file_may_postpone_its_annotations_and_a_broken_one_is_named(tm
 
 
 def test_a_family_whose_parts_do_not_fit_is_refused() -> None:
-    family = families()[0]
+    family = load_families()[0]
     with pytest.raises(ConfigError, match=r"preset 'a' of the family 'own' is a dict; expected a ViTConfig"):
         Family(name="own", config=family.config, build=family.build, presets={"a": {}})
     with pytest.raises(ConfigError, match=r"alias 'A' of the family 'own' names 'b'; expected one of its presets: a"):
@@ -136,7 +136,7 @@ def test_nothing_is_built_before_everything_is_checked(
     name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[object] = []
-    families()
+    load_families()
     monkeypatch.setattr(nn.Module, "__init__", lambda self, *_: built.append(self))  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(ConfigError):
         vitrail.create(name, **fields)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from drawing import shake
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 from vit_pytorch.cct import CCT as Peer  # noqa: N811
 
 from vitrail.checkpoint import load, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import merge_heads
-from vitrail.models.cct import AROUND, CCT, PRESETS, CCTConfig, LocalAttention
+from vitrail.models.cct import CCT, NEIGHBOUR_OFFSETS, PRESETS, CCTConfig, LocalAttention
 
 TOY = CCTConfig(image_size=(16, 8), stem=(64,), width=16, depth=2, heads=2, classes=5)
 VARIANT = replace(TOY, stem=(4, 8), pools=2, batch_norm=True, published=False, neighbours=True, heads=8)
@@ -66,7 +66,7 @@ def from_peer(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_answers_are_the_peers(
     kernel: int, stride: int, stem: tuple[int, ...], size: tuple[int, int], positions: str
 ) -> None:
-    peer: nn.Module = shake(
+    peer: nn.Module = add_weight_noise(
         Peer(
             img_size=size,  # pyright: ignore[reportArgumentType]
             embedding_dim=16,
@@ -92,7 +92,7 @@ def test_answers_are_the_peers(
 
 @pytest.mark.parametrize("config", [TOY, VARIANT], ids=["published", "variant"])
 def test_every_weight_learns(config: CCTConfig) -> None:
-    model = shake(CCT(config)).train()
+    model = add_weight_noise(CCT(config)).train()
     model(torch.randn(4, 3, 16, 8)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -108,7 +108,7 @@ def test_shapes() -> None:
     assert CCT(replace(TOY, classes=0))(images).shape == (2, 16)
     assert CCT(VARIANT).grid == (4, 2)
     assert CCT(replace(VARIANT, pools=3)).grid == (2, 1)
-    shake(model)
+    add_weight_noise(model)
     torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
 
 
@@ -119,7 +119,7 @@ def test_heads_look_at_their_neighbours_at_first() -> None:
     nn.init.zeros_(attention.qkv.weight)
     weights = attention.weights(torch.randn(1, 64, 16), (8, 8))[0]  # (H, n, n)
     torch.testing.assert_close(weights.sum(-1), torch.ones(8, 64))
-    for head, (row, column) in enumerate(AROUND):
+    for head, (row, column) in enumerate(NEIGHBOUR_OFFSETS):
         assert weights[head, 3 * 8 + 4].argmax() == (3 + row) * 8 + 4 + column
     x = torch.randn(2, 64, 16)
     _, _, v, _ = attention.project(x, (8, 8))
@@ -144,7 +144,7 @@ def test_whitened_filters_answer_alike() -> None:
 
 @pytest.mark.parametrize("config", [TOY, VARIANT], ids=["published", "variant"])
 def test_dynamic_size(config: CCTConfig) -> None:
-    model = shake(CCT(replace(config, dynamic=True)))
+    model = add_weight_noise(CCT(replace(config, dynamic=True)))
     assert model.tokens(torch.randn(2, 3, 12, 24)).shape == (2, 18, 16)
     with pytest.raises(ConfigError, match=r"12×10 pixels; expected a multiple of 4×4"):
         model(torch.randn(1, 3, 12, 10))
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 @pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google", "deit", "dino", "mae"])
 def test_no_public_layout_holds_it_and_ours_does(to: str, tmp_path: Path) -> None:
-    model = shake(CCT(VARIANT))
+    model = add_weight_noise(CCT(VARIANT))
     with pytest.raises(CheckpointError, match=f"{to} has no place for a model of the family 'cct'"):
         write(model, tmp_path / "theirs", to)
     write(model, tmp_path / "ours")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import resample
@@ -21,7 +21,7 @@ def test_a_distilled_model_has_two_more_positions_than_patches() -> None:
 
 
 def test_the_answer_is_the_mean_of_both_heads() -> None:
-    model, batch = shake(DeiT(DISTILLED)), torch.randn(2, 3, 8, 12)
+    model, batch = add_weight_noise(DeiT(DISTILLED)), torch.randn(2, 3, 8, 12)
     by_label, by_teacher = model.heads(batch)
     assert not torch.allclose(by_label, by_teacher)
     torch.testing.assert_close(model(batch), (by_label + by_teacher) / 2)
@@ -38,7 +38,7 @@ def test_both_tokens_learn_and_differ_from_the_start() -> None:
     model = DeiT(DISTILLED)
     assert model.dist_token is not None
     assert not torch.equal(model.cls_token, model.dist_token)
-    by_label, by_teacher = shake(model).heads(torch.randn(2, 3, 8, 12))
+    by_label, by_teacher = add_weight_noise(model).heads(torch.randn(2, 3, 8, 12))
     (by_label.square().sum() + by_teacher.square().sum()).backward()
     for token in (model.cls_token, model.dist_token):
         assert token.grad is not None
@@ -51,7 +51,7 @@ def test_a_plain_model_says_that_it_has_one_head() -> None:
 
 
 def test_dynamic_size_keeps_both_prefix_positions() -> None:
-    model = shake(DeiT(replace(DISTILLED, dynamic=True)))
+    model = add_weight_noise(DeiT(replace(DISTILLED, dynamic=True)))
     batch = torch.randn(2, 3, 16, 8)
     larger = DeiT(replace(DISTILLED, image_size=(16, 8)))
     state = model.state_dict()
@@ -65,6 +65,9 @@ def test_dynamic_size_keeps_both_prefix_positions() -> None:
 
 def test_without_a_head_features_come_out() -> None:
     batch = torch.randn(2, 3, 8, 12)
-    plain, distilled = shake(DeiT(replace(TOY, classes=0))), shake(DeiT(replace(DISTILLED, classes=0)))
+    plain, distilled = (
+        add_weight_noise(DeiT(replace(TOY, classes=0))),
+        add_weight_noise(DeiT(replace(DISTILLED, classes=0))),
+    )
     torch.testing.assert_close(plain(batch), plain.tokens(batch)[:, 0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(distilled(batch), distilled.tokens(batch)[:, :2].mean(1), rtol=1e-5, atol=1e-6)

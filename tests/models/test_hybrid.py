@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import shake
 from hypothesis import given
 from hypothesis import strategies as st
+from support.noisy_weights import add_weight_noise
 
 from vitrail.errors import ConfigError
 from vitrail.models.hybrid import Hybrid, HybridConfig, StdConv2d, pad_same
@@ -22,7 +22,7 @@ TOY = HybridConfig(image_size=(32, 64), stages=(1, 1), width=16, depth=2, heads=
 def test_the_stride_is_that_of_the_feature_map(stages: tuple[int, ...], patch: int, stride: int) -> None:
     config = replace(TOY, stages=stages, patch_size=patch)
     assert config.stride == (stride, stride)
-    model = shake(Hybrid(config))
+    model = add_weight_noise(Hybrid(config))
     assert model.grid == (32 // stride, 64 // stride)
     tokens = model.tokens(torch.randn(1, 3, 32, 64))
     assert tokens.shape == (1, 1 + model.grid[0] * model.grid[1], 16)
@@ -30,7 +30,7 @@ def test_the_stride_is_that_of_the_feature_map(stages: tuple[int, ...], patch: i
 
 
 def test_filters_are_standardised() -> None:
-    convolution = shake(StdConv2d(3, 8, 3), std=2.0)
+    convolution = add_weight_noise(StdConv2d(3, 8, 3), std=2.0)
     images = torch.randn(2, 3, 9, 9)
     weight = convolution.weight.flatten(1)
     weight = (weight - weight.mean(1, keepdim=True)) / weight.std(1, keepdim=True, correction=0)
@@ -56,7 +56,7 @@ def test_the_image_must_be_a_multiple_of_the_stride() -> None:
 
 
 def test_dynamic_size() -> None:
-    model = shake(Hybrid(replace(TOY, dynamic=True)))
+    model = add_weight_noise(Hybrid(replace(TOY, dynamic=True)))
     assert model(torch.randn(2, 3, 64, 32)).shape == (2, 5)
 
 

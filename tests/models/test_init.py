@@ -11,7 +11,7 @@ from torch import nn
 
 import vitrail
 from vitrail.layers.attention import Attention
-from vitrail.models.init import init_leaves
+from vitrail.models.init import init_layers
 from vitrail.models.vit import ViT
 
 TOYS = {
@@ -100,7 +100,7 @@ def test_the_last_norm_of_a_bottleneck_starts_at_zero() -> None:
 
 def test_keys_and_values_of_different_widths_are_drawn_apart() -> None:
     layer = Attention(64, 2, key_width=16, value_width=480)
-    init_leaves(layer)
+    init_layers(layer)
     keys, values = layer.kv.weight.split((16, 480))
     assert 0.95 < bound(keys) / math.sqrt(6 / (64 + 16)) <= 1
     assert 0.95 < bound(values) / math.sqrt(6 / (64 + 480)) <= 1

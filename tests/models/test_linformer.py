@@ -7,12 +7,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.resample import resample_sums
+from vitrail.checkpoint.resample import resample_projection_weights
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import SelfAttention, attention
 from vitrail.models.linformer import (
@@ -31,7 +31,7 @@ VIT = {"tiny": 5_717_416, "small": 22_050_664, "base": 86_567_656}  # published,
 
 
 def toy(shared: Any = "kv", **fields: Any) -> Any:
-    return shake(Linformer(replace(TOY, shared=shared, **fields)), std=0.2)
+    return add_weight_noise(Linformer(replace(TOY, shared=shared, **fields)), std=0.2)
 
 
 def explicit(attn: LinformerAttention, x: Tensor, table: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def test_attention_is_the_papers(shared: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 4], ids=["one", "keys and values", "each head"])
 def test_with_k_of_n_and_nothing_mixed_it_is_full_attention(count: int) -> None:
-    full = shake(SelfAttention(16, 2), std=0.3).double()
+    full = add_weight_noise(SelfAttention(16, 2), std=0.3).double()
     attn = LinformerAttention(16, 2, (2, 3), nn.Parameter(torch.eye(7).expand(count, 7, 7).clone())).double()
     q, k, v = full.qkv.weight.chunk(3)
     biases = full.qkv.bias.chunk(3)
@@ -183,7 +183,7 @@ def test_dynamic_is_what_loading_at_another_size_gives(shared: str, tmp_path: Pa
     about = {"pos_embed": "timm positions, 4×3 to 6×6", **dict.fromkeys(tables, "timm projection, 4×3 to 6×6")}
     assert found.report.resized == about
     state = model.state_dict()[tables[0]]
-    expected = resample_sums(state, (4, 3), (6, 6), "google")
+    expected = resample_projection_weights(state, (4, 3), (6, 6), "google")
     by_google: Any = read(tmp_path, image_size=(96, 96), policy="google").model
     assert torch.equal(by_google.state_dict()[tables[0]], expected)
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import shake, shake_statistics
+from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from timm.models.regnet import RegNet, RegNetCfg
 from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError
-from vitrail.models.regnety import PRESETS, Block, RegNetY, RegNetYConfig, sized
+from vitrail.models.regnety import PRESETS, RegNetY, RegNetYBlock, RegNetYConfig, config_from_width_rule
 
-TOY = replace(sized(6, 16, 16.0, 2.0, 8), classes=5, image_size=32)
+TOY = replace(config_from_width_rule(6, 16, 16.0, 2.0, 8), classes=5, image_size=32)
 PAPER = {  # blocks and widths of each stage, as its tables have them
     "regnety_040": ((2, 6, 12, 2), (128, 192, 512, 1088)),
     "regnety_080": ((2, 4, 10, 1), (168, 448, 896, 2016)),
@@ -26,7 +26,7 @@ PAPER = {  # blocks and widths of each stage, as its tables have them
 def peers() -> tuple[Any, RegNetY]:
     """timm's model of toy size and ours with its weights; noise in all of them, running statistics too."""
     size = RegNetCfg(depth=6, w0=16, wa=16.0, wm=2.0, group_size=8, se_ratio=0.25)
-    theirs = shake_statistics(shake(RegNet(size, num_classes=5)))
+    theirs = randomise_batch_norms(add_weight_noise(RegNet(size, num_classes=5)))
     ours = RegNetY(TOY)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours.eval()
@@ -65,7 +65,7 @@ def test_every_weight_learns_and_shapes() -> None:
     model = RegNetY(TOY)
     images = torch.randn(4, 3, 64, 64)
     assert not model(images).any()  # untrained: even odds
-    shake(model).train()(images).square().sum().backward()
+    add_weight_noise(model).train()(images).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
@@ -78,13 +78,13 @@ def test_starting_weights() -> None:
     """A grouped kernel reaches as few channels as its group has, and is drawn for them; a block starts as nothing."""
     torch.manual_seed(0)
     block = RegNetY(replace(TOY, widths=(64, 64, 128, 128), group_width=16)).get_submodule("s1.b1")
-    assert isinstance(block, Block)
+    assert isinstance(block, RegNetYBlock)
     assert block.conv2.conv.weight.std().item() == pytest.approx((2 / (9 * 16)) ** 0.5, rel=0.05)
     assert not block.conv3.bn.weight.any()
 
 
 def test_any_image_goes_through() -> None:
-    model = shake(RegNetY(TOY))
+    model = add_weight_noise(RegNetY(TOY))
     for size in ((32, 32), (1, 1), (33, 17), (64, 8)):
         assert model(torch.randn(1, 3, *size)).shape == (1, 5)
 
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_exported_with_any_batch() -> None:
-    model: nn.Module = shake(RegNetY(TOY))
+    model: nn.Module = add_weight_noise(RegNetY(TOY))
     images = torch.randn(2, 3, 32, 32)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     more = torch.randn(5, 3, 32, 32)

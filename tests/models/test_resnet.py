@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from drawing import shake, shake_statistics
+from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from torch import Tensor, nn
 
 import vitrail
@@ -25,7 +25,7 @@ KINDS = {
 
 def peers(name: str) -> tuple[Any, ResNet]:
     """timm's model of toy depth and ours with its weights; noise in all of them, running statistics too."""
-    theirs = shake_statistics(shake(timm.create_model(name, layers=(1, 2, 1, 1), num_classes=5)))
+    theirs = randomise_batch_norms(add_weight_noise(timm.create_model(name, layers=(1, 2, 1, 1), num_classes=5)))
     ours = ResNet(replace(PRESETS[name], stages=(1, 2, 1, 1), classes=5))
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours.eval()
@@ -88,7 +88,7 @@ def test_every_weight_learns_and_shapes(kind: str) -> None:
     model = ResNet(KINDS[kind])
     images = torch.randn(4, 3, 32, 32)
     assert not model(images).any()  # untrained: even odds
-    shake(model).train()(images).square().sum().backward()
+    add_weight_noise(model).train()(images).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
@@ -107,7 +107,7 @@ def test_a_new_model_passes_its_input_through() -> None:
 
 
 def test_any_image_goes_through() -> None:
-    model = shake(ResNet(TOY))
+    model = add_weight_noise(ResNet(TOY))
     for size in ((32, 32), (1, 1), (33, 17), (64, 8)):
         assert model(torch.randn(1, 3, *size)).shape == (1, 5)
     with pytest.raises(ConfigError, match=r"input of shape \(1, 1, 8, 8\); expected \(batch, 3, 32, 32\)"):
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_exported_with_any_batch() -> None:
-    model: nn.Module = shake(ResNet(TOY))
+    model: nn.Module = add_weight_noise(ResNet(TOY))
     images = torch.randn(2, 3, 32, 32)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     more = torch.randn(5, 3, 32, 32)

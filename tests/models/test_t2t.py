@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import attention_layers, capture
-from vitrail.models.merging import merged
-from vitrail.models.t2t import PRESETS, SPLITS, T2T, T2TConfig, TokenPerformer, TokenTransformer, soft_split
+from vitrail.inspection.capture import capture_attention, find_attention_layers
+from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, TokenTransformer, soft_split
+from vitrail.models.token_merging import add_token_merging
 
 # total, and of these trained: positions and the rows of performers are fixed
 PARAMETERS = {
@@ -46,7 +46,7 @@ STAGES = ("performer", "transformer")
 
 def toy(stage: Any = "performer", **fields: Any) -> T2T:
     torch.manual_seed(0)
-    return shake(T2T(replace(TOY, stage=stage, **fields)), std=0.2)
+    return add_weight_noise(T2T(replace(TOY, stage=stage, **fields)), std=0.2)
 
 
 def panes(x: Tensor, side: int, step: int, padding: int) -> Tensor:
@@ -142,7 +142,7 @@ def test_tokens_are_those_of_loops_and_sums(stage: str) -> None:
     torch.testing.assert_close(model.logits(found), model(images))
 
 
-@pytest.mark.parametrize("split", sorted(set(SPLITS)))
+@pytest.mark.parametrize("split", sorted(set(SOFT_SPLITS)))
 def test_soft_splits_are_unfolds(split: tuple[int, int, int]) -> None:
     x = torch.randn(2, 5, 32, 16)
     found = soft_split(x.movedim(1, -1), *split)
@@ -275,7 +275,7 @@ def test_dropout_of_the_stages_is_only_for_training() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 @torch.no_grad()
 def test_half_precision(stage: str, dtype: torch.dtype) -> None:
-    model, images = shake(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
+    model, images = add_weight_noise(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
     expected, found = model(images), model.to(dtype)(images.to(dtype))
     assert found.dtype == dtype
     assert (found.float() - expected).abs().max() < 0.1 * expected.abs().max()
@@ -284,7 +284,7 @@ def test_half_precision(stage: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stage", STAGES)
 def test_autocast(stage: str, dtype: torch.dtype) -> None:
-    model, images = shake(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
+    model, images = add_weight_noise(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
     with torch.autocast("cpu", dtype):
         found = model(images)
     found.float().square().sum().backward()
@@ -318,12 +318,12 @@ def test_ours_holds_it_and_others_do_not(stage: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_backbone_is_looked_at_and_the_stages_are_not(stage: str) -> None:
     model, images = toy(stage), torch.randn(2, 3, 32, 48)
-    assert len(attention_layers(model)) == 2
-    with capture(model) as seen:
+    assert len(find_attention_layers(model)) == 2
+    with capture_attention(model) as seen:
         model(images)
     assert [tuple(each.shape) for each in seen.maps] == [(2, 2, 7, 7)] * 2
-    assert (seen.patches, seen.prefix) == ((2, 3), 1)
-    with pytest.raises(ConfigError), capture(model.tokens_to_token):
+    assert (seen.patch_grid, seen.prefix) == ((2, 3), 1)
+    with pytest.raises(ConfigError), capture_attention(model.tokens_to_token):
         pass
     kinds = {type(each) for each in model.modules() if hasattr(each, "unseen")}
     assert kinds == {TokenPerformer if stage == "performer" else TokenTransformer}
@@ -331,4 +331,4 @@ def test_the_backbone_is_looked_at_and_the_stages_are_not(stage: str) -> None:
 
 def test_its_tokens_may_be_merged() -> None:
     model, images = toy(), torch.randn(2, 3, 32, 48)
-    assert merged(model, 1)(images).shape == (2, 5)
+    assert add_token_merging(model, 1)(images).shape == (2, 5)

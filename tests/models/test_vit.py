@@ -5,9 +5,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from drawing import shake
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 from vitrail.errors import ConfigError
@@ -23,7 +23,7 @@ KINDS = [(kind, "stem") for kind in get_args(HINTS["positions"])] + [
 
 
 def toy(**fields: Any) -> ViT:
-    return shake(ViT(replace(TOY, **fields)))
+    return add_weight_noise(ViT(replace(TOY, **fields)))
 
 
 def images(batch: int = 2, size: tuple[int, int] = (8, 12)) -> Tensor:
@@ -117,7 +117,7 @@ def test_any_config_gives_the_shapes_it_promises(drawn: dict[str, Any]) -> None:
     drawn["class_token"] = drawn["class_token"] or drawn["pool"] == "class"
     config = ViTConfig(**drawn, image_size=size, width=16, positions=kind, positions_at=place)
     assert ViTConfig(**asdict(config)) == config
-    model = shake(ViT(config))
+    model = add_weight_noise(ViT(config))
     batch = torch.randn(2, config.channels, *size)
     tokens, out = model.tokens(batch), model(batch)
     assert tokens.shape == (2, config.class_token + config.registers + grid[0] * grid[1], 16)

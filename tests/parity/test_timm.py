@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 from timm.layers.mlp import SwiGLUPacked
 from timm.models.cait import Cait
 from timm.models.deit import VisionTransformerDistilled
@@ -18,8 +18,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.checkpoint.names import to_ours
-from vitrail.checkpoint.sources.timm import CAIT
+from vitrail.checkpoint.name_table import rename_to_ours
+from vitrail.checkpoint.sources.timm import CAIT_TABLE
 from vitrail.models.cait import CaiT, CaiTConfig
 from vitrail.models.checks import pair
 from vitrail.models.deit import DeiT, DeiTConfig
@@ -34,7 +34,7 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
     The tokens come from the same operations in the same order: bit by bit the same. Our logits need not be, since the
     last block computes only what the head reads.
     """
-    shake(theirs)
+    add_weight_noise(theirs)
     ours.load_state_dict(state_of(theirs))
     ours.eval()
     images = torch.randn(2, 3, *size)
@@ -49,7 +49,7 @@ def state_of(theirs: nn.Module) -> dict[str, Tensor]:
     """Their state dict under our names, which are theirs but for a CaiT; nothing is left over."""
     if not isinstance(theirs, Cait):
         return theirs.state_dict()
-    tensors, unknown = to_ours(theirs.state_dict(), CAIT)
+    tensors, unknown = rename_to_ours(theirs.state_dict(), CAIT_TABLE)
     assert not unknown
     return tensors
 
@@ -151,14 +151,16 @@ def test_cait(fields: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def test_training_gradients_of_a_cait_are_timms() -> None:
-    theirs = shake(Cait(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7, init_values=0.1))
+    theirs = add_weight_noise(
+        Cait(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7, init_values=0.1)
+    )
     ours = CaiT(CaiTConfig(image_size=32, patch_size=8, width=48, depth=2, heads=4, classes=7))
     ours.load_state_dict(state_of(theirs))
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     for model in (theirs, ours):
         nn.functional.cross_entropy(model.train()(images), labels).backward()
     slopes = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
-    expected, _ = to_ours(slopes, CAIT)
+    expected, _ = rename_to_ours(slopes, CAIT_TABLE)
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
@@ -176,7 +178,7 @@ def test_hybrid(name: str) -> None:
 
 def test_training_gradients_are_timms() -> None:
     """Also where our last block computes only the class token."""
-    theirs, ours = shake(THEIRS()), ViT(OURS())
+    theirs, ours = add_weight_noise(THEIRS()), ViT(OURS())
     ours.load_state_dict(theirs.state_dict())
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     for model in (theirs, ours):

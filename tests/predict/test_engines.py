@@ -11,17 +11,28 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exporting import EXPORTS, HOW, LABELS, MODELS, Exports, by_hand, noise, shares, toy, without_checksums
+from support.toy_exports import (
+    EXPORT_SPECS,
+    LABELS,
+    PREPROCESSING,
+    TOY_FIELDS,
+    ExportFinder,
+    make_toy_model,
+    random_pixels,
+    reference_probabilities,
+    remove_checksums,
+    softmax_rows,
+)
 
 from vitrail.checkpoint import read
-from vitrail.data.framed import framed
-from vitrail.data.images import open_image
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.image_items import ImageItem
 from vitrail.data.photos import built_in_photos
-from vitrail.data.preprocessing import Preprocessing, frame
-from vitrail.data.shown import Shown
+from vitrail.data.preprocessing import Preprocessing, resize_and_crop
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
-from vitrail.export.exported import CONFIG, MODEL
-from vitrail.export.writing import export_model
+from vitrail.export.description import CONFIG_FILE, ONNX_FILE
+from vitrail.export.export import export_model
 from vitrail.predict.onnx_engine import OnnxEngine
 from vitrail.predict.predictor import Predictor
 from vitrail.predict.torch_engine import TorchEngine
@@ -31,20 +42,25 @@ PHOTOS = [str(path) for path in built_in_photos()]
 
 
 @pytest.mark.parametrize("name", ["onnx", "any size", "portable"])
-def test_an_export_answers_as_eager_torch(exported: Exports, name: str) -> None:
+def test_an_export_answers_as_eager_torch(exported: ExportFinder, name: str) -> None:
     """From the files of real photos to their probabilities, the same classes in the same order."""
-    model = toy(EXPORTS[name].model)
-    eager, onnx_ = Predictor(model, preprocessing=HOW, labels=LABELS), Predictor(exported(name))
+    model = make_toy_model(EXPORT_SPECS[name].model)
+    eager, onnx_ = Predictor(model, preprocessing=PREPROCESSING, labels=LABELS), Predictor(exported(name))
     assert (onnx_.engine.name, onnx_.engine.exact, onnx_.classes) == ("onnx", True, 5)
     for a, b in zip(eager.predict_all(PHOTOS), onnx_.predict_all(PHOTOS, batch=3), strict=True):
         assert [each.label for each in a.top] == [each.label for each in b.top]
         assert [each.probability for each in a.top] == pytest.approx([each.probability for each in b.top], abs=1e-4)
-    assert np.abs(shares(eager.engine.run(noise())) - by_hand(model, noise())).max() < 1e-6
+    assert (
+        np.abs(softmax_rows(eager.engine.run(random_pixels())) - reference_probabilities(model, random_pixels())).max()
+        < 1e-6
+    )
 
 
-def test_features_as_eager_torchs(exported: Exports) -> None:
-    eager = Predictor(toy("rotary"), preprocessing=HOW, output="tokens").engine.run(noise())
-    found = Predictor(exported("tokens"), output="tokens").engine.run(noise())
+def test_features_as_eager_torchs(exported: ExportFinder) -> None:
+    eager = Predictor(make_toy_model("rotary"), preprocessing=PREPROCESSING, output="tokens").engine.run(
+        random_pixels()
+    )
+    found = Predictor(exported("tokens"), output="tokens").engine.run(random_pixels())
     assert found.shape == eager.shape == (3, 2 + 6, 16)
     assert np.abs(found - eager).max() < 1e-4 * np.abs(eager).max()
     with pytest.raises(ConfigError, match="answers with tokens; expected logits"):
@@ -53,19 +69,19 @@ def test_features_as_eager_torchs(exported: Exports) -> None:
         Predictor(exported("tokens"), output="tokens").predict(PHOTOS[0])
 
 
-def test_pixels_are_the_same_with_every_engine(exported: Exports) -> None:
-    eager, onnx_ = Predictor(toy("vit"), preprocessing=HOW), Predictor(exported("onnx"))
+def test_pixels_are_the_same_with_every_engine(exported: ExportFinder) -> None:
+    eager, onnx_ = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING), Predictor(exported("onnx"))
     for photo in PHOTOS:
-        seen = onnx_.prepared(photo)
-        assert np.array_equal(seen, eager.prepared(photo))
-        assert np.array_equal(seen, np.asarray(frame(open_image(photo), HOW)))
-        assert np.array_equal(seen, framed(photo, HOW))
+        seen = onnx_.prepare_image(photo)
+        assert np.array_equal(seen, eager.prepare_image(photo))
+        assert np.array_equal(seen, np.asarray(resize_and_crop(open_image(photo), PREPROCESSING)))
+        assert np.array_equal(seen, decode_for_model(photo, PREPROCESSING))
 
 
 @pytest.mark.parametrize("name", ["onnx", "int8"])
-def test_several_calls_at_once(exported: Exports, name: str) -> None:
+def test_several_calls_at_once(exported: ExportFinder, name: str) -> None:
     engine = OnnxEngine(exported(name), streams=4)
-    questions = [noise(2, seed=n) for n in range(16)]
+    questions = [random_pixels(2, seed=n) for n in range(16)]
     expected = [engine.run(each) for each in questions]
     with ThreadPoolExecutor(4) as pool:
         assert all(np.array_equal(a, b) for a, b in zip(pool.map(engine.run, questions), expected, strict=True))
@@ -73,24 +89,24 @@ def test_several_calls_at_once(exported: Exports, name: str) -> None:
 
 def test_torch_has_its_threads_back() -> None:
     before = torch.get_num_threads()
-    engine = TorchEngine(toy("vit"), HOW, threads=before + 1)
+    engine = TorchEngine(make_toy_model("vit"), PREPROCESSING, threads=before + 1)
     seen = list[int]()
-    inner = engine.answer
+    inner = engine.output_function
 
     def looking(images: Any) -> Any:
         seen.append(torch.get_num_threads())
         return inner(images)
 
-    engine.answer = looking
-    engine.run(noise())
+    engine.output_function = looking
+    engine.run(random_pixels())
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
 
 
-def test_another_size_where_the_file_takes_it(exported: Exports) -> None:
-    large = Preprocessing(image_size=(64, 96), crop=0.8, mean=HOW.mean, std=HOW.std)
+def test_another_size_where_the_file_takes_it(exported: ExportFinder) -> None:
+    large = Preprocessing(image_size=(64, 96), crop=0.8, mean=PREPROCESSING.mean, std=PREPROCESSING.std)
     found = Predictor(exported("any size"), preprocessing=large).predict(PHOTOS[0])
-    expected = Predictor(toy("vit any size"), preprocessing=large, labels=LABELS).predict(PHOTOS[0])
+    expected = Predictor(make_toy_model("vit any size"), preprocessing=large, labels=LABELS).predict(PHOTOS[0])
     assert [each.probability for each in found.top] == pytest.approx(
         [each.probability for each in expected.top], abs=1e-4
     )
@@ -98,16 +114,16 @@ def test_another_size_where_the_file_takes_it(exported: Exports) -> None:
         "as of a model of one size"
     )
     with pytest.raises(ConfigError, match="pictures of 50×96 pixels; expected multiples of 16"):
-        Predictor(exported("any size"), preprocessing=large.changed({"image_size": (50, 96)}))
+        Predictor(exported("any size"), preprocessing=large.with_fields({"image_size": (50, 96)}))
     with pytest.raises(ConfigError, match="another mean or std"):
         Predictor(exported("onnx"), preprocessing=Preprocessing(image_size=(48, 32)))
 
 
 @pytest.fixture
-def own(exported: Exports, tmp_path: Path) -> Path:
+def own(exported: ExportFinder, tmp_path: Path) -> Path:
     """An export that may be damaged."""
     shutil.copytree(exported("onnx"), tmp_path / "own")
-    return without_checksums(tmp_path / "own")
+    return remove_checksums(tmp_path / "own")
 
 
 def refused(place: Path | str) -> str:
@@ -120,26 +136,26 @@ def refused(place: Path | str) -> str:
 
 @pytest.mark.parametrize("left", [0, 1, 7, 100, 4000, -1000, -1])
 def test_a_file_cut_off(own: Path, left: int) -> None:
-    whole = (own / MODEL).read_bytes()
-    (own / MODEL).write_bytes(whole[:left])
-    assert str(own / MODEL) in refused(own)
+    whole = (own / ONNX_FILE).read_bytes()
+    (own / ONNX_FILE).write_bytes(whole[:left])
+    assert str(own / ONNX_FILE) in refused(own)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_file_of_nonsense(own: Path, seed: int) -> None:
-    (own / MODEL).write_bytes(np.random.default_rng(seed).bytes(5000))
+    (own / ONNX_FILE).write_bytes(np.random.default_rng(seed).bytes(5000))
     assert "expected a complete ONNX file: export it again" in refused(own)
 
 
 def test_bytes_turned_over(own: Path) -> None:
     """Anywhere in the graph: refused, or an answer; never another error. In weights nobody can tell."""
-    whole, random = (own / MODEL).read_bytes(), np.random.default_rng(0)
+    whole, random = (own / ONNX_FILE).read_bytes(), np.random.default_rng(0)
     outcomes = set[str]()
     for _ in range(40):
         damaged = bytearray(whole)
         for place in random.integers(0, len(whole), 3):
             damaged[place] ^= int(random.integers(1, 256))
-        (own / MODEL).write_bytes(damaged)
+        (own / ONNX_FILE).write_bytes(damaged)
         try:
             OnnxEngine(own)
         except CheckpointError as error:
@@ -180,7 +196,7 @@ def test_someone_elses_file(own: Path, tmp_path: Path, inputs: Any, output: str)
     """Alone it does not say what it is; under our description it is not what that says."""
     someone_elses(tmp_path / "theirs.onnx", inputs, output)
     assert "does not say how it sees pictures" in refused(tmp_path / "theirs.onnx")
-    someone_elses(own / MODEL, inputs, output)
+    someone_elses(own / ONNX_FILE, inputs, output)
     assert "expected pixels of uint8 (batch, 48, 32, 3) and logits of 5 classes" in refused(own)
 
 
@@ -198,21 +214,21 @@ def test_someone_elses_file(own: Path, tmp_path: Path, inputs: Any, output: str)
     ],
 )
 def test_a_description_that_was_edited(own: Path, fields: dict[str, Any], says: str) -> None:
-    (own / CONFIG).write_text(json.dumps({**json.loads((own / CONFIG).read_text()), **fields}))
+    (own / CONFIG_FILE).write_text(json.dumps({**json.loads((own / CONFIG_FILE).read_text()), **fields}))
     assert says in refused(own)
 
 
-def test_a_folder_without_its_parts(own: Path, exported: Exports) -> None:
-    (own / CONFIG).unlink()
+def test_a_folder_without_its_parts(own: Path, exported: ExportFinder) -> None:
+    (own / CONFIG_FILE).unlink()
     assert Predictor(own).labels == LABELS, "the file says it too"
-    assert Predictor(str(own / MODEL)).predict(PHOTOS[0]).top[0].label in LABELS
-    (own / CONFIG).write_text((exported("onnx") / CONFIG).read_text())
-    (own / MODEL).unlink()
-    assert f"{own / MODEL} is missing; expected what `vitrail export` wrote" in refused(own)
+    assert Predictor(str(own / ONNX_FILE)).predict(PHOTOS[0]).top[0].label in LABELS
+    (own / CONFIG_FILE).write_text((exported("onnx") / CONFIG_FILE).read_text())
+    (own / ONNX_FILE).unlink()
+    assert f"{own / ONNX_FILE} is missing; expected what `vitrail export` wrote" in refused(own)
     assert "holds a program for torch.export.load" in refused(exported("program"))
 
 
-def test_without_onnx_runtime(exported: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_runtime(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match="needs ONNX Runtime; expected it installed: pip install onnxruntime"):
         Predictor(exported("onnx"))
@@ -220,46 +236,54 @@ def test_without_onnx_runtime(exported: Exports, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @COMPILING
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOY_FIELDS)
 def test_eager_compiled_and_exported_agree(name: str, tmp_path: Path) -> None:
     """Of every family, pool and kind of positions."""
-    model, pixels = toy(name), np.stack([framed(path, HOW) for path in PHOTOS])
-    export_model(model, tmp_path / "new", preprocessing=HOW)
-    expected = by_hand(model, pixels)
+    model, pixels = make_toy_model(name), np.stack([decode_for_model(path, PREPROCESSING) for path in PHOTOS])
+    export_model(model, tmp_path / "new", preprocessing=PREPROCESSING)
+    expected = reference_probabilities(model, pixels)
     assert np.ptp(expected, axis=1).min() > 0.02
     for engine in (
-        TorchEngine(model, HOW),
-        TorchEngine(model, HOW, name="compiled"),
+        TorchEngine(model, PREPROCESSING),
+        TorchEngine(model, PREPROCESSING, name="compiled"),
         OnnxEngine(tmp_path / "new"),
     ):
         for batch in (8, 3, 1):
-            assert np.abs(shares(engine.run(pixels[:batch])) - expected[:batch]).max() < 1e-4, (engine.name, batch)
+            assert np.abs(softmax_rows(engine.run(pixels[:batch])) - expected[:batch]).max() < 1e-4, (
+                engine.name,
+                batch,
+            )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["class", "mean", "tokens"])
 @pytest.mark.parametrize("name", ["vit", "map", "distilled", "hybrid", "resnet"])
 def test_features_agree(name: str, output: Any, tmp_path: Path) -> None:
-    model = toy(name)
+    model = make_toy_model(name)
     if output == "class" and name == "resnet":
         with pytest.raises(ConfigError, match="without a class token"):
-            export_model(model, tmp_path / "new", preprocessing=HOW, output=output)
+            export_model(model, tmp_path / "new", preprocessing=PREPROCESSING, output=output)
         return
-    export_model(model, tmp_path / "new", preprocessing=HOW, output=output)
-    eager, found = TorchEngine(model, HOW, output).run(noise()), OnnxEngine(tmp_path / "new").run(noise())
+    export_model(model, tmp_path / "new", preprocessing=PREPROCESSING, output=output)
+    eager, found = (
+        TorchEngine(model, PREPROCESSING, output).run(random_pixels()),
+        OnnxEngine(tmp_path / "new").run(random_pixels()),
+    )
     assert np.abs(eager - found).max() < 1e-4 * np.abs(eager).max()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "map", "distilled"])
 def test_merging_is_baked_in(name: str, tmp_path: Path) -> None:
-    model = toy(name, image_size=(96, 64), depth=2)
-    how = HOW.changed({"image_size": (96, 64)})
+    model = make_toy_model(name, image_size=(96, 64), depth=2)
+    how = PREPROCESSING.with_fields({"image_size": (96, 64)})
     export_model(model, tmp_path / "new", preprocessing=how, merge=3)
     found, eager = Predictor(tmp_path / "new"), Predictor(model, preprocessing=how, merge=3)
-    pixels = noise(3, (96, 64))
-    assert np.abs(shares(found.engine.run(pixels)) - shares(eager.engine.run(pixels))).max() < 1e-4
-    assert np.abs(shares(found.engine.run(pixels)) - by_hand(model, pixels, how)).max() > 1e-4, "and it does something"
+    pixels = random_pixels(3, (96, 64))
+    assert np.abs(softmax_rows(found.engine.run(pixels)) - softmax_rows(eager.engine.run(pixels))).max() < 1e-4
+    assert np.abs(softmax_rows(found.engine.run(pixels)) - reference_probabilities(model, pixels, how)).max() > 1e-4, (
+        "and it does something"
+    )
     with pytest.raises(ConfigError, match="exported with 3"):
         Predictor(tmp_path / "new", merge=2)
 
@@ -278,15 +302,15 @@ def test_public_weights_over_a_thousand_photos(key: str, shared: Callable[[str],
     """Exact engines within 1e-4 of each other; 8 bits agree on 96 of 100 and are as right to half a point."""
     found, folder = read(shared(REAL[key])), shared("imagenet-val-1000")
     assert found.description.preprocessing is not None
-    how = found.description.preprocessing.changed({"crop": 0.875})
+    how = found.description.preprocessing.with_fields({"crop": 0.875})
     paths = sorted(path for path in folder.rglob("*.*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))
     assert len(paths) == 1000
     truth = np.array([int(path.parent.name) for path in paths])
     answers = dict[str, Any]()
     for name in ("eager", "compiled", "onnx", "int8"):
         predictor = Predictor(found.model, preprocessing=how, engine=name)
-        rows = predictor.rows((Shown(each, each.name) for each in paths), batch=20)
-        answers[name] = shares(np.stack([row.values for row in rows if row.values is not None]))
+        rows = predictor.iterate_results((ImageItem(each, each.name) for each in paths), batch=20)
+        answers[name] = softmax_rows(np.stack([row.values for row in rows if row.values is not None]))
     for name in ("compiled", "onnx"):
         assert np.abs(answers[name] - answers["eager"]).max() < 1e-4
         assert (answers[name].argmax(1) == answers["eager"].argmax(1)).all()

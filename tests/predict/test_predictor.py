@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
 from PIL import Image
 from safetensors.torch import load_file
+from support.noisy_weights import add_weight_noise
 
 import vitrail
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.predict.predictor import Predictor
 
@@ -25,7 +25,7 @@ LABELS = [f"class {n}" for n in range(7)]
 
 def toy(**fields: Any) -> Any:
     fields = {"image_size": (64, 32), "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
-    return shake(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
+    return add_weight_noise(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
 
 
 def picture(seed: int = 0) -> np.ndarray[Any, Any]:
@@ -34,7 +34,7 @@ def picture(seed: int = 0) -> np.ndarray[Any, Any]:
 
 def by_hand(model: Any, image: Any, preprocessing: Preprocessing = PREPROCESSING) -> torch.Tensor:
     with torch.inference_mode():
-        return model(torch.from_numpy(prepare(open_image(image), preprocessing))[None]).softmax(-1)[0]
+        return model(torch.from_numpy(preprocess_image(open_image(image), preprocessing))[None]).softmax(-1)[0]
 
 
 @pytest.fixture

@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
+from support.noisy_weights import add_weight_noise
 
 import vitrail
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import VitrailError
-from vitrail.predict.answers import Answer, Prediction
+from vitrail.predict.predictions import ClassProbability, Prediction
 from vitrail.predict.viewer import Viewer
 
 SMALL: dict[str, Any] = {"image_size": (64, 32), "classes": 7, "depth": 1, "width": 16, "heads": 2}
 
 
 def toy(**fields: Any) -> Any:
-    return shake(vitrail.create("vit_tiny_patch16_224", **{**SMALL, **fields}), std=0.3)
+    return add_weight_noise(vitrail.create("vit_tiny_patch16_224", **{**SMALL, **fields}), std=0.3)
 
 
 def picture(seed: int = 0) -> np.ndarray[Any, Any]:
@@ -32,7 +32,7 @@ def test_pictures_become_the_models_input(dtype: torch.dtype) -> None:
     seen = viewer.see([picture(), picture(1)])
     assert seen.dtype == dtype
     assert seen.shape == (2, 3, 64, 32)
-    expected = prepare(open_image(picture(1)), Preprocessing(image_size=(64, 32), crop=0.7))
+    expected = preprocess_image(open_image(picture(1)), Preprocessing(image_size=(64, 32), crop=0.7))
     assert torch.equal(seen[1], torch.from_numpy(expected).to(dtype))
     assert viewer.model(seen).shape == (2, 7)
 
@@ -52,7 +52,7 @@ def test_likeliest_classes() -> None:
     expected = np.exp([2.0, 1.0]) / np.exp([0.0, 2.0, 1.0]).sum()
     assert [each.probability for each in first.top] == pytest.approx(expected)
     assert [each.name for each in first.top] == ["y", "class 2"]
-    assert viewer.answer(0, 0.5) == Answer(0, "x", 0.5)
+    assert viewer.answer(0, 0.5) == ClassProbability(0, "x", 0.5)
     assert isinstance(first, Prediction)
     half = viewer.likeliest(torch.tensor([[0.0, 2.0, 1.0]], dtype=torch.bfloat16), 3)[0]
     assert sum(each.probability for each in half.top) == pytest.approx(1)
@@ -61,7 +61,7 @@ def test_likeliest_classes() -> None:
 
 
 def test_names_of_answers() -> None:
-    names = [Answer(3, label, 0.5).name for label in (None, "", "tench, Tinca tinca", " a ", " , b", "a,")]
+    names = [ClassProbability(3, label, 0.5).name for label in (None, "", "tench, Tinca tinca", " a ", " , b", "a,")]
     assert names == ["class 3", "class 3", "tench", "a", "b", "a"]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exporting import HOW, LABELS, Exports, noise, saved_toy, toy
 from packaging.requirements import Requirement
 from PIL import Image
+from support.toy_exports import LABELS, PREPROCESSING, ExportFinder, make_toy_model, random_pixels, save_toy_model
 
-from vitrail.data.framed import framed
+from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.photos import built_in_photos
 from vitrail.predict.predictor import Predictor
 
@@ -28,23 +28,23 @@ HEAVY = ("torch", "safetensors", "yaml", "onnx", "onnxscript", "scipy", "matplot
 def photos(tmp_path: Path) -> Path:
     """One of each kind that is decoded in a way of its own."""
     (tmp_path / "photos").mkdir()
-    Image.fromarray(noise(1, (60, 70))[0]).save(tmp_path / "photos" / "a.png")
+    Image.fromarray(random_pixels(1, (60, 70))[0]).save(tmp_path / "photos" / "a.png")
     (tmp_path / "photos" / "b.jpg").write_bytes(built_in_photos()[0].read_bytes())
-    Image.fromarray(noise(1, (60, 70))[0]).convert("L").save(tmp_path / "photos" / "c.webp")
+    Image.fromarray(random_pixels(1, (60, 70))[0]).convert("L").save(tmp_path / "photos" / "c.webp")
     return tmp_path / "photos"
 
 
 def same_as_eager(answers: list[dict[str, Any]], photos: Path) -> None:
     paths = sorted(photos.iterdir())
     assert [row["file"] for row in answers] == [str(path) for path in paths]
-    eager = Predictor(toy("vit"), preprocessing=HOW, labels=LABELS, scaled=True)
+    eager = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, labels=LABELS, scaled=True)
     for row, expected in zip(answers, eager.predict_all(paths), strict=True):
         assert [each["label"] for each in row["top"]] == [each.label for each in expected.top]
         shares = [each.probability for each in expected.top]
         assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=1e-4)
 
 
-def test_nothing_heavy_is_imported(exported: Exports, photos: Path, tmp_path: Path) -> None:
+def test_nothing_heavy_is_imported(exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
     """By predict and embed, in a process that has all of it at hand."""
     for words in (
         ["predict", exported("int8"), photos / "a.png", "--format", "json"],
@@ -106,7 +106,7 @@ def test_it_is_bare(bare: Path, name: str) -> None:
     assert f"No module named '{name}'" in done.stderr
 
 
-def test_where_torch_is_not_installed(bare: Path, exported: Exports, photos: Path) -> None:
+def test_where_torch_is_not_installed(bare: Path, exported: ExportFinder, photos: Path) -> None:
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos, "--format", "json")
     assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 pictures\n")
     same_as_eager(json.loads(done.stdout), photos)
@@ -119,31 +119,35 @@ def test_pixels_there_are_the_same(bare: Path, photos: Path, tmp_path: Path) -> 
     paths = [*sorted(photos.iterdir()), *built_in_photos()]
     program = (
         "import sys\nimport numpy as np\n"
-        "from vitrail.data.framed import framed\nfrom vitrail.data.preprocessing import Preprocessing\n"
-        f"how = Preprocessing(image_size={HOW.image_size}, crop={HOW.crop}, mean={HOW.mean}, std={HOW.std})\n"
-        f"seen = np.stack([framed(each, how) for each in {list(map(str, paths))!r}])\n"
+        "from vitrail.data.decoding.model_input import decode_for_model\n"
+        "from vitrail.data.preprocessing import Preprocessing\n"
+        f"how = Preprocessing(image_size={PREPROCESSING.image_size}, crop={PREPROCESSING.crop}, "
+        f"mean={PREPROCESSING.mean}, std={PREPROCESSING.std})\n"
+        f"seen = np.stack([decode_for_model(each, how) for each in {list(map(str, paths))!r}])\n"
         f"np.save({str(tmp_path / 'seen.npy')!r}, seen)\n"
     )
     done = run(bare, "-c", program)
     assert done.returncode == 0, done.stderr
-    assert np.array_equal(np.load(tmp_path / "seen.npy"), np.stack([framed(each, HOW) for each in paths]))
+    assert np.array_equal(
+        np.load(tmp_path / "seen.npy"), np.stack([decode_for_model(each, PREPROCESSING) for each in paths])
+    )
 
 
-def test_features_there(bare: Path, exported: Exports, photos: Path, tmp_path: Path) -> None:
+def test_features_there(bare: Path, exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
     words = ("embed", exported("tokens"), photos, "-o", tmp_path / "out.npy", "--features", "tokens")
     done = run(bare, "-m", "vitrail", *words)
     assert done.returncode == 0, done.stderr
-    eager = Predictor(toy("rotary"), preprocessing=HOW, output="tokens", scaled=True)
-    expected = eager.engine.run(np.stack([eager.prepared(path) for path in sorted(photos.iterdir())]))
+    eager = Predictor(make_toy_model("rotary"), preprocessing=PREPROCESSING, output="tokens", scaled=True)
+    expected = eager.engine.run(np.stack([eager.prepare_image(path) for path in sorted(photos.iterdir())]))
     assert np.abs(np.load(tmp_path / "out.npy") - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_what_needs_more_says_so(bare: Path, exported: Exports, photos: Path, tmp_path: Path) -> None:
+def test_what_needs_more_says_so(bare: Path, exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
     """8 bits of an export need onnx, so it stays as it is; a checkpoint needs torch."""
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos / "a.png", "--fast", "--format", "json")
     assert done.returncode == 0
     assert "engine int8 was left out: exporting needs onnx; expected it installed" in done.stderr
-    checkpoint = saved_toy(tmp_path / "model")
+    checkpoint = save_toy_model(tmp_path / "model")
     done = run(bare, "-m", "vitrail", "predict", checkpoint, photos / "a.png")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "torch is not installed; expected it, or a folder that `vitrail export` wrote" in done.stderr
@@ -157,7 +161,7 @@ def test_help_there(bare: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_an_environment_of_its_own(exported: Exports, photos: Path, tmp_path: Path) -> None:
+def test_in_an_environment_of_its_own(exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
     """pip install --no-deps vitrail, and the few packages that it takes."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"

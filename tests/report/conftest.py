@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from browsing import ARGUMENTS
+from support.browser_pages import CHROMIUM_ARGUMENTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -19,6 +19,6 @@ def browser() -> "Iterator[Browser]":
     if program is None:
         pytest.skip("needs Chromium: make browser")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        opened = driver.chromium.launch(executable_path=program, args=list(CHROMIUM_ARGUMENTS))
         yield opened
         opened.close()

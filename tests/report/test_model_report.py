@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from browsing import Seen, faults, look
-from drawing import shake
 from PIL import Image
-from toy_data import noise
+from support.browser_pages import RenderedPage, find_page_faults, open_in_browser
+from support.noisy_weights import add_weight_noise
+from support.toy_datasets import random_array
 
 import vitrail
-from vitrail.data.shown import Shown
+from vitrail.data.image_items import ImageItem
 from vitrail.inspection.explain import Explainer
-from vitrail.report.model import report_parts
-from vitrail.report.page import html_page, write_page
+from vitrail.report.html_page import render_page, write_page
+from vitrail.report.model_report import build_model_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -37,18 +37,18 @@ ALL = (
 
 def explainer(preset: str = "deit_tiny_distilled_patch16_224", **fields: Any) -> Explainer:
     given: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 16, "heads": 2, "classes": len(LABELS), **fields}
-    model = shake(vitrail.create(preset, **given), std=0.3)
+    model = add_weight_noise(vitrail.create(preset, **given), std=0.3)
     labels = LABELS if model.config.classes else None
     return Explainer(model, preprocessing=vitrail.Preprocessing(image_size=32), labels=labels)
 
 
-def photos(folder: Path, count: int) -> list[Shown]:
+def photos(folder: Path, count: int) -> list[ImageItem]:
     folder.mkdir()
-    found = list[Shown]()
+    found = list[ImageItem]()
     for number in range(count):
         path = folder / f"{number}{EVIL_NAME}"
-        Image.fromarray(noise(40, 60, 3, seed=number)).save(path)
-        found.append(Shown(path, str(path), LABELS[number % len(LABELS)]))
+        Image.fromarray(random_array(40, 60, 3, seed=number)).save(path)
+        found.append(ImageItem(path, str(path), LABELS[number % len(LABELS)]))
     return found
 
 
@@ -57,25 +57,27 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     shown = photos(folder / "photos", 5)
     Path(shown[4].source).write_bytes(b"no picture")
-    write_page(html_page(*report_parts(explainer(), f"runs/{EVIL}", shown, explained=2)), folder / "report #1?.html")
+    write_page(
+        render_page(*build_model_report(explainer(), f"runs/{EVIL}", shown, explained=2)), folder / "report #1?.html"
+    )
     return folder / "report #1?.html"
 
 
-def titles(seen: Seen) -> list[str]:
+def titles(seen: RenderedPage) -> list[str]:
     found = [re.match(r"Figure \d+\. (.*?)\. ", each.caption) for each in seen.figures]
     return [each.group(1) for each in found if each]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1200, "light"), (360, "light")])
 def test_the_whole_report(browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]) -> None:
-    seen = look(browser, page, width=width, scheme=scheme)
-    assert faults(seen, figures=2 + len(ALL)) == []
+    seen = open_in_browser(browser, page, width=width, scheme=scheme)
+    assert find_page_faults(seen, figures=2 + len(ALL)) == []
     assert titles(seen) == [f"0{EVIL_NAME}: rollout", f"0{EVIL_NAME}: grad-rollout", *ALL]
     assert (sum(seen.background) < 150) == (scheme == "dark")
 
 
 def test_evil_names_are_only_shown(browser: "Browser", page: Path) -> None:
-    seen = look(browser, page, width=1200, scheme="light")
+    seen = open_in_browser(browser, page, width=1200, scheme="light")
     lines = seen.text.splitlines()
     assert lines[0] == "script>", "of runs/<script>alert(1)</script> the part behind the last stroke"
     (row,) = [line.split("\t") for line in lines if line.startswith(f"0{EVIL_NAME}\t")]
@@ -91,7 +93,7 @@ def test_evil_names_are_only_shown(browser: "Browser", page: Path) -> None:
 
 def test_what_the_page_says(tmp_path: Path) -> None:
     subject, steps = explainer(), list[int]()
-    title, lead, sections = report_parts(
+    title, lead, sections = build_model_report(
         subject, "runs/demo/", photos(tmp_path / "a", 7), explained=3, progress=steps.append
     )
     assert title == "demo"
@@ -118,15 +120,15 @@ def test_what_the_page_says(tmp_path: Path) -> None:
     for row in rows:
         likeliest, *_ = predictor.predict(tmp_path / "a" / row[0]).top
         assert row[2].endswith(f" {likeliest.probability:.1%}")
-    assert [plate.name.rpartition(".")[2] for plate in maps.plates] == ["rollout", "grad-rollout"] * 3
+    assert [plate.name.rpartition(".")[2] for plate in maps.figures] == ["rollout", "grad-rollout"] * 3
     assert "blocks" in summary.preformatted
 
 
 def test_without_a_head(tmp_path: Path) -> None:
     subject = explainer("vit_tiny_patch16_224", classes=0, positions="rotary")
-    _, lead, sections = report_parts(subject, "model", photos(tmp_path / "a", 2))
+    _, lead, sections = build_model_report(subject, "model", photos(tmp_path / "a", 2))
     assert "without a head" in lead
-    names = [plate.name.rpartition(".")[2] for section in sections for plate in section.plates]
+    names = [plate.name.rpartition(".")[2] for section in sections for plate in section.figures]
     assert names == ["rollout", "rollout", "attention_distance", "filters", "token_norms"]
     assert "What it answers" not in [each.title for each in sections]
     missing = sections[-1]
@@ -140,17 +142,19 @@ def test_without_a_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("explained", [0, 6])
 def test_without_pictures(explained: int) -> None:
-    _, lead, sections = report_parts(explainer(), "model", explained=explained)
+    _, lead, sections = build_model_report(explainer(), "model", explained=explained)
     assert "Seen" not in lead
-    assert [plate.name for section in sections for plate in section.plates] == ["position_similarity", "filters"]
+    assert [plate.name for section in sections for plate in section.figures] == ["position_similarity", "filters"]
     assert sections[-1].text.startswith("no pictures were shown: ")
 
 
 def test_fewer_classes_than_the_table_has_room_for(tmp_path: Path) -> None:
-    model = shake(vitrail.create("vit_tiny_patch16_224", image_size=32, depth=1, width=16, heads=2, classes=2), std=0.3)
+    model = add_weight_noise(
+        vitrail.create("vit_tiny_patch16_224", image_size=32, depth=1, width=16, heads=2, classes=2), std=0.3
+    )
     subject = Explainer(model, preprocessing=vitrail.Preprocessing(image_size=32))
     (picture,) = photos(tmp_path / "a", 1)
-    _, _, sections = report_parts(subject, "model", [Shown(picture.source, picture.name)])
+    _, _, sections = build_model_report(subject, "model", [ImageItem(picture.source, picture.name)])
     table = sections[1].table
     assert table is not None
     ((name, label, first, second, third),) = table[1]

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plate_checks import check_plate
-from toy_models import saved_convnet, saved_model
+from support.figure_checks import check_figure
+from support.saved_models import write_convnet_folder, write_model_folder
 
 import vitrail
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.study import bench as benches
-from vitrail.study import cold, contenders, turns
-from vitrail.study.bench import PARTS, Request, bench
-from vitrail.study.bench_results import Line, Results
-from vitrail.study.cold import Start, StartError, start
-from vitrail.study.contenders import Stock, noise, step_of
-from vitrail.study.turns import Spread, Timed, in_turns
+from vitrail.study import bench_engines, bench_startup, timing
+from vitrail.study.bench import PROGRESS_PARTS, BenchRequest, run_benchmark
+from vitrail.study.bench_engines import ModelFiles, make_predict_step, random_pixels
+from vitrail.study.bench_results import BenchLine, BenchResults
+from vitrail.study.bench_startup import StartupError, StartupMeasurement, measure_startup
+from vitrail.study.timing import CallTimings, MedianAndQuartiles, time_interleaved
 
 
 class Clock:
@@ -28,8 +28,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.slow = 0.0, 1.0
-        monkeypatch.setattr(turns, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(turns, "sleep", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(timing, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing, "sleep", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
         self.log = list[str]()
 
     def way(self, name: str, seconds: float) -> Callable[[], None]:
@@ -42,22 +42,22 @@ class Clock:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN", 0.0)
-    monkeypatch.setattr(turns, "PAUSE", 0.0)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
+    return write_model_folder(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture(scope="module")
-def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    return Stock(str(model), None, tmp_path_factory.mktemp("stock"))
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(model), None, tmp_path_factory.mktemp("stock"))
 
 
-def line(**changes: Any) -> Line:
-    timed = Timed(((0.1, 0.3), (0.2, 0.2), (0.4, 0.4)))
+def line(**changes: Any) -> BenchLine:
+    timed = CallTimings(((0.1, 0.3), (0.2, 0.2), (0.4, 0.4)))
     about: dict[str, Any] = {
         "model": "a",
         "image_size": (32, 32),
@@ -66,8 +66,13 @@ def line(**changes: Any) -> Line:
         "way": "onnx",
         "exact": True,
     }
-    about |= {"base": "timm", "ratio": Spread(1.2, 1.3, 1.5), "starts": [Start(0.4, 100.0)], "apart": 1e-6}
-    return Line.of(timed, **{**about, **changes})
+    about |= {
+        "base": "timm",
+        "ratio": MedianAndQuartiles(1.2, 1.3, 1.5),
+        "starts": [StartupMeasurement(0.4, 100.0)],
+        "apart": 1e-6,
+    }
+    return BenchLine.from_timings(timed, **{**about, **changes})
 
 
 def test_a_machine_that_slows_down_changes_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +83,10 @@ def test_a_machine_that_slows_down_changes_no_ratio(monkeypatch: pytest.MonkeyPa
         if float(share * 5).is_integer():
             clock.slow *= 2
 
-    found = in_turns(ways, rounds=5, progress=busier)
+    found = time_interleaved(ways, rounds=5, progress=busier)
     assert len(found["slow"].rounds) == len(found["fast"].rounds) == 5
-    assert found["slow"].means[4] == pytest.approx(16 * found["slow"].means[0])
-    ratio = found["fast"].times_as_fast_as(found["slow"])
+    assert found["slow"].mean_seconds[4] == pytest.approx(16 * found["slow"].mean_seconds[0])
+    ratio = found["fast"].speedup_over(found["slow"])
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((4, 4, 4))
     assert [len(calls) for calls in found["slow"].rounds] == [1] * 5
     assert [len(calls) for calls in found["fast"].rounds] == [4] * 5, "short calls are made more often"
@@ -89,50 +94,50 @@ def test_a_machine_that_slows_down_changes_no_ratio(monkeypatch: pytest.MonkeyPa
 
 def test_everyone_has_a_turn_in_every_round_and_the_order_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, shares = Clock(monkeypatch), list[float]()
-    in_turns({name: clock.way(name, 1.0) for name in "abc"}, rounds=20, warm=False, progress=shares.append)
+    time_interleaved({name: clock.way(name, 1.0) for name in "abc"}, rounds=20, warm=False, progress=shares.append)
     orders = ["".join(clock.log[at : at + 3]) for at in range(0, 60, 3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(set(orders)) > 3
     assert shares == pytest.approx([n / 60 for n in range(1, 61)])
     again = Clock(monkeypatch)
-    in_turns({name: again.way(name, 1.0) for name in "abc"}, rounds=20, warm=False)
+    time_interleaved({name: again.way(name, 1.0) for name in "abc"}, rounds=20, warm=False)
     assert again.log == clock.log
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.01, 3), (2.0, 4), (1e9, 500)])
 def test_seconds_are_made_into_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
     clock = Clock(monkeypatch)
-    found = in_turns({"a": clock.way("a", 0.5), "b": clock.way("b", 0.1)}, seconds=seconds)
+    found = time_interleaved({"a": clock.way("a", 0.5), "b": clock.way("b", 0.1)}, seconds=seconds)
     assert len(found["a"].rounds) == rounds
     assert {len(calls) for calls in found["b"].rounds} == {2}
 
 
 def test_a_spread_lies_within_its_numbers() -> None:
-    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
-    assert Spread.of([1.0, 9.0]) == Spread(3.0, 5.0, 7.0)
-    assert Spread.of([5.0, 1.0, 4.0, 2.0, 3.0]) == Spread(2.0, 3.0, 4.0)
+    assert MedianAndQuartiles.from_values([3.0]) == MedianAndQuartiles(3.0, 3.0, 3.0)
+    assert MedianAndQuartiles.from_values([1.0, 9.0]) == MedianAndQuartiles(3.0, 5.0, 7.0)
+    assert MedianAndQuartiles.from_values([5.0, 1.0, 4.0, 2.0, 3.0]) == MedianAndQuartiles(2.0, 3.0, 4.0)
 
 
 def test_a_line_counts_pictures_in_rounds_and_latency_in_calls() -> None:
-    made = line(starts=[Start(1.0, 50.0), Start(3.0, 70.0), Start(2.0, 60.0)])
+    made = line(starts=[StartupMeasurement(1.0, 50.0), StartupMeasurement(3.0, 70.0), StartupMeasurement(2.0, 60.0)])
     assert made.images_per_second.median == pytest.approx(4 / 0.2)
     assert made.latency == pytest.approx(tuple(1000 * np.percentile([0.1, 0.2, 0.2, 0.3, 0.4, 0.4], (50, 90, 99))))
     assert (made.calls, made.rounds, made.start, made.memory) == (6, 3, 2.0, 60.0)
 
 
 @pytest.fixture
-def results() -> Results:
+def results() -> BenchResults:
     lines = [
-        line(way="timm", ratio=Spread(1, 1, 1)),
+        line(way="timm", ratio=MedianAndQuartiles(1, 1, 1)),
         line(),
-        line(way="int8 × 2", exact=False, ratio=Spread(1.5, 2.0, 2.5)),
-        line(model="b", image_size=(64, 48), way="timm", ratio=Spread(1, 1, 1)),
+        line(way="int8 × 2", exact=False, ratio=MedianAndQuartiles(1.5, 2.0, 2.5)),
+        line(model="b", image_size=(64, 48), way="timm", ratio=MedianAndQuartiles(1, 1, 1)),
         line(model="b", image_size=(64, 48)),
     ]
-    return Results.of(lines, notes=("b: int8 is left out: why",), seed=3)
+    return BenchResults.from_lines(lines, notes=("b: int8 is left out: why",), seed=3)
 
 
-def test_the_table(results: Results) -> None:
+def test_the_table(results: BenchResults) -> None:
     heading, _, first, second, third, *_, last = str(results).splitlines()
     names = "model pixels batch threads by images/s ms: p50 p90 p99 MB start s to timm quartiles"
     assert " ".join(heading.split()) == names
@@ -140,19 +145,19 @@ def test_the_table(results: Results) -> None:
     assert " ".join(second.split()) == "a 32 4 2 onnx 20.0 250.0 400.0 400.0 100 0.40 1.30 1.20–1.50"
     assert third.split()[4:7] == ["int8", "×", "2"]
     assert last.split()[:2] == ["b", "64×48"]
-    bare = Results.of([replace(each, start=None, memory=None) for each in results.lines])
+    bare = BenchResults.from_lines([replace(each, start=None, memory=None) for each in results.lines])
     assert "MB" not in str(bare)
     assert "start s" not in str(bare)
 
 
-def test_images_a_second_by_model_and_resolution(results: Results) -> None:
-    heading, rows, sides = results.throughput()
+def test_images_a_second_by_model_and_resolution(results: BenchResults) -> None:
+    heading, rows, sides = results.throughput_cells()
     assert heading == ("model", "pixels", "batch", "threads", "timm", "onnx", "int8 × 2")
     assert rows == [("a", "32", "4", "2", "20.0", "20.0", "20.0"), ("b", "64×48", "4", "2", "20.0", "20.0", "")]
     assert len(sides) == len(heading)
 
 
-def test_files(results: Results, tmp_path: Path) -> None:
+def test_files(results: BenchResults, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     written = results.write(tmp_path / "new")
     assert [path.name for path in written] == ["bench.json", "bench.txt", "bench.png"]
@@ -166,25 +171,27 @@ def test_files(results: Results, tmp_path: Path) -> None:
     assert told["versions"]["vitrail"] == vitrail.__version__
 
 
-def test_the_picture(results: Results) -> None:
+def test_the_picture(results: BenchResults) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     first, *rest = results.lines
-    faster = replace(first, model="a name $of$ 我 kinds " * 5, images_per_second=Spread(6000.0, 6000.0, 6000.0))
-    plate = replace(results, lines=(faster, *rest)).plate()
-    check_plate(plate, "images/s, logarithmic", "ratio within a round: median, quartiles")
+    faster = replace(
+        first, model="a name $of$ 我 kinds " * 5, images_per_second=MedianAndQuartiles(6000.0, 6000.0, 6000.0)
+    )
+    plate = replace(results, lines=(faster, *rest)).figure()
+    check_figure(plate, "images/s, logarithmic", "ratio within a round: median, quartiles")
     assert plate.arrays["ratio"].shape == (5, 3)
     assert "int8 × 2 for a, 2.00 × timm." in plate.caption
-    left, _ = results.plate().draw().axes
+    left, _ = results.figure().draw().axes
     assert left.get_xlabel() == "images/s"
     assert left.get_xlim()[0] == 0
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.slow
-def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
+def test_engines_and_peers_in_one_run(stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
     told = list[int]()
-    request = Request(
+    request = BenchRequest(
         models=[stock.model],
         engines=("eager", "onnx", "int8"),
         batches=(1, 3),
@@ -193,7 +200,7 @@ def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPa
         rounds=2,
         starts=0,
     )
-    found = bench(request, progress=told.append)
+    found = run_benchmark(request, progress=told.append)
     assert found.notes == ()
     split = ["onnx", "onnx × 2", "int8", "int8 × 2"]
     assert [each.way for each in found.lines if each.batch == 1] == ["timm", "eager", "onnx", "int8"]
@@ -202,41 +209,43 @@ def test_engines_and_peers_in_one_run(stock: Stock, monkeypatch: pytest.MonkeyPa
     assert all(each.apart is not None and each.apart < 1e-5 for each in found.lines if each.exact)
     assert {each.way for each in found.lines if not each.exact} == {"int8", "int8 × 2"}
     assert all(each.rounds == 2 and each.start is None for each in found.lines)
-    assert sum(told) == request.parts == 2 * PARTS
+    assert sum(told) == request.progress_total == 2 * PROGRESS_PARTS
     assert torch.get_num_threads() == 1, "as before"
 
 
 @pytest.mark.usefixtures("quick")
 def test_by_resolution_and_by_name(tmp_path: Path) -> None:
     models, sizes = ["vit_tiny_patch16_224", "DeiT-Ti-distilled"], [(32, 32), (32, 48)]
-    request = Request(models=models, engines=("eager",), sizes=sizes, batches=(1,), threads=(1,), rounds=2, starts=0)
-    found = bench(request, place=tmp_path)
+    request = BenchRequest(
+        models=models, engines=("eager",), sizes=sizes, batches=(1,), threads=(1,), rounds=2, starts=0
+    )
+    found = run_benchmark(request, place=tmp_path)
     assert [(each.model, each.image_size) for each in found.lines] == [(m, s) for m in models for s in sizes]
 
 
 @pytest.mark.usefixtures("quick")
-def test_who_fails_is_named_and_left_out(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches, "Stock", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
-    plain, model = contenders.step_of, stock.model
+def test_who_fails_is_named_and_left_out(stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
+    plain, model = bench_engines.make_predict_step, stock.model
 
-    def failing(way: contenders.Way, pixels: contenders.Pixels) -> contenders.Step:
+    def failing(way: bench_engines.BenchEngine, pixels: bench_engines.PixelBatch) -> bench_engines.PredictStep:
         if way.name == "onnx":
             raise RuntimeError("no such\n operator")
         return plain(way, pixels)
 
-    monkeypatch.setattr(benches, "step_of", failing)
-    request = Request(models=[model], engines=("onnx", "eager"), batches=(1, 2), threads=(1,), rounds=2, starts=0)
-    found = bench(request)
+    monkeypatch.setattr(benches, "make_predict_step", failing)
+    request = BenchRequest(models=[model], engines=("onnx", "eager"), batches=(1, 2), threads=(1,), rounds=2, starts=0)
+    found = run_benchmark(request)
     assert [each.way for each in found.lines] == ["eager", "eager"]
     assert found.notes == (f"{model} at 32: onnx is left out: no such operator",)
     with pytest.raises(ConfigError, match=r"nothing could be measured: .* onnx is left out: no such operator$"):
-        bench(replace(request, engines=("onnx",)))
+        run_benchmark(replace(request, engines=("onnx",)))
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path) -> None:
-    convnet = saved_convnet(tmp_path / "convnet")
-    request = Request(
+    convnet = write_convnet_folder(tmp_path / "convnet")
+    request = BenchRequest(
         models=[str(tmp_path / "nowhere.pth"), str(convnet), str(model)],
         engines=("eager",),
         peers=("timm",),
@@ -246,7 +255,7 @@ def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path
         starts=0,
     )
     told = list[int]()
-    found = bench(request, place=tmp_path, progress=told.append)
+    found = run_benchmark(request, place=tmp_path, progress=told.append)
     assert [(each.model, each.way) for each in found.lines] == [
         (str(convnet), "eager"),
         (str(model), "timm"),
@@ -255,25 +264,26 @@ def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path
     missing, no_place = found.notes
     assert "nowhere.pth" in missing
     assert "timm is left out: timm has no folder for a resnet of free shape" in no_place
-    assert sum(told) == request.parts
+    assert sum(told) == request.progress_total
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_peer_with_other_weights_is_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "peer", lambda *_: vitrail.create("ViT-Ti/16", image_size=32, classes=3).eval())  # pyright: ignore[reportUnknownLambdaType]
-    request = Request(
+    other = vitrail.create("ViT-Ti/16", image_size=32, classes=3).eval()
+    monkeypatch.setattr(bench_engines, "load_peer_model", lambda *_: other)  # pyright: ignore[reportUnknownLambdaType]
+    request = BenchRequest(
         models=[str(model)], engines=("eager",), peers=("timm",), batches=(1,), threads=(1,), rounds=2, starts=0
     )
-    found = bench(request, place=tmp_path)
+    found = run_benchmark(request, place=tmp_path)
     assert [(each.way, each.base) for each in found.lines] == [("eager", "eager")]
     assert "so it is another model" in found.notes[0]
 
 
 @pytest.mark.parametrize("peer", ["timm", pytest.param("transformers", marks=pytest.mark.slow)])
-def test_all_ways_answer_alike(stock: Stock, peer: str) -> None:
-    pixels = stock.pixels(3)
-    answers = {name: step_of(stock.way(name, 1), pixels)() for name in ("eager", "onnx", peer)}
-    answers["split"] = step_of(stock.way("onnx", 2, 2), pixels)()
+def test_all_ways_answer_alike(stock: ModelFiles, peer: str) -> None:
+    pixels = stock.make_pixels(3)
+    answers = {name: make_predict_step(stock.make_engine(name, 1), pixels)() for name in ("eager", "onnx", peer)}
+    answers["split"] = make_predict_step(stock.make_engine("onnx", 2, 2), pixels)()
     for name, each in answers.items():
         np.testing.assert_allclose(each, answers["eager"], atol=1e-5, err_msg=name)
     assert answers["eager"].std() > 0.01
@@ -283,34 +293,36 @@ def test_files_are_made_once_and_only_for_those_who_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = list[tuple[Path, bool]]()
-    monkeypatch.setattr(Stock, "export", lambda _, folder, int8: made.append((folder, int8)))  # pyright: ignore[reportUnknownLambdaType]
-    stock = Stock(str(model), None, tmp_path)
+    monkeypatch.setattr(ModelFiles, "write_export", lambda _, folder, int8: made.append((folder, int8)))  # pyright: ignore[reportUnknownLambdaType]
+    stock = ModelFiles(str(model), None, tmp_path)
     assert not list(tmp_path.iterdir())
-    assert stock.folder("eager") == stock.folder("compiled")
+    assert stock.folder_for("eager") == stock.folder_for("compiled")
     assert {path.name for path in tmp_path.iterdir()} == {"vitrail"}
     assert not made
-    folders = stock.folder("onnx"), stock.folder("int8")
-    assert folders == (stock.folder("onnx"), stock.folder("int8"))
+    folders = stock.folder_for("onnx"), stock.folder_for("int8")
+    assert folders == (stock.folder_for("onnx"), stock.folder_for("int8"))
     assert made == [(folders[0], False), (folders[1], True)]
 
 
 def test_what_cannot_be_made_is_not_tried_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Path]()
 
-    def fails(_: Stock, folder: Path, *, int8: bool) -> None:
+    def fails(_: ModelFiles, folder: Path, *, int8: bool) -> None:
         tried.append(folder)
         raise ConfigError("no way")
 
-    monkeypatch.setattr(Stock, "export", fails)
-    stock = Stock(str(model), None, tmp_path)
+    monkeypatch.setattr(ModelFiles, "write_export", fails)
+    stock = ModelFiles(str(model), None, tmp_path)
     for _ in range(2):
         with pytest.raises(ConfigError, match="no way"):
-            stock.folder("onnx")
+            stock.folder_for("onnx")
     assert len(tried) == 1
 
 
 def test_random_weights_are_the_seed_s_and_answer(tmp_path: Path) -> None:
-    first, second, other = (Stock("ViT-Ti/16", (32, 32), tmp_path / str(n), seed) for n, seed in enumerate((5, 5, 6)))
+    first, second, other = (
+        ModelFiles("ViT-Ti/16", (32, 32), tmp_path / str(n), seed) for n, seed in enumerate((5, 5, 6))
+    )
     states = [each.module.state_dict() for each in (first, second, other)]
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
     assert not (states[0]["head.weight"] == states[2]["head.weight"]).all()
@@ -318,42 +330,42 @@ def test_random_weights_are_the_seed_s_and_answer(tmp_path: Path) -> None:
     assert first.preprocessing.image_size == (32, 32)
 
 
-def test_an_exported_folder_has_one_engine_and_one_size(stock: Stock, tmp_path: Path) -> None:
-    place = str(stock.folder("int8"))
-    exported = Stock(place, None, tmp_path)
+def test_an_exported_folder_has_one_engine_and_one_size(stock: ModelFiles, tmp_path: Path) -> None:
+    place = str(stock.folder_for("int8"))
+    exported = ModelFiles(place, None, tmp_path)
     assert exported.preprocessing == stock.preprocessing
-    assert exported.engines == ("int8",)
-    assert exported.folder("int8") == Path(place)
+    assert exported.default_engines == ("int8",)
+    assert exported.folder_for("int8") == Path(place)
     with pytest.raises(ConfigError, match="is exported for int8; eager needs weights"):
-        exported.folder("eager")
+        exported.folder_for("eager")
     with pytest.raises(ConfigError, match="is exported for int8; timm needs weights"):
-        exported.folder("timm")
+        exported.folder_for("timm")
     with pytest.raises(ConfigError, match=r"--image-size 64 for .*, which is exported; expected 32, or its checkpoint"):
-        Stock(place, (64, 64), tmp_path)
+        ModelFiles(place, (64, 64), tmp_path)
 
 
 def test_a_model_without_answers(tmp_path: Path) -> None:
-    headless = saved_model(tmp_path / "model", labels=None, classes=0)
+    headless = write_model_folder(tmp_path / "model", labels=None, classes=0)
     with pytest.raises(ConfigError, match="has no head, so no answers"):
-        Stock(str(headless), None, tmp_path)
+        ModelFiles(str(headless), None, tmp_path)
     with pytest.raises((ConfigError, CheckpointError), match="ViT-Tu"):
-        Stock("ViT-Tu/16", None, tmp_path)
+        ModelFiles("ViT-Tu/16", None, tmp_path)
 
 
-def test_a_new_process_without_torch(stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_process_without_torch(stock: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_torch.py").write_text("import sys\nsys.modules['torch'] = None\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
-    found = start(stock.way("onnx", 1), 2, ["no_torch"])
+    found = measure_startup(stock.make_engine("onnx", 1), 2, ["no_torch"])
     assert found.seconds > 0
     assert 20 < found.megabytes < 400
-    with pytest.raises(StartError, match=r"eager did not start in a process of its own: .*torch"):
-        start(stock.way("eager", 1), 2, ["no_torch"])
+    with pytest.raises(StartupError, match=r"eager did not start in a process of its own: .*torch"):
+        measure_startup(stock.make_engine("eager", 1), 2, ["no_torch"])
 
 
 def test_memory_is_this_process_s() -> None:
-    before = cold.peak()
-    held = noise((64, 1024, 1024))
-    assert cold.peak() - before > 0.9 * held.nbytes / 1e6 or before > held.nbytes / 1e6
+    before = bench_startup.read_peak_memory()
+    held = random_pixels((64, 1024, 1024))
+    assert bench_startup.read_peak_memory() - before > 0.9 * held.nbytes / 1e6 or before > held.nbytes / 1e6
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -372,10 +384,10 @@ BAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", BAD)
 def test_what_cannot_be_asked(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(Request(models=("ViT-Ti/16",)), **BAD[message])
+        replace(BenchRequest(models=("ViT-Ti/16",)), **BAD[message])
 
 
 def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(bench_engines, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(ConfigError, match="--peers timm, which is not installed: pip install timm, or leave it out"):
-        bench(Request(models=("ViT-Ti/16",), peers=("timm",)))
+        run_benchmark(BenchRequest(models=("ViT-Ti/16",), peers=("timm",)))

@@ -10,53 +10,53 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import shake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.noisy_weights import add_weight_noise
+from support.toy_datasets import write_class_folders
 from torch import Tensor, nn
-from toy_data import class_folders
 
 import vitrail
-from vitrail.data.arrays import Arrays
-from vitrail.data.datasets import Data
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.datasets import DatasetSplits
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.study.compare import Candidate, answers, compare
-from vitrail.study.comparison import Comparison, TokenSimilarity, Voter
-from vitrail.study.pictures import comparison_picture
+from vitrail.study.compare import ComparedModel, compare, predict_classes
+from vitrail.study.compare_results import Comparison, TokenSimilarity, Voter
+from vitrail.study.plots import save_comparison_plot
 from vitrail.train.evaluate import evaluate
-from vitrail.train.opened import Opened
-from vitrail.train.runs import Finished
+from vitrail.train.opened import LoadedModel
+from vitrail.train.run_list import FinishedRun
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)
 NARROW = Preprocessing(image_size=32, crop=0.6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
 
-def toy(name: str, preset: str = "vit_tiny_patch16_224", seen_as: Preprocessing = WIDE, **fields: Any) -> Opened:
+def toy(name: str, preset: str = "vit_tiny_patch16_224", seen_as: Preprocessing = WIDE, **fields: Any) -> LoadedModel:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
-    model = shake(vitrail.create(preset, **fields), std=0.3)
-    return Opened(name=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
+    model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
+    return LoadedModel(name=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
 
 
-def student(name: str = "runs/student", **fields: Any) -> Opened:
+def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
     return toy(name, "deit_tiny_distilled_patch16_224", NARROW, **{"depth": 3, **fields})
 
 
 @pytest.fixture
-def pictures() -> Arrays:
+def pictures() -> ArrayDataset:
     draw = np.random.default_rng(0)
-    return Arrays(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
+    return ArrayDataset(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
 
 
-def inputs(pictures: Arrays, seen_as: Preprocessing) -> Tensor:
-    seen = [torch.from_numpy(prepare(open_image(pictures.source(n)), seen_as)) for n in range(len(pictures))]
+def inputs(pictures: ArrayDataset, seen_as: Preprocessing) -> Tensor:
+    seen = [torch.from_numpy(preprocess_image(open_image(pictures.source(n)), seen_as)) for n in range(len(pictures))]
     return torch.stack(seen)
 
 
-def by_hand(opened: Opened, pictures: Arrays) -> list[list[int]]:
+def by_hand(opened: LoadedModel, pictures: ArrayDataset) -> list[list[int]]:
     model: Any = opened.model
     with torch.inference_mode():
         images = inputs(pictures, opened.preprocessing)
@@ -67,7 +67,7 @@ def by_hand(opened: Opened, pictures: Arrays) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])
-def test_the_matrix_by_hand(pictures: Arrays, batch: int, workers: int) -> None:
+def test_the_matrix_by_hand(pictures: ArrayDataset, batch: int, workers: int) -> None:
     teacher, learner, counts = toy("runs/teacher"), student(), list[int]()
     found = compare([teacher, learner], pictures, batch=batch, workers=workers, progress=counts.append)
     votes = [[pictures.label(n) for n in range(23)], *by_hand(teacher, pictures), *by_hand(learner, pictures)]
@@ -88,7 +88,7 @@ def test_the_matrix_by_hand(pictures: Arrays, batch: int, workers: int) -> None:
     assert len(set(map(tuple, votes))) == 5, "the test can fail"
 
 
-def test_accuracy_is_that_of_evaluate(pictures: Arrays) -> None:
+def test_accuracy_is_that_of_evaluate(pictures: ArrayDataset) -> None:
     learner = student()
     found = compare([toy("one"), learner], pictures)
     model: Any = learner.model
@@ -107,14 +107,14 @@ def test_a_matrix_of_distances(models: int, count: int, batch: int, seed: int) -
     """Symmetric, 0 to itself, no way shorter by a third voter; whatever the size of the batch."""
     draw = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (count, 2, 2, 3), generator=draw, dtype=torch.uint8).numpy()
-    pictures = Arrays(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
+    pictures = ArrayDataset(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
     how = Preprocessing(image_size=2, crop=1.0)
-    asked = list[Opened]()
+    asked = list[LoadedModel]()
     for number in range(models):
         head = nn.Linear(12, 3)
         nn.init.normal_(head.weight, generator=draw)
         model = nn.Sequential(nn.Flatten(), head)
-        asked.append(Opened(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
+        asked.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
     found = compare(asked, pictures, batch=batch)
     matrix = torch.tensor(found.disagreement, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)
@@ -125,7 +125,7 @@ def test_a_matrix_of_distances(models: int, count: int, batch: int, seed: int) -
     assert found.disagreement == compare(asked, pictures, batch=count).disagreement
 
 
-def test_classes_are_found_by_name(pictures: Arrays) -> None:
+def test_classes_are_found_by_name(pictures: ArrayDataset) -> None:
     one, learner = toy("one"), student()
     expected = compare([one, learner], pictures)
     order = torch.tensor([4, 2, 6, 0, 1, 5, 3])
@@ -144,7 +144,7 @@ def test_classes_are_found_by_name(pictures: Arrays) -> None:
     assert wrong.disagreement != expected.disagreement, "the test can fail"
 
 
-def test_a_model_of_more_classes_chooses_among_the_data_s(pictures: Arrays) -> None:
+def test_a_model_of_more_classes_chooses_among_the_data_s(pictures: ArrayDataset) -> None:
     large = toy("large", classes=9)
     large = replace(large, classes=9, labels=("x", *CLASSES, "y"))
     found = compare([large], pictures)
@@ -155,7 +155,7 @@ def test_a_model_of_more_classes_chooses_among_the_data_s(pictures: Arrays) -> N
     assert found.notes == ("large: of its 9 classes it may only answer the data's 7",)
 
 
-def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: Arrays) -> None:
+def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: ArrayDataset) -> None:
     learner = student("student.pth")
     model: Any = learner.model
     (found,) = compare([toy("one"), learner], pictures, batch=5).similarities
@@ -181,7 +181,7 @@ def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: Arrays) ->
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_distilled_model_answers_thrice_by_one_pass(pictures: Arrays) -> None:
+def test_a_distilled_model_answers_thrice_by_one_pass(pictures: ArrayDataset) -> None:
     learner, passes = student(), list[int]()
     learner.model.train()
     part: Any = learner.model.patch_embed
@@ -196,7 +196,7 @@ def test_a_distilled_model_answers_thrice_by_one_pass(pictures: Arrays) -> None:
 
 
 def test_unreadable_pictures_are_left_out_for_all(tmp_path: Path) -> None:
-    folder = class_folders(tmp_path / "photos", a=4, b=4, c=4)
+    folder = write_class_folders(tmp_path / "photos", a=4, b=4, c=4)
     models = [toy("one"), student()]
     assert compare(models, folder).images == 12
     for name in ("a/0.png", "a/1.png", "c/3.png"):
@@ -240,7 +240,7 @@ def test_what_one_model_cannot_read_counts_for_none() -> None:
 
 
 def test_nothing_can_be_read(tmp_path: Path) -> None:
-    folder = class_folders(tmp_path / "photos", a=2, b=2)
+    folder = write_class_folders(tmp_path / "photos", a=2, b=2)
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
     model = replace(toy("one", classes=2), classes=2, labels=("a", "b"))
@@ -249,13 +249,13 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
 
 
 def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
-    folder = class_folders(tmp_path / "photos", a=10, b=10)
+    folder = write_class_folders(tmp_path / "photos", a=10, b=10)
     first, second = (
         replace(
             toy(name, classes=2),
             classes=2,
             labels=("a", "b"),
-            run=Finished(model=tmp_path, data=str(folder), seed=seed, val_share=0.3),
+            run=FinishedRun(model=tmp_path, data=str(folder), seed=seed, val_share=0.3),
         )
         for name, seed in (("runs/first", 1), ("runs/second", 2))
     )
@@ -268,12 +268,12 @@ def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
     assert compare([replace(first, run=None), second]).notes[0].endswith("by seed 2")
     assert compare([replace(first, run=None)], folder).images == 20
     for part in ("train", "val"):  # one that all hold out
-        class_folders(tmp_path / "parted" / part, a=3, b=3)
+        write_class_folders(tmp_path / "parted" / part, a=3, b=3)
     runs = [replace(each, run=replace(each.run, data=str(tmp_path / "parted"))) for each in (first, second) if each.run]
     assert compare(runs).notes == ()
 
 
-def test_the_text_is_readable_in_a_hundred_columns(pictures: Arrays) -> None:
+def test_the_text_is_readable_in_a_hundred_columns(pictures: ArrayDataset) -> None:
     models = [toy(f"{'long' * 20}/{number}/{'longer' * 9}") for number in range(6)]
     models += [student(f"{number}{'student' * 9}", depth=number + 1) for number in range(4)]
     found = compare(models, pictures)
@@ -287,7 +287,7 @@ def test_the_text_is_readable_in_a_hundred_columns(pictures: Arrays) -> None:
     assert str(compare(models[:1], pictures)).count("\n") == 5, "no pairs and no tokens"
 
 
-def test_json_there_and_back(pictures: Arrays) -> None:
+def test_json_there_and_back(pictures: ArrayDataset) -> None:
     found = compare([toy("one"), student()], pictures)
     data = json.loads(json.dumps(found.to_json()))
     assert data == found.to_json()
@@ -310,22 +310,22 @@ def is_drawn(path: Path) -> bool:
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536])) > 50
 
 
-def test_pictures_are_drawn(pictures: Arrays, tmp_path: Path) -> None:
+def test_pictures_are_drawn(pictures: ArrayDataset, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     names = ("one", "_hidden", "a $x_1^$", "日本語 \n\x1b", 99 * "long")
     plain, learners = [toy(name) for name in names], [student(name) for name in names]
     for number, models in enumerate(([plain[0]], [learners[0]], [*plain, *learners], 12 * plain)):
         path = tmp_path / "new" / f"{number}.png"
-        comparison_picture(compare(models, pictures), path)
+        save_comparison_plot(compare(models, pictures), path)
         assert is_drawn(path)
     same = compare([plain[0]], pictures)
     agreed = replace(same, disagreement=((0.0, 0.0), (0.0, 0.0)))
-    comparison_picture(agreed, tmp_path / "agreed.png")
+    save_comparison_plot(agreed, tmp_path / "agreed.png")
     assert (tmp_path / "agreed.png").exists()
 
 
-def test_what_does_not_fit(pictures: Arrays, tmp_path: Path) -> None:
-    one, nothing = toy("one"), Data(name="no", train=pictures, val=None, classes=CLASSES)
+def test_what_does_not_fit(pictures: ArrayDataset, tmp_path: Path) -> None:
+    one, nothing = toy("one"), DatasetSplits(name="no", train=pictures, val=None, classes=CLASSES)
     sick = toy("sick")
     with torch.no_grad():
         next(sick.model.parameters()).fill_(float("nan"))
@@ -357,7 +357,7 @@ def test_what_does_not_fit(pictures: Arrays, tmp_path: Path) -> None:
         compare([one], pictures, device="cuda:77")
 
 
-def test_a_model_may_be_named_and_stand_alone(pictures: Arrays, tmp_path: Path) -> None:
+def test_a_model_may_be_named_and_stand_alone(pictures: ArrayDataset, tmp_path: Path) -> None:
     one = toy("one")
     vitrail.save(one.model, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
     expected = compare([one], pictures)
@@ -365,8 +365,8 @@ def test_a_model_may_be_named_and_stand_alone(pictures: Arrays, tmp_path: Path) 
         assert replace(vitrail.compare(models, pictures), seconds=expected.seconds) == expected
 
 
-def test_only_classes_are_held(pictures: Arrays) -> None:
+def test_only_classes_are_held(pictures: ArrayDataset) -> None:
     one = toy("one")
-    asked = Candidate(name="one", model=one.model, preprocessing=WIDE, classes=7, columns=tuple(range(7)))
-    found = answers(asked, pictures, 5, 0, "cpu", False, None)
-    assert (found.said.dtype, tuple(found.said.shape), found.cosines) == (torch.int32, (1, 23), None)
+    asked = ComparedModel(name="one", model=one.model, preprocessing=WIDE, classes=7, class_columns=tuple(range(7)))
+    found = predict_classes(asked, pictures, 5, 0, "cpu", False, None)
+    assert (found.predicted.dtype, tuple(found.predicted.shape), found.cosines) == (torch.int32, (1, 23), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.train.run import Run
+from vitrail.train.run_folder import RunFolder
 
 PROGRAM = """
 import json, sys
@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path[:0] = [{tests!r}, str(Path({tests!r}).parent)]
-from test_distill import student
+from test_distillation import student
 from test_teacher import teacher
 from test_train_fit import EVERYTHING, data, model
 from dataclasses import replace
-from vitrail.train.distributed import joined
+from vitrail.train.distributed import join_process_group
 from vitrail.train.fit import fit
-from vitrail.train.run import Run
+from vitrail.train.run_folder import RunFolder
 
 loop = replace(EVERYTHING.loop, epochs=4, batch=8, accumulate=2)
-with joined() as team:
-    run = Run(Path({folder!r}))
+with join_process_group() as team:
+    run = RunFolder(Path({folder!r}))
     made, taught = (student(), teacher()) if {distilled!r} else (model(), None)
     recipe = replace(EVERYTHING, loop=loop)
     result = fit(made, data(), recipe, run=run, team=team, device="cpu", teacher=taught)
@@ -78,19 +78,19 @@ def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) 
     words = ["train", "--minutes", "0.6", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen([*run, *words, "--eval-every", "0"], stdout=pipe, stderr=pipe, text=True)
-    while process.poll() is None and not Run(folder).records():
+    while process.poll() is None and not RunFolder(folder).read_records():
         time.sleep(0.01)
     process.terminate()
     out, err = process.communicate(timeout=100)
     assert f"--resume {folder}" in err, err[-2000:]
     assert out.count("10 classes") == 1, "only the first process speaks"
-    state = Run(folder).latest()
+    state = RunFolder(folder).load_checkpoint_to_resume()
     assert state is not None
     assert {"random/0/cpu", "random/1/cpu"} <= set(state.tensors)
-    plan = Run(folder).plan()
+    plan = RunFolder(folder).load_plan()
     assert plan["world"] == 2
-    assert 0 < state.numbers["step"] < plan["steps"]
-    plan["steps"] = state.numbers["step"] + 2  # so that going on does not take the rest of the budget
+    assert 0 < state.metadata["step"] < plan["steps"]
+    plan["steps"] = state.metadata["step"] + 2  # so that going on does not take the rest of the budget
     (folder / "run.json").write_text(json.dumps(plan))
     words = [sys.executable, "-m", "vitrail", "train", "--resume", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)

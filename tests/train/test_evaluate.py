@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
 from PIL import Image
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read
-from vitrail.checkpoint.class_names import class_mapping
-from vitrail.data.arrays import Arrays
-from vitrail.data.datasets import Subset, open_data
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.datasets import DatasetSubset, open_data
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.train.distributed import Team
+from vitrail.train.distributed import Ranks
 from vitrail.train.evaluate import evaluate
 
 CLASSES = tuple("abcdefg")
@@ -30,24 +30,24 @@ SEEN_AS = Preprocessing(image_size=32, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2,
 
 def toy(**fields: Any) -> Any:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
-    return shake(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
+    return add_weight_noise(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
 
 
 @pytest.fixture
-def pictures() -> Arrays:
+def pictures() -> ArrayDataset:
     draw = np.random.default_rng(0)
-    return Arrays(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
+    return ArrayDataset(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
 
 
-def by_hand(model: Any, pictures: Arrays) -> tuple[Tensor, Tensor]:
+def by_hand(model: Any, pictures: ArrayDataset) -> tuple[Tensor, Tensor]:
     """Logits and labels."""
-    inputs = [torch.from_numpy(prepare(open_image(pictures.source(n)), SEEN_AS)) for n in range(len(pictures))]
+    inputs = [torch.from_numpy(preprocess_image(open_image(pictures.source(n)), SEEN_AS)) for n in range(len(pictures))]
     with torch.inference_mode():
         return model(torch.stack(inputs)), torch.tensor([pictures.label(n) for n in range(len(pictures))])
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])
-def test_every_picture_once_as_by_hand(pictures: Arrays, batch: int, workers: int) -> None:
+def test_every_picture_once_as_by_hand(pictures: ArrayDataset, batch: int, workers: int) -> None:
     model, counts = toy(), list[int]()
     found = evaluate(model, pictures, SEEN_AS, batch=batch, workers=workers, progress=counts.append)
     logits, labels = by_hand(model, pictures)
@@ -62,28 +62,28 @@ def test_every_picture_once_as_by_hand(pictures: Arrays, batch: int, workers: in
 
 
 @dataclass(frozen=True)
-class Pair(Team):
+class Pair(Ranks):
     """One of two ranks; the first adds what the second has summed."""
 
-    world: int = 2
+    world_size: int = 2
     sums: tuple[Tensor, ...] = ()
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         return torch.stack([values, *self.sums]).sum(0)
 
 
-def test_ranks_share_the_pictures_and_have_the_whole_result(pictures: Arrays) -> None:
+def test_ranks_share_the_pictures_and_have_the_whole_result(pictures: ArrayDataset) -> None:
     model, sums = toy(), list[Tensor]()
 
     class Second(Pair):
-        def total(self, values: Tensor) -> Tensor:
+        def all_reduce_sum(self, values: Tensor) -> Tensor:
             sums.append(values)
             return values
 
-    half = evaluate(model, pictures, SEEN_AS, batch=4, team=Second(rank=1))
+    half = evaluate(model, pictures, SEEN_AS, batch=4, ranks=Second(rank=1))
     assert half.images == 11
     whole, alone = (
-        evaluate(model, pictures, SEEN_AS, batch=4, team=Pair(sums=(sums[0],))),
+        evaluate(model, pictures, SEEN_AS, batch=4, ranks=Pair(sums=(sums[0],))),
         evaluate(model, pictures, SEEN_AS),
     )
     assert (whole.images, whole.top1, whole.top5) == (23, alone.top1, alone.top5)
@@ -93,7 +93,7 @@ def test_ranks_share_the_pictures_and_have_the_whole_result(pictures: Arrays) ->
     assert whole.confusion.equal(alone.confusion)
 
 
-def test_each_module_keeps_its_mode(pictures: Arrays) -> None:
+def test_each_module_keeps_its_mode(pictures: ArrayDataset) -> None:
     model = toy(dropout=0.5).train()
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
@@ -114,20 +114,20 @@ def test_each_module_keeps_its_mode(pictures: Arrays) -> None:
     assert [module.training for module in model.modules()] == modes
 
 
-def test_half_precision_and_one_channel(pictures: Arrays) -> None:
+def test_half_precision_and_one_channel(pictures: ArrayDataset) -> None:
     model = toy()
     expected = evaluate(model, pictures, SEEN_AS).loss
     assert evaluate(model.bfloat16(), pictures, SEEN_AS).loss == pytest.approx(expected, rel=0.02)
-    grey = Arrays(pictures.images[..., :1], pictures.labels, CLASSES)
+    grey = ArrayDataset(pictures.images[..., :1], pictures.labels, CLASSES)
     assert evaluate(toy(channels=1), grey, Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))).images == 23
 
 
-def test_a_device_that_is_not_there(pictures: Arrays) -> None:
+def test_a_device_that_is_not_there(pictures: ArrayDataset) -> None:
     with pytest.raises(ConfigError, match=r"^device is 'nowhere'; expected one that torch can use: "):
         evaluate(toy(), pictures, SEEN_AS, device="nowhere")
 
 
-def test_a_mapping_to_the_models_classes(pictures: Arrays) -> None:
+def test_a_mapping_to_the_models_classes(pictures: ArrayDataset) -> None:
     model, mapping = toy(classes=9), (8, 7, 6, 5, 4, 3, 1)
     found = evaluate(model, pictures, SEEN_AS, mapping=mapping)
     logits, labels = by_hand(model, pictures)
@@ -178,7 +178,7 @@ def test_a_dataset_of_others() -> None:
     assert [(each.label, each.images) for each in found.per_class] == [("0", 2), ("1", 2), ("2", 1)]
 
 
-def test_a_label_beyond_the_models_classes(pictures: Arrays) -> None:
+def test_a_label_beyond_the_models_classes(pictures: ArrayDataset) -> None:
     with pytest.raises(DataError, match=r"^a label is [56]; expected 0 to 4, the classes of the model$"):
         evaluate(toy(classes=5), pictures, SEEN_AS)
 
@@ -196,8 +196,8 @@ def photos_of_imagenet(shared: Callable[[str], Path], key: str, step: int) -> An
     assert data.val is not None
     assert found.description.preprocessing is not None
     seen_as = replace(found.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
-    mapping, _ = class_mapping(found.description.labels, 1000, data.classes)
-    return evaluate(found.model, Subset(data.val, range(0, 1000, step)), seen_as, batch=50, mapping=mapping)
+    mapping, _ = map_classes(found.description.labels, 1000, data.classes)
+    return evaluate(found.model, DatasetSubset(data.val, range(0, 1000, step)), seen_as, batch=50, mapping=mapping)
 
 
 @pytest.mark.parametrize("key", REAL)

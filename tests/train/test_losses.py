@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.train.losses import Distil, Inputs, classify, hard_distillation, soft_distillation
+from vitrail.train.losses import (
+    DistillationLoss,
+    LossInputs,
+    classification_loss,
+    hard_distillation_loss,
+    soft_distillation_loss,
+)
 
 
 def logits(seed: int, batch: int = 5, classes: int = 7) -> Tensor:
@@ -26,18 +32,18 @@ def student(**fields: bool) -> nn.Module:
     return model
 
 
-def inputs() -> Inputs:
+def inputs() -> LossInputs:
     torch.manual_seed(1)
     labels = torch.arange(5)
-    return Inputs(torch.randn(5, 3, 16, 16), F.one_hot(labels, 7).float(), labels, labels)
+    return LossInputs(torch.randn(5, 3, 16, 16), F.one_hot(labels, 7).float(), labels, labels)
 
 
 def test_soft_by_hand() -> None:
     """Teacher (1/4, 3/4), student (1/2, 1/2): KL = 1/4·log(1/2) + 3/4·log(3/2)."""
     teacher, said = torch.tensor([[0.0, log(3)]]), torch.zeros(1, 2)
     by_hand = 0.25 * log(0.5) + 0.75 * log(1.5)
-    assert soft_distillation(said, teacher, 1.0).item() == pytest.approx(by_hand, abs=1e-7)
-    assert soft_distillation(said, 2 * teacher, 2.0).item() == pytest.approx(4 * by_hand, abs=1e-6), "τ² in front"
+    assert soft_distillation_loss(said, teacher, 1.0).item() == pytest.approx(by_hand, abs=1e-7)
+    assert soft_distillation_loss(said, 2 * teacher, 2.0).item() == pytest.approx(4 * by_hand, abs=1e-6), "τ² in front"
     other_way = 0.5 * log(2) + 0.5 * log(2 / 3)
     assert by_hand != pytest.approx(other_way, abs=1e-3), "or swapped arguments would not be seen"
 
@@ -45,13 +51,13 @@ def test_soft_by_hand() -> None:
 def test_hard_by_hand() -> None:
     """The teacher says class 1; the student gives it 3/4."""
     said, teacher = torch.tensor([[0.0, log(3)]]), torch.tensor([[-1.0, 5.0]])
-    assert hard_distillation(said, teacher).item() == pytest.approx(-log(0.75), abs=1e-7)
+    assert hard_distillation_loss(said, teacher).item() == pytest.approx(-log(0.75), abs=1e-7)
 
 
 @given(st.integers(0, 99), st.integers(100, 199), st.floats(0.5, 20))
 def test_soft_against_the_formulas_of_others(one: int, other: int, tau: float) -> None:
     said, teacher = logits(one), logits(other)
-    ours = soft_distillation(said, teacher, tau)
+    ours = soft_distillation_loss(said, teacher, tau)
     p, q = (teacher.double() / tau).softmax(-1), (said.double() / tau).softmax(-1)
     assert ours.item() == pytest.approx(tau**2 * (p * (p / q).log()).sum(-1).mean().item(), rel=1e-3, abs=1e-5)
     # facebook's code divides by batch × classes, which is a factor of the classes less
@@ -60,17 +66,21 @@ def test_soft_against_the_formulas_of_others(one: int, other: int, tau: float) -
     ) * (tau * tau / said.numel())
     assert ours.item() == pytest.approx(7 * theirs.item(), rel=1e-4, abs=1e-6)
     assert ours.item() >= -1e-6
-    assert soft_distillation(teacher, teacher, tau).item() == pytest.approx(0, abs=1e-5)
+    assert soft_distillation_loss(teacher, teacher, tau).item() == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("token", [True, False])
 def test_the_whole_loss(kind: str, token: bool) -> None:
     model, batch, teacher = student(distilled=token), inputs(), logits(3)
-    objective = Distil(answers=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, token=token)  # type: ignore[arg-type]
+    objective = DistillationLoss(answers=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, token=token)  # type: ignore[arg-type]
     loss, metrics = objective(model, batch)
     by_label, by_teacher = model.heads(batch.images) if token else 2 * [model(batch.images)]  # type: ignore[operator]
-    taught = soft_distillation(by_teacher, teacher, 2.0) if kind == "soft" else hard_distillation(by_teacher, teacher)
+    taught = (
+        soft_distillation_loss(by_teacher, teacher, 2.0)
+        if kind == "soft"
+        else hard_distillation_loss(by_teacher, teacher)
+    )
     assert loss.item() == pytest.approx(0.7 * F.cross_entropy(by_label, batch.labels).item() + 0.3 * taught.item())
     assert metrics["agreement"] == (by_teacher.argmax(-1) == teacher.argmax(-1)).float().mean()
     assert metrics["accuracy"] == (by_label.argmax(-1) == batch.labels).float().mean()
@@ -80,7 +90,13 @@ def test_each_head_learns_from_its_own_teacher() -> None:
     """With λ = 0 the distillation head gets no gradient, with λ = 1 the class head gets none."""
     for weight, idle, busy in ((0.0, "head_dist", "head"), (1.0, "head", "head_dist")):
         model = student()
-        objective = Distil(answers=lambda _: logits(3), kind="hard", weight=weight, temperature=1.0, token=True)
+        objective = DistillationLoss(
+            teacher_logits=lambda _: logits(3),
+            kind="hard",
+            weight=weight,
+            temperature=1.0,
+            uses_distillation_token=True,
+        )
         objective(model, inputs())[0].backward()
         gradients = {name: getattr(model, name).weight.grad.abs().max() for name in ("head", "head_dist")}
         assert gradients[idle] == 0 < gradients[busy]
@@ -89,12 +105,14 @@ def test_each_head_learns_from_its_own_teacher() -> None:
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 def test_a_teacher_equal_to_the_labels_is_plain_training(weight: float) -> None:
     model, batch = student(distilled=False), inputs()
-    plain, _ = classify(model, batch)
+    plain, _ = classification_loss(model, batch)
     plain.backward()
     expected = [each.grad.clone() for each in model.parameters() if each.grad is not None]
     model.zero_grad()
     answers = 9 * F.one_hot(batch.labels, 7).float()
-    loss, _ = Distil(answers=lambda _: answers, kind="hard", weight=weight, temperature=3.0, token=False)(model, batch)
+    loss, _ = DistillationLoss(
+        teacher_logits=lambda _: answers, kind="hard", weight=weight, temperature=3.0, uses_distillation_token=False
+    )(model, batch)
     loss.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
     for mine, its in zip([each.grad for each in model.parameters()], expected, strict=True):

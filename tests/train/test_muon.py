@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.train.muon import Muon, orthogonal
+from vitrail.train.muon import Muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
 def test_orthogonal_brings_all_singular_values_near_one_and_turns_nothing(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    found = u.T @ orthogonal(matrix) @ v.T
+    found = u.T @ orthogonalise(matrix) @ v.T
     assert found.diagonal().min() > 0.6
     assert found.diagonal().max() < 1.3
     assert (found - found.diagonal().diag()).abs().max() < 1e-4

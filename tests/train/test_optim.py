@@ -11,10 +11,18 @@ from torch.optim import SGD, AdamW
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
-from vitrail.train.optim import Average, freeze, groups, keep_statistics, optimizers, set_lr, weights
-from vitrail.train.recipe import Optimization
+from vitrail.train.optim import (
+    WeightEMA,
+    create_optimizers,
+    freeze_all_but_last_blocks,
+    list_weights,
+    make_parameter_groups,
+    set_frozen_batch_norms_to_eval,
+    set_lr,
+)
+from vitrail.train.recipe import OptimizationSettings
 
-SETTINGS = Optimization(weight_decay=0.3, layer_decay=0.5)
+SETTINGS = OptimizationSettings(weight_decay=0.3, layer_decay=0.5)
 
 
 def tiny(name: str = "DeiT-Ti-distilled", **fields: object) -> nn.Module:
@@ -23,9 +31,9 @@ def tiny(name: str = "DeiT-Ti-distilled", **fields: object) -> nn.Module:
 
 
 def test_norms_biases_tokens_and_positions_do_not_decay() -> None:
-    kept = {weight.name for weight in weights(tiny()) if not weight.decays}
+    kept = {weight.name for weight in list_weights(tiny()) if not weight.decays}
     assert {"cls_token", "dist_token", "pos_embed", "blocks.0.norm1.weight", "norm.bias", "head.bias"} <= kept
-    decaying = {weight.name for weight in weights(tiny()) if weight.decays}
+    decaying = {weight.name for weight in list_weights(tiny()) if weight.decays}
     assert {"patch_embed.proj.weight", "blocks.2.mlp.fc1.weight", "blocks.0.attn.qkv.weight", "head.weight"} <= decaying
 
 
@@ -40,7 +48,7 @@ def test_norms_biases_tokens_and_positions_do_not_decay() -> None:
     ],
 )
 def test_only_matrices_and_kernels_decay_whatever_the_model(preset: str, fields: dict[str, object]) -> None:
-    for weight in weights(tiny(preset, **fields)):
+    for weight in list_weights(tiny(preset, **fields)):
         part = any(word in weight.name for word in ("norm", "bias", "token", "pos", "gamma", "latent", "offsets"))
         assert weight.decays == (not part and weight.tensor.ndim > 1), weight.name
 
@@ -55,7 +63,7 @@ def test_layer_decay_is_that_of_timm() -> None:
             if any(tensor is each for each in group["params"]):
                 theirs[name] = (group["lr_scale"], group["weight_decay"])
     ours = {}
-    for group in groups(weights(model), 4, SETTINGS):
+    for group in make_parameter_groups(list_weights(model), 4, SETTINGS):
         for name, tensor in model.named_parameters():
             if any(tensor is each for each in group["params"]):
                 ours[name] = (group["scale"], group["weight_decay"])
@@ -69,21 +77,21 @@ def test_layer_decay_is_that_of_timm() -> None:
 def test_every_weight_is_in_one_group() -> None:
     model = tiny()
     for optimizer in ("adamw", "sgd", "muon"):
-        made = optimizers(model, replace(SETTINGS, optimizer=optimizer))
+        made = create_optimizers(model, replace(SETTINGS, optimizer=optimizer))
         held = [id(tensor) for each in made for group in each.param_groups for tensor in group["params"]]
         assert sorted(held) == sorted(id(tensor) for tensor in model.parameters())
 
 
 def test_the_optimizers_are_torchs_and_fused() -> None:
-    (adam,) = optimizers(tiny(), replace(SETTINGS, momentum=0.8, beta2=0.95))
+    (adam,) = create_optimizers(tiny(), replace(SETTINGS, momentum=0.8, beta2=0.95))
     assert isinstance(adam, AdamW)
     assert adam.defaults["fused"] is True
     assert adam.defaults["betas"] == (0.8, 0.95)
-    (sgd,) = optimizers(tiny(), replace(SETTINGS, optimizer="sgd"))
+    (sgd,) = create_optimizers(tiny(), replace(SETTINGS, optimizer="sgd"))
     assert isinstance(sgd, SGD)
     assert sgd.defaults["momentum"] == 0.9
     model = tiny()
-    rest, muon = optimizers(model, replace(SETTINGS, optimizer="muon"))
+    rest, muon = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
     assert isinstance(rest, AdamW)
     assert isinstance(muon, Muon)
     names = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -94,7 +102,7 @@ def test_the_optimizers_are_torchs_and_fused() -> None:
 
 def test_the_learning_rate_is_scaled_by_level() -> None:
     model = tiny("vit_tiny_patch16_224")
-    made = optimizers(model, SETTINGS)
+    made = create_optimizers(model, SETTINGS)
     set_lr(made, 1.0)
     rates = {id(t): group["lr"] for group in made[0].param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
@@ -110,25 +118,25 @@ def test_the_learning_rate_is_scaled_by_level() -> None:
 )
 def test_freezing_leaves_the_head_and_the_last_blocks(blocks: int | None, trained: set[str] | None) -> None:
     model = tiny()
-    freeze(model, blocks)
+    freeze_all_but_last_blocks(model, blocks)
     moving = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
     parts = {".".join(name.split(".")[: 2 if name.startswith("blocks") else 1]) for name in moving}
     assert parts == (trained if trained is not None else parts)
     assert trained is not None or len(moving) == len(list(model.parameters()))
-    assert optimizers(model, SETTINGS)
+    assert create_optimizers(model, SETTINGS)
 
 
 def test_freezing_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="train_blocks is 4; expected less than 4"):
-        freeze(tiny(), 4)
+        freeze_all_but_last_blocks(tiny(), 4)
     with pytest.raises(ConfigError, match="no head"):
-        freeze(tiny("vit_tiny_patch16_224", classes=0), 0)
+        freeze_all_but_last_blocks(tiny("vit_tiny_patch16_224", classes=0), 0)
 
 
 def test_the_average_is_the_exponential_one_after_a_quick_start() -> None:
     model, copy = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     nn.init.zeros_(copy.weight)
-    average = Average(model, copy, 0.9)
+    average = WeightEMA(model, copy, 0.9)
     expected = 0.0
     for step in range(1, 200):
         nn.init.constant_(model.weight, step)
@@ -141,7 +149,7 @@ def test_the_average_is_the_exponential_one_after_a_quick_start() -> None:
 
 
 def test_the_blocks_of_a_hybrids_stem_are_stem() -> None:
-    levels = {weight.name: weight.level for weight in weights(tiny("vit_small_r26_s32_224", image_size=64))}
+    levels = {weight.name: weight.level for weight in list_weights(tiny("vit_small_r26_s32_224", image_size=64))}
     assert {level for name, level in levels.items() if name.startswith("patch_embed")} == {0}
     assert levels["blocks.0.attn.qkv.weight"] == 1
     assert levels["head.weight"] == 4
@@ -149,15 +157,15 @@ def test_the_blocks_of_a_hybrids_stem_are_stem() -> None:
 
 def test_a_block_has_one_learning_rate_whatever_moves_it() -> None:
     model = tiny("vit_tiny_patch16_224")
-    made = optimizers(model, replace(SETTINGS, optimizer="muon"))
+    made = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
     set_lr(made, 1.0)
     rates = {id(t): group["lr"] for each in made for group in each.param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["blocks.1.attn.qkv.weight"] == named["blocks.1.mlp.fc1.weight"] == named["blocks.1.norm1.bias"] == 0.25
-    freeze(model, 1)
+    freeze_all_but_last_blocks(model, 1)
     maps = {
         id(t)
-        for each in optimizers(model, replace(SETTINGS, optimizer="muon"))[1:]
+        for each in create_optimizers(model, replace(SETTINGS, optimizer="muon"))[1:]
         for group in each.param_groups
         for t in group["params"]
     }
@@ -185,33 +193,33 @@ def test_the_layer_decay_of_a_convnet_is_that_of_timm(name: str) -> None:
     names = {id(tensor): key for key, tensor in peer.named_parameters()}
     for group in param_groups_layer_decay(peer, 0.3, layer_decay=0.5):
         theirs |= {names[id(each)]: (group["lr_scale"], group["weight_decay"]) for each in group["params"]}
-    levels = weights(model)
+    levels = list_weights(model)
     for weight in levels:
-        (group,) = groups([weight], max(each.level for each in levels), SETTINGS)
+        (group,) = make_parameter_groups([weight], max(each.level for each in levels), SETTINGS)
         assert (group["scale"], group["weight_decay"]) == theirs[weight.name], weight.name
 
 
 @pytest.mark.parametrize("name", CONVNETS)
 def test_a_convnet_is_frozen_block_by_block_and_moved_by_muon(name: str) -> None:
     model = small_convnet(name)
-    assert len(optimizers(model, replace(SETTINGS, optimizer="muon"))) == 2
+    assert len(create_optimizers(model, replace(SETTINGS, optimizer="muon"))) == 2
     blocks = 5 if name == "resnet18" else 6
     with pytest.raises(ConfigError, match=f"train_blocks is {blocks + 1}; expected less than {blocks + 1}"):
-        freeze(model, blocks + 1)
-    freeze(model, 1)
+        freeze_all_but_last_blocks(model, blocks + 1)
+    freeze_all_but_last_blocks(model, 1)
     moving = {name.split(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
     assert moving == ({"layer4", "fc"} if name == "resnet18" else {"s4", "head"})
     with pytest.raises(ConfigError, match="the model has no head"):
-        freeze(small_convnet(name, classes=0), 0)
+        freeze_all_but_last_blocks(small_convnet(name, classes=0), 0)
 
 
 def test_frozen_batch_norms_keep_their_statistics() -> None:
     model = small_convnet("resnet18")
-    freeze(model, 1)
+    freeze_all_but_last_blocks(model, 1)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    keep_statistics(model.train())
+    set_frozen_batch_norms_to_eval(model.train())
     model(torch.randn(4, 3, 64, 64))
     changed = {name.split(".")[0] for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])}
     assert changed == {"layer4"}
-    keep_statistics(other := small_convnet("resnet18").train())
+    set_frozen_batch_norms_to_eval(other := small_convnet("resnet18").train())
     assert all(module.training for module in other.modules())

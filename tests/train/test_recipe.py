@@ -5,17 +5,17 @@ import pytest
 
 from vitrail.cli.summary import parse_field
 from vitrail.errors import ConfigError
-from vitrail.models.catalog import create, find
-from vitrail.train.recipe import SECTIONS, Recipe, open_recipe, recipes, settings
+from vitrail.models.catalog import create, find_preset
+from vitrail.train.recipe import SECTIONS, Recipe, list_recipes, list_settings, open_recipe
 
 
 def test_the_package_has_these_recipes() -> None:
-    assert recipes() == [
+    assert list_recipes() == [
         *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "positions", "probe", "scratch", "vit"),
     ]
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
     found = open_recipe(name)
     assert found.name == name
@@ -26,19 +26,19 @@ def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
     if found.model:
         create(found.model, **found.fields)
     else:
-        find("ViT-B/16")[0].configure(None, **found.fields)
+        find_preset("ViT-B/16")[0].configure(None, **found.fields)
 
 
 def test_flat_and_back() -> None:
-    for name in recipes():
+    for name in list_recipes():
         found = open_recipe(name)
-        flat = found.flat()
-        assert Recipe(name=flat.pop("name")).changed(flat) == found
+        flat = found.to_flat_dict()
+        assert Recipe(name=flat.pop("name")).with_settings(flat) == found
 
 
 def test_deit_is_the_papers() -> None:
     """Touvron 2020, table 9."""
-    flat = open_recipe("deit").flat()
+    flat = open_recipe("deit").to_flat_dict()
     paper = {
         "epochs": 300, "batch": 1024, "optimizer": "adamw", "lr": 5e-4, "lr_batch": 512, "schedule": "cosine",
         "weight_decay": 0.05, "warmup": 5, "smoothing": 0.1, "fields": {"stochastic_depth": 0.1}, "repeats": 3,
@@ -49,7 +49,7 @@ def test_deit_is_the_papers() -> None:
 
 def test_vit_is_the_papers() -> None:
     """Dosovitskiy 2020, table 3, ImageNet."""
-    flat = open_recipe("vit").flat()
+    flat = open_recipe("vit").to_flat_dict()
     paper = {"batch": 4096, "lr": 3e-3, "weight_decay": 0.3, "momentum": 0.9, "beta2": 0.999, "clip": 1, "epochs": 300}
     assert {name: flat[name] for name in paper} == paper
     assert flat["fields"]["dropout"] == 0.1
@@ -57,9 +57,9 @@ def test_vit_is_the_papers() -> None:
 
 
 def test_names_are_unique_over_the_sections_and_every_setting_is_explained() -> None:
-    names = [each.name for _, each in settings()]
+    names = [each.name for _, each in list_settings()]
     assert len(set(names)) == len(names) == sum(len(section.__dataclass_fields__) for section in SECTIONS.values())
-    assert all(each.metadata["help"] for _, each in settings())
+    assert all(each.metadata["help"] for _, each in list_settings())
 
 
 def test_a_recipe_of_your_own(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_recipe_of_your_own(tmp_path: Path) -> None:
     found = open_recipe(str(path))
     assert found.optimization.lr == 1e-4
     assert found.augmentation.mixup == 0.8
-    assert found.changed({"fields": {"width": 6}, "lr": 1}).fields == {"depth": 3, "width": 6}
+    assert found.with_settings({"fields": {"width": 6}, "lr": 1}).fields == {"depth": 3, "width": 6}
 
 
 @pytest.mark.parametrize(

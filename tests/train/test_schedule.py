@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.train.recipe import Optimization
-from vitrail.train.schedule import share
+from vitrail.train.recipe import OptimizationSettings
+from vitrail.train.schedule import lr_factor
 
-COSINE = Optimization(final_lr=0.1)
+COSINE = OptimizationSettings(final_lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,23 @@ COSINE = Optimization(final_lr=0.1)
 )
 def test_after_the_warm_up_the_closed_forms(schedule: str, closed_form: list[float]) -> None:
     settings = replace(COSINE, schedule=schedule)
-    assert [share(step, 100, 20, settings) for step in range(20, 100)] == pytest.approx(closed_form)
+    assert [lr_factor(step, 100, 20, settings) for step in range(20, 100)] == pytest.approx(closed_form)
 
 
 def test_the_warm_up_is_a_straight_line_that_ends_at_the_peak() -> None:
-    assert [share(step, 100, 4, COSINE) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [lr_factor(step, 100, 4, COSINE) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_inverse_square_root_is_the_transformers() -> None:
     """Vaswani 2017, equation 3, for d_model 512 and 4000 steps of warm-up, as a share of its peak."""
-    settings = Optimization(schedule="inverse_sqrt")
+    settings = OptimizationSettings(schedule="inverse_sqrt")
 
     def paper(t: int) -> float:
         return 512**-0.5 * min(t**-0.5, t * 4000**-1.5)
 
     for step in (0, 10, 3998, 3999, 4000, 5000, 99_999):
-        assert share(step, 100_000, 4000, settings) == pytest.approx(paper(step + 1) / paper(4000))
-    assert share(15, 100, 0, settings) == 1 / sqrt(16)
+        assert lr_factor(step, 100_000, 4000, settings) == pytest.approx(paper(step + 1) / paper(4000))
+    assert lr_factor(15, 100, 0, settings) == 1 / sqrt(16)
 
 
 @given(
@@ -51,7 +51,7 @@ def test_shares_lie_between_zero_and_one_and_fall_after_the_warm_up(
     steps: int, warmup: int, schedule: str, final: float
 ) -> None:
     settings = replace(COSINE, schedule=schedule, final_lr=final)
-    shares = [share(step, steps, warmup, settings) for step in range(steps)]
+    shares = [lr_factor(step, steps, warmup, settings) for step in range(steps)]
     assert all(0 <= each <= 1 + 1e-12 for each in shares)
     after = shares[max(warmup - 1, 0) :]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(after))

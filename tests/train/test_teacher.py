@@ -11,17 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from support.toy_datasets import write_class_folders
 from test_train_fit import EVERYTHING, data, model, pictures
 from torch import Tensor, nn
-from toy_data import class_folders
 
 import vitrail
-from vitrail.data.datasets import Data
-from vitrail.data.preprocessing import Preprocessing, prepare
+from vitrail.data.datasets import DatasetSplits
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.train import opened
 from vitrail.train.opened import open_model
-from vitrail.train.teacher import Lessons, Teacher
+from vitrail.train.teacher import Teacher, TeacherView
 
 CPU = torch.device("cpu")
 SEEN = Preprocessing(image_size=16, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
@@ -48,38 +48,38 @@ def teacher(net: nn.Module | None = None, how: Preprocessing = KNOWN, **fields: 
 
 
 def test_it_is_shown_what_its_own_preprocessing_makes() -> None:
-    lessons = Lessons(teacher(), data(), SEEN, CPU)
+    lessons = TeacherView(teacher(), data(), SEEN, CPU)
     image, _ = pictures()[3]
-    mine, its = (torch.from_numpy(prepare(image, how))[None] for how in (SEEN, KNOWN))
-    torch.testing.assert_close(lessons.shown(mine), its, atol=1e-6, rtol=0)
-    assert lessons.shown(its) is not its
-    alike = Lessons(teacher(how=SEEN), data(), SEEN, CPU)
-    assert alike.shown(mine) is mine, "nothing to do, nothing done"
+    mine, its = (torch.from_numpy(preprocess_image(image, how))[None] for how in (SEEN, KNOWN))
+    torch.testing.assert_close(lessons.adapt_images(mine), its, atol=1e-6, rtol=0)
+    assert lessons.adapt_images(its) is not its
+    alike = TeacherView(teacher(how=SEEN), data(), SEEN, CPU)
+    assert alike.adapt_images(mine) is mine, "nothing to do, nothing done"
 
 
 def test_it_is_shown_pictures_of_its_size() -> None:
-    lessons = Lessons(teacher(how=replace(KNOWN, image_size=(24, 20))), data(), SEEN, CPU)
+    lessons = TeacherView(teacher(how=replace(KNOWN, image_size=(24, 20))), data(), SEEN, CPU)
     flat = torch.full((2, 3, 16, 16), 0.7)
-    seen = lessons.shown(flat)
+    seen = lessons.adapt_images(flat)
     assert seen.shape == (2, 3, 24, 20)
-    expected = lessons.shown(F.interpolate(flat, (24, 20)))
+    expected = lessons.adapt_images(F.interpolate(flat, (24, 20)))
     torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
 
 
 def test_a_grey_student_of_a_teacher_of_colours() -> None:
     grey = Preprocessing(image_size=16, crop=1.0, mean=(0.5,), std=(0.25,))
-    lessons = Lessons(teacher(), data(), grey, CPU)
-    seen = lessons.shown(torch.ones(2, 1, 16, 16))
+    lessons = TeacherView(teacher(), data(), grey, CPU)
+    seen = lessons.adapt_images(torch.ones(2, 1, 16, 16))
     expected = (0.75 - torch.tensor(KNOWN.mean)) / torch.tensor(KNOWN.std)
     torch.testing.assert_close(seen[1, :, 3, 3], expected)
     with pytest.raises(ConfigError, match="sees 1 channels and the student 3"):
-        Lessons(teacher(Convnet(channels=1), replace(grey, std=(1.0,))), data(), SEEN, CPU)
+        TeacherView(teacher(Convnet(channels=1), replace(grey, std=(1.0,))), data(), SEEN, CPU)
 
 
 def test_it_does_not_learn() -> None:
     net = Convnet().train()
     before = {name: each.clone() for name, each in net.state_dict().items()}
-    lessons = Lessons(teacher(net), data(), SEEN, CPU)
+    lessons = TeacherView(teacher(net), data(), SEEN, CPU)
     images = torch.randn(4, 3, 16, 16, requires_grad=True)
     answers = lessons(images)
     assert not answers.requires_grad
@@ -91,12 +91,12 @@ def test_it_does_not_learn() -> None:
 def test_classes_are_mapped_by_name() -> None:
     names = pictures().classes
     mixed = Teacher(model=Convnet(5), preprocessing=KNOWN, labels=[names[2], "other", names[0], names[3], names[1]])
-    lessons, images = Lessons(mixed, data(), SEEN, CPU), torch.randn(3, 3, 16, 16)
-    answers = mixed.model(lessons.shown(images))
+    lessons, images = TeacherView(mixed, data(), SEEN, CPU), torch.randn(3, 3, 16, 16)
+    answers = mixed.model(lessons.adapt_images(images))
     assert torch.equal(lessons(images), answers[:, [2, 4, 0, 3]])
-    in_order = Lessons(replace(mixed, model=Convnet(4), labels=None), data(), SEEN, CPU)
+    in_order = TeacherView(replace(mixed, model=Convnet(4), labels=None), data(), SEEN, CPU)
     assert "taken in order" in in_order.notes[0]
-    assert in_order.order is None
+    assert in_order.class_order is None
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_classes_are_mapped_by_name() -> None:
 )
 def test_who_cannot_teach(wrong: Teacher, said: str) -> None:
     with pytest.raises((ConfigError, DataError), match=said):
-        Lessons(wrong, data(), SEEN, CPU)
+        TeacherView(wrong, data(), SEEN, CPU)
 
 
 def test_numbers_that_are_none() -> None:
     net = Convnet()
     nn.init.constant_(net.head.bias, float("nan"))
     with pytest.raises(ConfigError, match="the teacher answers NaN or infinity; expected numbers"):
-        Lessons(teacher(net), data(), SEEN, CPU)
+        TeacherView(teacher(net), data(), SEEN, CPU)
 
 
 def test_what_is_no_teacher() -> None:
@@ -132,29 +132,29 @@ def test_what_is_no_teacher() -> None:
 
 def test_a_teacher_in_another_precision() -> None:
     images = torch.randn(2, 3, 16, 16)
-    exact = Lessons(teacher(), data(), SEEN, CPU)(images)
+    exact = TeacherView(teacher(), data(), SEEN, CPU)(images)
     for number, close in ((torch.bfloat16, 0.05), (torch.float64, 1e-5)):
-        found = Lessons(teacher(Convnet().to(number)), data(), SEEN, CPU)(images)
+        found = TeacherView(teacher(Convnet().to(number)), data(), SEEN, CPU)(images)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, exact, atol=close, rtol=close)
 
 
 def test_the_first_picture_that_can_be_read_is_asked(tmp_path: Path) -> None:
-    folders = class_folders(tmp_path / "photos" / "train", ants=4, bees=4)
+    folders = write_class_folders(tmp_path / "photos" / "train", ants=4, bees=4)
     for number in range(3):
         (folders / "ants" / f"{number}.png").write_bytes(b"broken")
     photos = vitrail.open_data(tmp_path / "photos")
     with pytest.raises(DataError, match="the teacher cannot teach photos"):
-        Lessons(Teacher(model=Convnet(5), preprocessing=KNOWN), photos, SEEN, CPU)
+        TeacherView(Teacher(model=Convnet(5), preprocessing=KNOWN), photos, SEEN, CPU)
     for path in folders.rglob("*.png"):
         path.write_bytes(b"broken")
     with pytest.raises(DataError, match="no picture of photos can be read"):
-        Lessons(Teacher(model=Convnet(2), preprocessing=KNOWN), photos, SEEN, CPU)
+        TeacherView(Teacher(model=Convnet(2), preprocessing=KNOWN), photos, SEEN, CPU)
 
 
 def test_no_pictures() -> None:
     with pytest.raises(DataError, match="nothing has no pictures"):
-        Lessons(teacher(), Data(name="nothing", train=None, val=None, classes=("a", "b")), SEEN, CPU)
+        TeacherView(teacher(), DatasetSplits(name="nothing", train=None, val=None, classes=("a", "b")), SEEN, CPU)
 
 
 def test_fingerprints() -> None:
@@ -173,12 +173,12 @@ def test_fingerprints() -> None:
 def test_a_checkpoint_as_teacher(tmp_path: Path) -> None:
     net, how = model(), Preprocessing(image_size=16, crop=0.7)
     vitrail.save(net, tmp_path / "saved", preprocessing=how, labels=pictures().classes)
-    found = Teacher.opened(str(tmp_path / "saved"))
+    found = Teacher.from_name(str(tmp_path / "saved"))
     assert found.preprocessing == how
     assert tuple(found.labels or ()) == pictures().classes
     assert found.name == str(tmp_path / "saved")
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
-        Teacher.opened("nowhere")
+        Teacher.from_name("nowhere")
 
 
 def timm_folder(place: Path, *, broken: bool = False) -> Any:
@@ -204,7 +204,7 @@ def test_a_teacher_of_timm(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         assert torch.equal(found.model(images), net.eval()(images))
-    Lessons(Teacher.opened(f"timm:local-dir:{tmp_path / 'net'}"), data(), SEEN, CPU)
+    TeacherView(Teacher.from_name(f"timm:local-dir:{tmp_path / 'net'}"), data(), SEEN, CPU)
 
 
 def test_timm_cannot(tmp_path: Path) -> None:
@@ -235,4 +235,4 @@ def test_a_timm_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     with pytest.raises(ConfigError, match="timm cannot be imported: operator torchvision::nms does not exist"):
-        opened.from_timm("resnet18")
+        opened.open_timm_model("resnet18")

@@ -14,38 +14,38 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.arrays import Arrays
-from vitrail.data.augmentation import Augmentation
-from vitrail.data.datasets import Data
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.augment.config import Augmentation
+from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.train.fit import Fitted, fit
-from vitrail.train.losses import Inputs, classify
-from vitrail.train.recipe import Loop, Optimization, Recipe
-from vitrail.train.run import Run
-from vitrail.train.watch import Start
+from vitrail.train.callbacks import TrainingStart
+from vitrail.train.fit import FitResult, fit
+from vitrail.train.losses import LossInputs, classification_loss
+from vitrail.train.recipe import LoopSettings, OptimizationSettings, Recipe
+from vitrail.train.run_folder import RunFolder
 
 EVERYTHING = Recipe(
     augmentation=Augmentation(
         crop="resized", flip=0.5, policy="rand", jitter=0.2, erase=0.5, mixup=0.8, cutmix=1.0, repeats=2, smoothing=0.1
     ),
-    optimization=Optimization(lr=1e-3, warmup=0.5, clip=1.0, layer_decay=0.8),
-    loop=Loop(epochs=3, batch=8, accumulate=2, ema=0.9, seed=3),
+    optimization=OptimizationSettings(lr=1e-3, warmup=0.5, clip=1.0, layer_decay=0.8),
+    loop=LoopSettings(epochs=3, batch=8, accumulate=2, ema=0.9, seed=3),
 )
-PLAIN = Recipe(optimization=Optimization(lr=3e-3), loop=Loop(epochs=2, batch=16))
+PLAIN = Recipe(optimization=OptimizationSettings(lr=3e-3), loop=LoopSettings(epochs=2, batch=16))
 NOISY = {"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.3}
 
 
-def pictures(count: int = 40, classes: int = 4, size: int = 20) -> Arrays:
+def pictures(count: int = 40, classes: int = 4, size: int = 20) -> ArrayDataset:
     """Each class a colour, with noise."""
     random = np.random.default_rng(0)
     labels = np.arange(count) % classes
     colours = random.integers(40, 216, (classes, 1, 1, 3))
     images = np.clip(colours[labels] + random.integers(-40, 40, (count, size, size, 3)), 0, 255).astype(np.uint8)
-    return Arrays(images, labels, tuple(f"colour {n}" for n in range(classes)), "colours")
+    return ArrayDataset(images, labels, tuple(f"colour {n}" for n in range(classes)), "colours")
 
 
-def data(count: int = 40) -> Data:
-    return Data(name="colours", train=pictures(count), val=pictures(24), classes=pictures().classes)
+def data(count: int = 40) -> DatasetSplits:
+    return DatasetSplits(name="colours", train=pictures(count), val=pictures(24), classes=pictures().classes)
 
 
 def model(**fields: Any) -> nn.Module:
@@ -60,33 +60,33 @@ class StopAt:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def started(self, start: Start) -> None: ...
-    def logged(self, record: Mapping[str, float]) -> None: ...
-    def finished(self) -> None: ...
+    def on_start(self, start: TrainingStart) -> None: ...
+    def on_log(self, record: Mapping[str, float]) -> None: ...
+    def on_finish(self) -> None: ...
 
-    def stepped(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         if step == self.step:
             raise KeyboardInterrupt
 
 
 def trained(
-    recipe: Recipe, run: Run | None = None, stop: int = 0, workers: int = 0, fields: Mapping[str, Any] = NOISY
-) -> Fitted:
+    recipe: Recipe, run: RunFolder | None = None, stop: int = 0, workers: int = 0, fields: Mapping[str, Any] = NOISY
+) -> FitResult:
     watch = StopAt(stop)
-    return fit(model(**fields), data(), recipe, run=run, workers=workers, watch=watch, device="cpu")
+    return fit(model(**fields), data(), recipe, run=run, workers=workers, callback=watch, device="cpu")
 
 
-def everything(run: Run) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def everything(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The last checkpoint and the log, but for clocks."""
-    state = run.latest()
+    state = run.load_checkpoint_to_resume()
     assert state is not None
     clocks = ("seconds", "images_per_second")
     return dict(state.tensors), [
-        {name: value for name, value in record.items() if name not in clocks} for record in run.records()
+        {name: value for name, value in record.items() if name not in clocks} for record in run.read_records()
     ]
 
 
-def assert_same(one: Run, other: Run) -> None:
+def assert_same(one: RunFolder, other: RunFolder) -> None:
     (tensors, records), (others, other_records) = everything(one), everything(other)
     assert records == other_records
     assert tensors.keys() == others.keys()
@@ -95,7 +95,7 @@ def assert_same(one: Run, other: Run) -> None:
 
 
 def test_it_learns() -> None:
-    result = fit(model(), data(), replace(PLAIN, loop=Loop(epochs=12, batch=8)), device="cpu")
+    result = fit(model(), data(), replace(PLAIN, loop=LoopSettings(epochs=12, batch=8)), device="cpu")
     assert result.evaluation is not None
     assert result.evaluation.top1 == 1
     assert result.records[-1]["val_top1"] == 1
@@ -108,11 +108,11 @@ def test_it_learns() -> None:
 def test_resuming_equals_never_stopping(stop: int, workers: int, tmp_path: Path) -> None:
     """At any step, amid an epoch, with workers, Mixup, CutMix, accumulation, EMA, dropout and stochastic depth."""
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=1))
-    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
     trained(EVERYTHING, whole)
     with pytest.raises(KeyboardInterrupt):
         trained(recipe, cut, stop=stop + 1, workers=workers)
-    assert [path.name for path in cut.states()][-1] == f"step-{stop:08}.safetensors"
+    assert [path.name for path in cut.list_checkpoints()][-1] == f"step-{stop:08}.safetensors"
     trained(recipe, cut, workers=2 - workers)
     assert_same(whole, cut)
 
@@ -121,10 +121,10 @@ def test_resuming_equals_never_stopping(stop: int, workers: int, tmp_path: Path)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_resuming_equals_never_stopping_by_any_optimizer(optimizer: Any, precision: Any, tmp_path: Path) -> None:
     recipe = Recipe(
-        optimization=Optimization(optimizer=optimizer, lr=1e-3),
-        loop=Loop(epochs=2, batch=8, precision=precision, save_every=3),
+        optimization=OptimizationSettings(optimizer=optimizer, lr=1e-3),
+        loop=LoopSettings(epochs=2, batch=8, precision=precision, save_every=3),
     )
-    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
     trained(recipe, whole)
     with pytest.raises(KeyboardInterrupt):
         trained(recipe, cut, stop=8)
@@ -134,12 +134,12 @@ def test_resuming_equals_never_stopping_by_any_optimizer(optimizer: Any, precisi
 
 @pytest.mark.parametrize("stop", [2, 3])
 def test_a_run_stopped_before_its_first_checkpoint_begins_again(stop: int, tmp_path: Path) -> None:
-    recipe = replace(PLAIN, loop=Loop(epochs=1, batch=8, save_every=4))
-    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8, save_every=4))
+    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
     trained(recipe, whole)
     with pytest.raises(KeyboardInterrupt):
         trained(recipe, cut, stop=stop)
-    assert cut.records()
+    assert cut.read_records()
     with (cut.folder / "log.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # a line that a crash cut off
     trained(recipe, cut)
@@ -148,14 +148,14 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_again(stop: int, tmp_p
 
 def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path: Path) -> None:
     """A stop at the end of an epoch saves at once; killed after the last checkpoint, the result is still measured."""
-    recipe = replace(PLAIN, loop=Loop(epochs=2, batch=8, save_every=5))
-    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    recipe = replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=5))
+    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
     trained(recipe, whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.train.sitting.evaluate", interrupted)
+        patch.setattr("vitrail.train.loop.evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trained(recipe, cut)
-    assert not any("val_top1" in each for each in cut.records())
+    assert not any("val_top1" in each for each in cut.read_records())
     result = trained(recipe, cut)
     assert result.evaluation is not None
     assert_same(whole, cut)
@@ -169,7 +169,7 @@ def interrupted(*_: object, **__: object) -> None:
 
 def test_a_run_may_be_stopped_many_times(tmp_path: Path) -> None:
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=2))
-    whole, cut = Run.begun(tmp_path / "whole", {}), Run.begun(tmp_path / "cut", {})
+    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
     trained(recipe, whole)
     for stop in (1, 3, 3, 6, 7, 12):
         with pytest.raises(KeyboardInterrupt):
@@ -200,38 +200,38 @@ def test_another_seed_is_another_training() -> None:
 def test_only_two_checkpoints_are_kept_and_the_new_one_is_there_before_the_old_one_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run.begun(tmp_path / "run", {})
+    run = RunFolder.create(tmp_path / "run", {})
     unlink, seen = Path.unlink, list[int]()
 
     def watched(path: Path, missing_ok: bool = False) -> None:
         if path.name.startswith("step-"):
-            seen.append(len(run.states()))
+            seen.append(len(run.list_checkpoints()))
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", watched)
     trained(replace(PLAIN, loop=replace(PLAIN.loop, save_every=1)), run)
-    assert [path.stem for path in run.states()] == ["step-00000003", "step-00000004"]
+    assert [path.stem for path in run.list_checkpoints()] == ["step-00000003", "step-00000004"]
     assert seen == [3, 3]
 
 
 def test_a_linear_probe_moves_the_head_alone_and_without_chance() -> None:
     start = model(**NOISY)
     before = {name: tensor.clone() for name, tensor in start.state_dict().items()}
-    recipe = Recipe(optimization=Optimization(train_blocks=0), loop=Loop(epochs=1, batch=8))
+    recipe = Recipe(optimization=OptimizationSettings(train_blocks=0), loop=LoopSettings(epochs=1, batch=8))
     after = fit(start, data(), recipe, device="cpu").model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"head.weight", "head.bias"}
 
 
 def test_a_loss_is_a_function_given_to_it() -> None:
-    seen = list[Inputs]()
+    seen = list[LossInputs]()
 
-    def halved(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def halved(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         seen.append(inputs)
-        loss, metrics = classify(model, inputs)
+        loss, metrics = classification_loss(model, inputs)
         return loss / 2, {**metrics, "rows": torch.tensor(float(len(inputs.labels)))}
 
-    recipe = Recipe(augmentation=Augmentation(mixup=1.0), loop=Loop(epochs=1, batch=16))
+    recipe = Recipe(augmentation=Augmentation(mixup=1.0), loop=LoopSettings(epochs=1, batch=16))
     result = fit(model(), data(), recipe, objective=halved, device="cpu")
     assert result.records[0]["rows"] == 16
     assert result.records[0]["loss"] == pytest.approx(np.log(4) / 2, rel=0.2)
@@ -273,7 +273,7 @@ def random_crop(image: Image.Image) -> Tensor:
 
 
 def test_torchvisions_data_sets_and_transforms_are_taken() -> None:
-    recipe = replace(PLAIN, loop=Loop(epochs=1, batch=8))
+    recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8))
     for workers in (0, 2):
         by_set = fit(model(), Foreign(random_crop), recipe, workers=workers, device="cpu")
         by_transform = fit(model(), Foreign(), recipe, transform=random_crop, workers=workers, device="cpu")
@@ -285,8 +285,8 @@ def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
     as_tensors = Foreign(
         lambda image: torch.from_numpy(np.asarray(image.resize((16, 16))) / 51.0 - 2).movedim(2, 0).float()
     )
-    both = Data(name="floats", train=as_tensors, val=as_tensors, classes=tuple("abcd"))  # pyright: ignore[reportArgumentType]
-    result = fit(model(), both, replace(PLAIN, loop=Loop(epochs=1, batch=8)), device="cpu")
+    both = DatasetSplits(name="floats", train=as_tensors, val=as_tensors, classes=tuple("abcd"))  # pyright: ignore[reportArgumentType]
+    result = fit(model(), both, replace(PLAIN, loop=LoopSettings(epochs=1, batch=8)), device="cpu")
     inputs = torch.stack([as_tensors[index][0] for index in range(24)])
     loss = F.cross_entropy(result.model(inputs), torch.arange(24) % 4)
     assert result.records[-1]["val_loss"] == pytest.approx(loss.item(), abs=1e-5)
@@ -296,7 +296,7 @@ def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
 
 def test_bad_requests_are_one_line() -> None:
     with pytest.raises(ConfigError, match="batch 64 is more than the 40 pictures"):
-        fit(model(), data(), replace(PLAIN, loop=Loop(batch=64)), device="cpu")
+        fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=64)), device="cpu")
     with pytest.raises(DataError, match="no pictures to train on"):
         fit(model(), replace(data(), train=None), PLAIN, device="cpu")
     with pytest.raises(ConfigError, match="device is 'gpu'"):
@@ -313,7 +313,7 @@ def test_bad_requests_are_one_line() -> None:
             fit(wrong, data(), PLAIN, device="cpu")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="unknown recipe"):
         fit(model(), data(), "scratched", device="cpu")
-    mixing = Recipe(augmentation=Augmentation(mixup=1.0), loop=Loop(batch=6, accumulate=2))
+    mixing = Recipe(augmentation=Augmentation(mixup=1.0), loop=LoopSettings(batch=6, accumulate=2))
     with pytest.raises(ConfigError, match="parts of an even size"):
         fit(model(), data(), mixing, device="cpu")
 
@@ -321,43 +321,45 @@ def test_bad_requests_are_one_line() -> None:
 def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_whole(tmp_path: Path) -> None:
     calls = 0
 
-    def bad(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def bad(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         nonlocal calls
         calls += 1
-        loss, metrics = classify(model, inputs)
+        loss, metrics = classification_loss(model, inputs)
         return loss * (float("nan") if calls == 4 else 1), metrics
 
-    run = Run.begun(tmp_path / "run", {})
-    recipe = replace(PLAIN, loop=Loop(epochs=2, batch=8, save_every=1))
+    run = RunFolder.create(tmp_path / "run", {})
+    recipe = replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1))
     with pytest.raises(VitrailError, match="the loss is nan at step 4") as caught:
         fit(model(), data(), recipe, objective=bad, run=run, device="cpu")
-    assert str(run.states()[-1]) in str(caught.value)
-    state = run.latest()
+    assert str(run.list_checkpoints()[-1]) in str(caught.value)
+    state = run.load_checkpoint_to_resume()
     assert state is not None
-    assert state.numbers["step"] == 3
-    assert all(tensor.isfinite().all() for tensor in state.part("model").values())
+    assert state.metadata["step"] == 3
+    assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
 
 
 def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
     """The loss is finite, its gradient is not: the step after would be the first to show it."""
 
-    def steep(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
-        loss, metrics = classify(model, inputs)
+    def steep(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+        loss, metrics = classification_loss(model, inputs)
         return loss + (loss - loss.detach()) * (1e38 if steps.pop() else 0), metrics
 
     steps = [False, False, True, False, False]  # from the last
-    run = Run.begun(tmp_path / "run", {})
-    recipe = Recipe(optimization=Optimization(optimizer="sgd", lr=100.0), loop=Loop(epochs=1, batch=8, save_every=1))
+    run = RunFolder.create(tmp_path / "run", {})
+    recipe = Recipe(
+        optimization=OptimizationSettings(optimizer="sgd", lr=100.0), loop=LoopSettings(epochs=1, batch=8, save_every=1)
+    )
     with pytest.raises(VitrailError, match="step 3") as caught:
         fit(model(), data(), recipe, objective=steep, run=run, device="cpu")
     assert "step-00000002" in str(caught.value)
-    state = run.latest()
+    state = run.load_checkpoint_to_resume()
     assert state is not None
-    assert all(tensor.isfinite().all() for tensor in state.part("model").values())
+    assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
 
 
 def test_a_full_disk_stops_it_with_the_last_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, writes = Run.begun(tmp_path / "run", {}), 0
+    run, writes = RunFolder.create(tmp_path / "run", {}), 0
 
     def filling(tensors: dict[str, Tensor], place: Path, metadata: dict[str, str]) -> None:
         nonlocal writes
@@ -367,32 +369,32 @@ def test_a_full_disk_stops_it_with_the_last_checkpoint_whole(tmp_path: Path, mon
             raise OSError(28, "No space left on device")
         save_file(tensors, place, metadata)
 
-    monkeypatch.setattr("vitrail.train.state.save_file", filling)
+    monkeypatch.setattr("vitrail.train.training_state.save_file", filling)
     with pytest.raises(VitrailError, match="No space left on device") as caught:
-        trained(replace(PLAIN, loop=Loop(epochs=2, batch=8, save_every=1)), run)
-    assert str(run.states()[-1]) in str(caught.value)
-    state = run.latest()
+        trained(replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1)), run)
+    assert str(run.list_checkpoints()[-1]) in str(caught.value)
+    state = run.load_checkpoint_to_resume()
     assert state is not None
-    assert state.numbers["step"] == 2
+    assert state.metadata["step"] == 2
     assert [path.name for path in (run.folder / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    run = Run.begun(tmp_path / "run", {})
+    run = RunFolder.create(tmp_path / "run", {})
     trained(PLAIN, run)
     with pytest.raises(VitrailError, match="does not fit its model"):
         trained(PLAIN, run, fields={"depth": 3})
 
 
 def test_filters_are_whitened_only_where_they_can_be() -> None:
-    recipe = replace(PLAIN, loop=Loop(epochs=1, batch=8, whiten=True))
+    recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8, whiten=True))
     with pytest.raises(ConfigError, match="whiten is true; expected false"):
         fit(model(), data(), recipe, device="cpu")
     torch.manual_seed(0)
     small = {"image_size": 20, "width": 16, "depth": 1, "heads": 8, "classes": 4, "stem": (8, 8)}
     first = vitrail.create("cct_cpu_32", **small)
     before = first.patch_embed.layers[0].weight.clone()
-    still = replace(recipe, optimization=Optimization(lr=1e-12, weight_decay=0.0))
+    still = replace(recipe, optimization=OptimizationSettings(lr=1e-12, weight_decay=0.0))
     after = fit(first, data(), still, device="cpu").model.patch_embed.layers[0].weight
     assert torch.allclose(after[:4], -after[4:8], atol=1e-6)
     assert not torch.allclose(before, after, atol=1e-3)

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
-from vitrail.checkpoint.resample import Policy
+from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, unknown
-from vitrail.parsing import parse_json, with_checksum, without_checksum
+from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
+from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 
-FORMAT = 1  # grows only when an older vitrail can no longer read the folder
-IN_WORDS: dict[type[Any], str] = {
+FORMAT_VERSION = 1  # grows only when an older vitrail can no longer read the folder
+TYPE_NAMES: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -30,13 +30,15 @@ class Description:
     preprocessing: Preprocessing | None = None
     labels: tuple[str, ...] | None = None  # one a class, in order
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever its maker wants to say
-    resampling: Policy = "timm"  # by which positions go to another image size, unless another policy is asked for
+    resampling: ResamplingPolicy = (
+        "timm"  # by which positions go to another image size, unless another policy is asked for
+    )
     save: str = ""  # the same in both files of a folder, unless a save was cut off between them
 
     def to_json(self, *, signed: bool = False) -> str:
         """As text, with a checksum of all entries if `signed`."""
-        data = {"format": FORMAT, **asdict(self)}
-        return json.dumps(with_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        data = {"format": FORMAT_VERSION, **asdict(self)}
+        return json.dumps(add_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Description":
@@ -45,33 +47,35 @@ class Description:
             data = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail.save` wrote") from None
-        return cls.from_data(data, where)
+        return cls.from_dict(data, where)
 
     @classmethod
-    def from_data(cls, data: Any, where: str) -> "Description":
+    def from_dict(cls, data: Any, where: str) -> "Description":
         if not isinstance(data, dict) or type(data.get("format")) is not int:
             raise CheckpointError(f"{where} has no format number; expected what `vitrail.save` wrote")
-        if data["format"] > FORMAT:
-            raise CheckpointError(f"{where} was written by a newer vitrail; expected format {FORMAT}: update vitrail")
+        if data["format"] > FORMAT_VERSION:
+            raise CheckpointError(
+                f"{where} was written by a newer vitrail; expected format {FORMAT_VERSION}: update vitrail"
+            )
         try:
-            return cls(**checked(without_checksum(data), cls))
+            return cls(**parse_description_fields(verify_and_remove_checksum(data), cls))
         except (ConfigError, ValueError) as error:
             raise CheckpointError(f"{where}: {error}") from None
 
 
-def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
+def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
     """The fields of a description, each of the type it should have; a ConfigError names the one that has not."""
     known = [each.name for each in fields(kind)]
     data = {name: value for name, value in data.items() if name != "format"}
     for name in data:
         if name not in known:
-            raise unknown("field", name, known)
+            raise unknown_name_error("field", name, known)
     data = {"provenance": {}, "save": "", **data}
     for name, expected in (("family", str), ("config", dict), ("provenance", dict), ("save", str)):
         if not isinstance(data.get(name), expected):
-            raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {IN_WORDS[expected]}")
-    if data.get("resampling", "timm") not in get_args(Policy):
-        raise unknown("resampling", data["resampling"], get_args(Policy))
+            raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {TYPE_NAMES[expected]}")
+    if data.get("resampling", "timm") not in get_args(ResamplingPolicy):
+        raise unknown_name_error("resampling", data["resampling"], get_args(ResamplingPolicy))
     labels, preprocessing = data.get("labels"), data.get("preprocessing")
     if labels is not None:
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
@@ -83,6 +87,6 @@ def checked(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
             raise ConfigError(f"preprocessing is {repr(preprocessing)[:40]}; expected an object")
         for name in preprocessing:
             if name not in names:
-                raise unknown("preprocessing field", name, names)
+                raise unknown_name_error("preprocessing field", name, names)
         data["preprocessing"] = Preprocessing(**preprocessing)
     return data

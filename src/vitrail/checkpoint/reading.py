@@ -13,20 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.architecture import known_size, size_text
-from vitrail.checkpoint.contents import Contents, read_contents
+from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.fit import MAY_DIFFER, adapted, fit
-from vitrail.checkpoint.layout import OWNER_NAMED, SAYS, Found, Layout
-from vitrail.checkpoint.report import LoadReport, assumption_line
-from vitrail.checkpoint.resample import RULES, Policy
-from vitrail.checkpoint.sources import NAMES
-from vitrail.errors import CheckpointError, ConfigError, one_line, unknown
-from vitrail.models.catalog import families
+from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
+from vitrail.checkpoint.layout import LAYOUT_KEY, OWNER_NAMED_KEY, Layout, TranslatedCheckpoint
+from vitrail.checkpoint.load_report import LoadReport, format_assumptions
+from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
+from vitrail.checkpoint.sources import SOURCE_NAMES
+from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
+from vitrail.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
+from vitrail.models.catalog import load_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
-RUNNABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
+RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
 TRAINED_SIZE = "trained_size"  # of the images; tells apart grids with the same number of positions; not a config field
 
 
@@ -45,7 +45,7 @@ def load(
     *,
     source: str | None = None,
     family: Family | None = None,
-    policy: Policy | None = None,
+    policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
     **fields: Any,
 ) -> Any:
@@ -60,7 +60,7 @@ def load(
     run: a family from outside the package is given as `family`.
     """
     found = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
-    warn_of(found, path)
+    warn_about_report(found, path)
     return found.model
 
 
@@ -69,52 +69,56 @@ def read(
     *,
     source: str | None = None,
     family: Family | None = None,
-    policy: Policy | None = None,
+    policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
     **fields: Any,
 ) -> Checkpoint:
     """`load`, with the description and the report beside the model."""
-    if policy is not None and policy not in tuple(RULES):
-        raise unknown("position policy", policy, RULES)
-    fields = with_trained_size(fields)
-    found = find(path, source, fields)
+    if policy is not None and policy not in tuple(INTERPOLATION_RULES):
+        raise unknown_name_error("position policy", policy, INTERPOLATION_RULES)
+    fields = parse_trained_size(fields)
+    found = read_translated_checkpoint(path, source, fields)
     description, where = found.description, str(path)
-    family = family or known_family(description.family, where)
+    family = family or get_family(description.family, where)
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
-    source_model = built(found, family, where)
+    source_model = build_meta_model(found, family, where)
     tensors, mixed = cast_to_one_dtype(found.tensors, source_model)
     model = source_model
     check_trained_size(fields.pop(TRAINED_SIZE, None), source_model.config, where)
     if fields:
         with torch.device("meta"):
-            model = family.build(adapted(source_model.config, family.configure(source_model.config, **fields)))
+            model = family.build(check_adaptable(source_model.config, family.configure(source_model.config, **fields)))
     used = policy or description.resampling
-    fitted, report = fit(tensors, source_model, model, used)
+    fitted, report = adapt_weights(tensors, source_model, model, used)
     model.load_state_dict(fitted, assign=True)
     foreign = "source" in description.provenance  # one of ours may have a head that was not trained yet
-    said = (*found.warnings, *(zero_head(model, report) if foreign else ()), *(mixed if dtype is None else ()))
+    said = (
+        *found.warnings,
+        *(find_zero_head_warnings(model, report) if foreign else ()),
+        *(mixed if dtype is None else ()),
+    )
     report = replace(report, ignored=(*report.ignored, *found.ignored), warnings=said, assumed=found.assumed)
-    description = as_loaded(description, source_model.config, model.config, used)
+    description = update_description(description, source_model.config, model.config, used)
     return Checkpoint((model if dtype is None else model.to(dtype)).eval(), description, report, found.layout)
 
 
-def built(found: Found, family: Family, where: str) -> Any:
+def build_meta_model(found: TranslatedCheckpoint, family: Family, where: str) -> Any:
     """The model that a checkpoint describes, without its numbers; refused unless the tensors are that model's."""
-    with checked(where):
+    with wrap_config_errors(where):
         config = family.configure(**found.description.config)
         blocks = getattr(config, "depth", 0) + sum(getattr(config, "stages", ()))
         if blocks > len(found.tensors):  # before a model of a million blocks is built for nothing
             raise CheckpointError(f"{where}: {blocks} blocks and {len(found.tensors)} tensors; expected more tensors")
         with torch.device("meta"):
             model = family.build(config)
-    check_tensors(model, found.tensors, where)
+    check_tensors_fit_model(model, found.tensors, where)
     return model
 
 
-def warn_of(found: Checkpoint, path: str | Path, given: Collection[str] = ()) -> None:
+def warn_about_report(found: Checkpoint, path: str | Path, given: Collection[str] = ()) -> None:
     """One warning with everything in the report that needs attention; `given` are fields that the user has set."""
-    assumption = assumption_line(found.report.assumed, given)
+    assumption = format_assumptions(found.report.assumed, given)
     lines = ([f"{path} {assumption}"] if assumption else []) + [f"{path}: {each}" for each in found.report.warnings]
     if lines:
         warnings.warn("; ".join(lines), stacklevel=3)
@@ -125,14 +129,14 @@ def describe(path: str | Path, *, source: str | None = None, **fields: Any) -> D
 
     Fields that the file does not specify, such as heads, may be given.
     """
-    return find(path, source, with_trained_size(fields)).description
+    return read_translated_checkpoint(path, source, parse_trained_size(fields)).description
 
 
-def with_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
+def parse_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, with trained_size, if given, as (rows, columns)."""
     if fields.get(TRAINED_SIZE) is None:
         return {name: value for name, value in fields.items() if name != TRAINED_SIZE}
-    size = known_size(fields[TRAINED_SIZE])
+    size = parse_image_size(fields[TRAINED_SIZE])
     if size is None:
         given = repr(fields[TRAINED_SIZE])[:40]
         raise ConfigError(f"{TRAINED_SIZE} is {given}; expected pixels such as 224, or (rows, columns)")
@@ -144,24 +148,24 @@ def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -
     size = pair(config.image_size)
     if given not in (None, size):
         raise CheckpointError(
-            f"{where} was trained on images of {size_text(size)}, not {size_text(given)}; "
+            f"{where} was trained on images of {format_size(size)}, not {format_size(given)}; "
             f"expected no other {TRAINED_SIZE}"
         )
 
 
-def find(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> Found:
+def read_translated_checkpoint(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> TranslatedCheckpoint:
     """The checkpoint in our words, its tensors as they are; fields that no file says may be known."""
-    contents = read_contents(located(path))
-    return interpreted(contents, layout_of(contents, source), fields, str(path), named=source is not None)
+    contents = read_raw_contents(locate_checkpoint(path))
+    return translate_with_layout(contents, detect_layout(contents, source), fields, str(path), named=source is not None)
 
 
-def located(path: str | Path) -> Path:
+def locate_checkpoint(path: str | Path) -> Path:
     """Where it is on this machine, once it has come from the hub."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
     if hub.is_hub_name(path):
-        return hub.fetch(str(path))
-    if not Path(path).exists() and any(str(path) in (*each.presets, *each.aliases) for each in families()):
+        return hub.fetch_model(str(path))
+    if not Path(path).exists() and any(str(path) in (*each.presets, *each.aliases) for each in load_families()):
         raise CheckpointError(
             f"{path} is a model's name and no file; expected a checkpoint, or hf-hub:timm/…: "
             f"vitrail.create({str(path)!r}) gives it untrained"
@@ -169,51 +173,53 @@ def located(path: str | Path) -> Path:
     return Path(path)
 
 
-def interpreted(
-    contents: Contents, layout: Layout, fields: Mapping[str, Any], where: str, *, named: bool = False
-) -> Found:
+def translate_with_layout(
+    contents: RawContents, layout: Layout, fields: Mapping[str, Any], where: str, *, named: bool = False
+) -> TranslatedCheckpoint:
     """What the layout makes of a file; it receives those of the fields that the model must already have.
 
     `named` is whether the user named the layout.
     """
-    known = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
-    said = named or contents.header.get(SAYS) == layout.name
-    with checked(where):
-        found = layout.read(contents, {**known, "asked_size": fields.get("image_size"), OWNER_NAMED: said})
-    return replace(with_fitting_labels(found), layout=layout.name)
+    known = {name: value for name, value in fields.items() if name not in CHANGEABLE_FIELDS}
+    said = named or contents.header.get(LAYOUT_KEY) == layout.name
+    with wrap_config_errors(where):
+        found = layout.read(contents, {**known, "asked_size": fields.get("image_size"), OWNER_NAMED_KEY: said})
+    return replace(drop_mismatched_labels(found), layout=layout.name)
 
 
 @cache
-def layouts() -> tuple[Layout, ...]:
+def list_layouts() -> tuple[Layout, ...]:
     """All that can be read and written, our own first; the first that recognises a file reads it."""
-    sources = (f"vitrail.checkpoint.sources.{name}" for name in NAMES)
-    return tuple(import_module(name).LAYOUT for name in ("vitrail.checkpoint.folder", *sources))
+    sources = (f"vitrail.checkpoint.sources.{name}" for name in SOURCE_NAMES)
+    return tuple(import_module(name).LAYOUT for name in ("vitrail.checkpoint.sources.vitrail", *sources))
 
 
-def layout_named(name: str) -> Layout:
-    known = {layout.name: layout for layout in layouts()}
+def get_layout(name: str) -> Layout:
+    known = {layout.name: layout for layout in list_layouts()}
     if name not in known:
-        raise unknown("layout", name, known)
+        raise unknown_name_error("layout", name, known)
     return known[name]
 
 
-def layout_of(contents: Contents, source: str | None) -> Layout:
+def detect_layout(contents: RawContents, source: str | None) -> Layout:
     if source is not None:
-        return layout_named(source)
+        return get_layout(source)
     if not contents.tensors:
         raise CheckpointError(f"{contents.path} holds no tensors; expected the weights of a Vision Transformer")
-    said = contents.header.get(SAYS)
-    layout = next((each for each in layouts() if each.name == said or (said is None and each.matches(contents))), None)
+    said = contents.header.get(LAYOUT_KEY)
+    layout = next(
+        (each for each in list_layouts() if each.name == said or (said is None and each.matches(contents))), None
+    )
     if layout is None:
         names = ", ".join(list(contents.tensors)[:3])
         raise CheckpointError(
             f"{contents.path} is of no layout known here ({len(contents.tensors)} tensors: {names}, …); "
-            f"expected {', '.join(each.name for each in layouts())}"
+            f"expected {', '.join(each.name for each in list_layouts())}"
         )
     return layout
 
 
-def with_fitting_labels(found: Found) -> Found:
+def drop_mismatched_labels(found: TranslatedCheckpoint) -> TranslatedCheckpoint:
     labels, classes = found.description.labels, found.description.config.get("classes")
     if labels is None or len(labels) == classes:
         return found
@@ -221,7 +227,7 @@ def with_fitting_labels(found: Found) -> Found:
     return replace(found, description=replace(found.description, labels=None), warnings=(*found.warnings, warning))
 
 
-def as_loaded(description: Description, saved: Any, config: Any, policy: Policy) -> Description:
+def update_description(description: Description, saved: Any, config: Any, policy: ResamplingPolicy) -> Description:
     """The description of the model that was made: of another size or other classes, perhaps."""
     how, same = description.preprocessing, getattr(saved, "classes", None) == getattr(config, "classes", None)
     if how is not None and saved.image_size != config.image_size:
@@ -230,7 +236,7 @@ def as_loaded(description: Description, saved: Any, config: Any, policy: Policy)
     return replace(description, config=asdict(config), labels=labels, preprocessing=how, resampling=policy)
 
 
-def zero_head(model: Any, report: LoadReport) -> list[str]:
+def find_zero_head_warnings(model: Any, report: LoadReport) -> list[str]:
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear) and "head.weight" in report.matched and not head.weight.any():
         return ["the head is all zeros, as in Google's ImageNet-21k files: train it, or take features with classes=0"]
@@ -238,28 +244,28 @@ def zero_head(model: Any, report: LoadReport) -> list[str]:
 
 
 @contextmanager
-def checked(where: str) -> Generator[None]:
+def wrap_config_errors(where: str) -> Generator[None]:
     """A config that cannot be is the checkpoint's fault, and one line."""
     try:
         yield
     except CheckpointError:
         raise
     except (ConfigError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
-        raise CheckpointError(f"{where}: {one_line(error)}") from None
+        raise CheckpointError(f"{where}: {describe_error(error)}") from None
 
 
-def known_family(name: str, where: str) -> Family:
-    known = {family.name: family for family in families()}
+def get_family(name: str, where: str) -> Family:
+    known = {family.name: family for family in load_families()}
     if name not in known:
-        hint = unknown("family", name, known)
+        hint = unknown_name_error("family", name, known)
         raise CheckpointError(f"{where}: {hint} (for one from outside, give family=…)")
     return known[name]
 
 
-def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+def check_tensors_fit_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Every tensor of the model is there, of its shape, and no other."""
     expected = model.state_dict()
-    odd = [name for name, tensor in tensors.items() if not is_runnable(tensor, expected.get(name))]
+    odd = [name for name, tensor in tensors.items() if not has_runnable_dtype(tensor, expected.get(name))]
     wrong = {
         "missing": [name for name in expected if name not in tensors],
         "unexpected": [name for name in tensors if name not in expected],
@@ -273,16 +279,18 @@ def check_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -
         if names
     ]
     if len(found) == 1 and odd:
-        kinds = f"{', '.join(dtype_name(each) for each in RUNNABLE[:-1])} or {dtype_name(RUNNABLE[-1])}"
-        raise CheckpointError(f"{where}: {odd[0]} has dtype {dtype_name(tensors[odd[0]].dtype)}; expected {kinds}")
+        kinds = (
+            f"{', '.join(format_dtype(each) for each in RUNNABLE_DTYPES[:-1])} or {format_dtype(RUNNABLE_DTYPES[-1])}"
+        )
+        raise CheckpointError(f"{where}: {odd[0]} has dtype {format_dtype(tensors[odd[0]].dtype)}; expected {kinds}")
     if found:
         raise CheckpointError(f"{where} does not fit its config: {'; '.join(found)} of {len(expected)} tensors")
 
 
-def is_runnable(tensor: Tensor, expected: Tensor | None) -> bool:
+def has_runnable_dtype(tensor: Tensor, expected: Tensor | None) -> bool:
     """Whether a model computes in this dtype, or it is an integer where one is expected (batch norm's counter)."""
     integer = not tensor.is_floating_point() and not tensor.is_complex()
-    return tensor.dtype in RUNNABLE or (integer and expected is not None and not expected.is_floating_point())
+    return tensor.dtype in RUNNABLE_DTYPES or (integer and expected is not None and not expected.is_floating_point())
 
 
 def cast_to_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -293,9 +301,9 @@ def cast_to_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[
         return dict(tensors), ()
     widest = reduce(torch.promote_types, dtypes)
     cast = {name: tensor if name in counters else tensor.to(widest) for name, tensor in tensors.items()}
-    named = ", ".join(sorted(dtype_name(each) for each in dtypes))
-    return cast, (f"its tensors have dtypes {named}: all are used as {dtype_name(widest)} (dtype=… chooses another)",)
+    named = ", ".join(sorted(format_dtype(each) for each in dtypes))
+    return cast, (f"its tensors have dtypes {named}: all are used as {format_dtype(widest)} (dtype=… chooses another)",)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def format_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

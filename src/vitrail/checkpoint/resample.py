@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import unknown
+from vitrail.errors import unknown_name_error
 from vitrail.layers.positions import Grid, resample
 
-Policy = Literal["timm", "deit", "google", "torchvision", "dino"]
-RULES: dict[Policy, dict[str, Any]] = {
+ResamplingPolicy = Literal["timm", "deit", "google", "torchvision", "dino"]
+INTERPOLATION_RULES: dict[ResamplingPolicy, dict[str, Any]] = {
     "timm": {},  # bicubic and antialiased: what a dynamic model does at run time
     "deit": {"mode": "bicubic", "align_corners": False},  # also MAE, T2T, transformers
     "google": {"mode": "bilinear", "align_corners": True},  # scipy's zoom of order 1; also big_vision
@@ -22,30 +22,30 @@ RULES: dict[Policy, dict[str, Any]] = {
 }
 
 
-def resample_positions(table: Tensor, old: Grid, new: Grid, policy: Policy = "timm") -> Tensor:
+def resample_positions(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:
     """A table (T, E + h·w, D) for another grid; the E prefix rows stay as they are."""
-    if policy not in RULES:
-        raise unknown("position policy", policy, get_args(Policy))
+    if policy not in INTERPOLATION_RULES:
+        raise unknown_name_error("position policy", policy, get_args(ResamplingPolicy))
     if old == new or policy == "timm":
         return resample(table, old, new)
     prefix, patches = table.tensor_split([table.shape[1] - old[0] * old[1]], dim=1)
     image = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
     if policy == "dino":  # its authors added 0.1 against a size rounded down, and so moved every sample by a little
         scale = ((new[0] + 0.1) / old[0], (new[1] + 0.1) / old[1])
-        image = F.interpolate(image, scale_factor=scale, **RULES[policy])
+        image = F.interpolate(image, scale_factor=scale, **INTERPOLATION_RULES[policy])
     else:
-        image = F.interpolate(image, size=new, **RULES[policy])
+        image = F.interpolate(image, size=new, **INTERPOLATION_RULES[policy])
     return torch.cat((prefix, image.flatten(2).transpose(1, 2).to(table.dtype)), dim=1)
 
 
-def resample_sums(table: Tensor, old: Grid, new: Grid, policy: Policy = "timm") -> Tensor:
+def resample_projection_weights(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:
     """A table (T, E + h·w, D) that sums tokens up, for another grid: of more patches each counts for less."""
     rows = table.shape[1] - old[0] * old[1]
     prefix, patches = resample_positions(table, old, new, policy).tensor_split([rows], dim=1)
     return torch.cat((prefix, patches * (old[0] * old[1] / (new[0] * new[1]))), dim=1)
 
 
-def resample_kernel(kernel: Tensor, new: Grid) -> Tensor:
+def resample_patch_kernel(kernel: Tensor, new: Grid) -> Tensor:
     """A patch kernel (D, C, P, Q) for another patch size (Beyer 2022, FlexiViT).
 
     With B the matrix that resizes a patch, the new kernel w' is the one whose answer to a resized patch is nearest to

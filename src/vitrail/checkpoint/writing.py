@@ -13,15 +13,21 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.reading import check_tensors, find, known_family, layout_named, layouts
-from vitrail.checkpoint.resample import Policy
+from vitrail.checkpoint.reading import (
+    check_tensors_fit_model,
+    get_family,
+    get_layout,
+    list_layouts,
+    read_translated_checkpoint,
+)
+from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models.catalog import families
+from vitrail.models.catalog import load_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
-GELUS = ("gelu", "gelu_tanh")
+GELU_NAMES = ("gelu", "gelu_tanh")
 
 
 def write(
@@ -32,7 +38,7 @@ def write(
     preprocessing: Preprocessing | None = None,
     labels: Sequence[str] | None = None,
     provenance: Mapping[str, Any] | None = None,
-    resampling: Policy = "timm",
+    resampling: ResamplingPolicy = "timm",
     family: Family | None = None,
 ) -> None:
     """Writes the model and what is known of it, in our own layout or the one that `to` names.
@@ -42,14 +48,16 @@ def write(
     """
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the place is {path!r}; expected a path")
-    layout = layout_named(to)
+    layout = get_layout(to)
     if family is not None and to != "vitrail":
         raise CheckpointError(f"{to} holds families of the package; expected to='vitrail' for {family.name!r}")
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
-    family = family or family_of(model)
+    family = family or find_model_family(model)
     config: Any = model.config
     if to != "vitrail" and family.name not in layout.families:
-        holding = ", ".join(each.name for each in layouts() if each.name == "vitrail" or family.name in each.families)
+        holding = ", ".join(
+            each.name for each in list_layouts() if each.name == "vitrail" or family.name in each.families
+        )
         raise CheckpointError(f"{to} has no place for a model of the family {family.name!r}; expected one of {holding}")
     try:
         description = Description(
@@ -64,16 +72,16 @@ def write(
         text.encode("utf-8")  # half a surrogate pair is JSON, but cannot be written
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot be written as JSON: {error}; expected labels and provenance of texts") from None
-    check_labels(Description.from_json(text, "the description"))
+    check_label_count(Description.from_json(text, "the description"))
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     with torch.device("meta"):
-        check_tensors(family.build(config), tensors, "the model")
+        check_tensors_fit_model(family.build(config), tensors, "the model")
     assumed = layout.write({name: tensor.cpu() for name, tensor in tensors.items()}, description, Path(path))
     warn_of_losses(to, Path(path), description)
     for name, theirs in assumed.items():
         ours = getattr(config, name, "gelu" if (name, family.name) == ("activation", "deit") else theirs)
-        if ours != theirs and (name != "activation" or ours in GELUS):
-            apart, deviation = difference(family, config, {name: theirs}, tensors)
+        if ours != theirs and (name != "activation" or ours in GELU_NAMES):
+            apart, deviation = measure_output_difference(family, config, {name: theirs}, tensors)
             warnings.warn(
                 f"{to} cannot say {name} {ours!r}, and its readers run with {theirs!r}: "
                 f"outputs differ by up to {apart:.1e} (their deviation is {deviation:.1e}) on random images",
@@ -92,12 +100,12 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
     known = {"heads": config.get("heads"), "trained_size": pair(config["image_size"])}
     known = {name: value for name, value in known.items() if value is not None}
     try:
-        back = find(path, to, known).description
+        back = read_translated_checkpoint(path, to, known).description
     except CheckpointError as error:
         warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
         return
     with suppress(CheckpointError):  # a reader that asks or warns is not silently wrong
-        alone = find(path, to, {})
+        alone = read_translated_checkpoint(path, to, {})
         for name, said_as in (("heads", "heads"), ("image_size", "trained_size")):
             ours, theirs = config.get(name), alone.description.config.get(name)
             if name in config and ours != theirs and said_as not in alone.assumed:
@@ -114,7 +122,7 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
 
 
 @torch.no_grad()
-def difference(
+def measure_output_difference(
     family: Family, config: Any, change: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[float, float]:
     """The largest difference that a changed field makes to outputs, and the outputs' own deviation."""
@@ -122,7 +130,7 @@ def difference(
     images = torch.randn(size, generator=torch.Generator().manual_seed(0))
     outputs = list[Tensor]()
     if not all(hasattr(config, name) for name in change):  # a DeiT is a ViT that says less
-        family = known_family("vit", "the model")
+        family = get_family("vit", "the model")
         names = family.config.__dataclass_fields__
         config = family.configure(**{name: value for name, value in asdict(config).items() if name in names})
     for each in (config, family.configure(config, **change)):
@@ -133,14 +141,14 @@ def difference(
     return (outputs[0] - outputs[1]).abs().max().item(), outputs[0].std().item()
 
 
-def check_labels(description: Description) -> None:
+def check_label_count(description: Description) -> None:
     classes = description.config.get("classes")
     if description.labels is not None and len(description.labels) != classes:
         raise CheckpointError(f"{len(description.labels)} labels for {classes} classes; expected one a class")
 
 
-def family_of(model: nn.Module) -> Family:
-    for family in families():
+def find_model_family(model: nn.Module) -> Family:
+    for family in load_families():
         if type(getattr(model, "config", None)) is family.config:
             return family
     kind = type(model).__name__

@@ -17,8 +17,8 @@ from typing import NoReturn, TextIO
 from cyclopts import App, CycloptsError
 
 from vitrail import __version__
-from vitrail.cli.reflow import reflowed
-from vitrail.errors import VitrailError, one_line
+from vitrail.cli.output.help_text import reflow_docstring
+from vitrail.errors import VitrailError, describe_error
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
@@ -27,18 +27,23 @@ COMMANDS = (
     *("study cost", "study positions"),
     *("models", "summary", "inspect-checkpoint", "convert"),
 )
-GROUPS = {
+GROUP_HELP = {
     "study": "Ask a question of architectures, by an experiment that is run here and set beside the paper's answer.\n\n"
     "What a layer costs as the sequence grows: vitrail study cost -o cost; which positions a ViT needs: "
     "vitrail study positions --data fashion --epochs 1",
 }
-LONG = ("train", "distill", "ablate", "study")  # commands whose work goes on where nobody reads what they print
-TORCH = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
+LONG_RUNNING_COMMANDS = (
+    "train",
+    "distill",
+    "ablate",
+    "study",
+)  # commands whose work goes on where nobody reads what they print
+OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
 OPTION_NAMES = {"fields": "--set", "out": "-o"}  # of fields whose option has another name
-REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
+USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
 
-def app(names: Sequence[str] = COMMANDS) -> App:
+def build_app(names: Sequence[str] = COMMANDS) -> App:
     table = App(
         name="vitrail",
         help="The Vision Transformer toolbox. Start with: vitrail train, then vitrail eval and vitrail runs; "
@@ -55,20 +60,20 @@ def app(names: Sequence[str] = COMMANDS) -> App:
     for name in names:
         first, _, second = name.partition(" ")
         if not second:
-            table.command(command(name), name=name)
+            table.command(load_command(name), name=name)
             continue
         if first not in groups:
-            groups[first] = App(name=first, help=GROUPS[first], help_format="plaintext")
+            groups[first] = App(name=first, help=GROUP_HELP[first], help_format="plaintext")
             table.command(groups[first])
-        groups[first].command(command(name), name=second)
+        groups[first].command(load_command(name), name=second)
     return table
 
 
-def command(name: str) -> Callable[..., None]:
+def load_command(name: str) -> Callable[..., None]:
     """The function of that name in the file of that name; its docstring is the help."""
     file = name.replace("-", "_").replace(" ", "_")
     word = name.replace("-", "_").split()[-1]
-    return reflowed(getattr(import_module(f"vitrail.cli.{file}"), word))
+    return reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))
 
 
 def name_options(message: str, fields: Sequence[str]) -> str:
@@ -79,65 +84,65 @@ def name_options(message: str, fields: Sequence[str]) -> str:
     return text
 
 
-def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+def print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"vitrail: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def nowhere() -> TextIOWrapper:
+def open_devnull() -> TextIOWrapper:
     return Path(os.devnull).open("w")
 
 
-class Outliving(TextIOWrapper):
+class PipeTolerantOutput(TextIOWrapper):
     """An output whose reader may go away, as in `vitrail train | tee log`: hours of work do not end with it."""
 
     def write(self, text: str, /) -> int:
-        with self.going_on():
+        with self.ignore_broken_pipe():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self.going_on():
+        with self.ignore_broken_pipe():
             super().flush()
 
     @contextmanager
-    def going_on(self) -> Generator[None]:
+    def ignore_broken_pipe(self) -> Generator[None]:
         try:
             yield
         except BrokenPipeError:
-            silence(self)
+            redirect_to_devnull(self)
 
 
-def outliving(stream: TextIO) -> TextIO:
+def tolerate_broken_pipe(stream: TextIO) -> TextIO:
     if not isinstance(stream, TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
         return stream
-    return Outliving(stream.buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)
+    return PipeTolerantOutput(stream.buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)
 
 
-def silence(stream: TextIO) -> None:
+def redirect_to_devnull(stream: TextIO) -> None:
     """What is still to be written would fail again, also at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
-    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # `>&-` closes them
+    sys.stdout, sys.stderr = sys.stdout or open_devnull(), sys.stderr or open_devnull()  # `>&-` closes them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
-    warnings.showwarning = show_warning
+    warnings.showwarning = print_warning
     os.environ["PYTHONSAFEPATH"] = "1"  # a json.py in the current folder is imported by no process started from here
     try:
         words = sys.argv[1:]
-        if words[:1] and words[0] in LONG:
-            sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)
+        if words[:1] and words[0] in LONG_RUNNING_COMMANDS:
+            sys.stdout, sys.stderr = tolerate_broken_pipe(sys.stdout), tolerate_broken_pipe(sys.stderr)
         wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # the others need not be imported for it
-        app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
+        build_app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
         print(f"vitrail: {name_options(str(error), getattr(error, 'fields', ()))}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except ModuleNotFoundError as error:
-        if error.name not in TORCH:
+        if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
             f"vitrail: {error.name} is not installed; expected it, or a folder that `vitrail export` wrote",
@@ -145,14 +150,14 @@ def main() -> NoReturn:
         )
         sys.exit(2)
     except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
-        silence(sys.stdout)
+        redirect_to_devnull(sys.stdout)
     except OSError as error:
-        if error.errno not in REFUSED:
+        if error.errno not in USER_OS_ERRORS:
             raise
         if error.filename is None:  # what is still to be printed would fail again at the end
-            silence(sys.stdout)
+            redirect_to_devnull(sys.stdout)
         where = "the output cannot be written" if error.filename is None else f"{error.filename!r} cannot be used"
-        print(f"vitrail: {where}: {one_line(error)}", file=sys.stderr)
+        print(f"vitrail: {where}: {describe_error(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

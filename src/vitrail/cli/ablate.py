@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import STUDENT, SharedFlags
-from vitrail.cli.settings import DistillSettings, given
+from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
+from vitrail.cli.options.train_flags import DEFAULT_STUDENT, TrainFlags
 from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.cli.runner import Here
-    from vitrail.study.ablate import OneRun
-    from vitrail.study.ablation import Table
+    from vitrail.cli.runner import Runtime
+    from vitrail.study.ablation_plan import AblationRun
+    from vitrail.study.ablation_results import AblationTable
 
 
 class AblationStoppedError(VitrailError):
@@ -46,8 +46,8 @@ def ablate(
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
-    flags: Annotated[SharedFlags | None, Parameter(name="*")] = None,
-    settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
+    flags: Annotated[TrainFlags | None, Parameter(name="*")] = None,
+    settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Train a recipe as it is, and again with one ingredient left out or replaced, and compare (DeiT's table 8).
 
@@ -88,44 +88,44 @@ def ablate(
     as_json
         Print the table as JSON, and what else is said on stderr.
     """
-    flags = flags or SharedFlags()
+    flags = flags or TrainFlags()
     if not (without or replaced or each):
         raise ConfigError("nothing to compare with; expected --without INGREDIENT, --with NAME=VALUE, or --all")
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}; expected at least 1")
     if teacher_cache is not None and teacher is None:
         raise ConfigError(f"--teacher-cache {teacher_cache} without --teacher; expected a trained model to ask")
-    others = [parse_fields(item) for item in replaced or ()]
-    chosen = flags.chosen(recipe, given(settings), STUDENT if teacher else None)
-    request = flags.request(chosen, teacher, teacher_cache)
+    others = [parse_replacements(item) for item in replaced or ()]
+    chosen = flags.resolve_recipe(recipe, collect_given_flags(settings), DEFAULT_STUDENT if teacher else None)
+    request = flags.make_request(chosen, teacher, teacher_cache)
 
-    from vitrail.cli.runner import Here
-    from vitrail.study.ablate import Ablation, runs_of
-    from vitrail.study.ablation import Table
-    from vitrail.train.distributed import Team, device_of, joined
+    from vitrail.cli.runner import Runtime
+    from vitrail.study.ablation_plan import Ablation, list_ablation_runs
+    from vitrail.study.ablation_results import AblationTable
+    from vitrail.train.distributed import Ranks, join_process_group, resolve_device
     from vitrail.train.teacher import Teacher
 
-    device = device_of(flags.device, Team())
+    device = resolve_device(flags.device, Ranks())
     ablation = Ablation(request)
-    rows = ablation.rows(without or (), others, each=each)
+    rows = ablation.build_rows(without or (), others, each=each)
     folder = Path("runs") / f"{chosen.name}-ablation" if out is None else out
-    master = Teacher.opened(request.teacher) if request.teacher else None
+    master = Teacher.from_name(request.teacher) if request.teacher else None
     if master is not None:
-        ablation.check_lessons(rows, master, device)
-    runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder, master)
-    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
-    with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
-        first = team.first  # of several processes one speaks
+        ablation.check_teacher_fits(rows, master, device)
+    runs = list_ablation_runs(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder, master)
+    here = Runtime(device=flags.device, workers=flags.workers, strict=flags.strict)
+    with join_process_group() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
+        first = team.is_first  # of several processes one speaks
         if first:
-            print(f"ablation of {chosen.name} on {ablation.data.name}: {counted(runs)} in {folder}")
+            print(f"ablation of {chosen.name} on {ablation.data.name}: {count_run_states(runs)} in {folder}")
             width = max(len(row.name) for row in rows)
             for row in rows:
-                print(f"  {row.name.ljust(width)}  {row.said}", flush=True)
-        failed = {} if dry_run else trained(runs, here, aloud=first)
+                print(f"  {row.name.ljust(width)}  {row.description}", flush=True)
+        failed = {} if dry_run else train_runs(runs, here, aloud=first)
     if not first:
         return
-    table = Table.read(chosen.name, ablation.data.name, rows, () if dry_run else runs, failed)
-    written = () if dry_run else kept(table, folder)
+    table = AblationTable.read(chosen.name, ablation.data.name, rows, () if dry_run else runs, failed)
+    written = () if dry_run else write_ablation(table, folder)
     if as_json:
         print(json.dumps(table.to_json(), indent=2))
     elif not dry_run:
@@ -135,7 +135,7 @@ def ablate(
         raise VitrailError(f"{len(failed)} of {len(runs)} runs failed: {run}: {why}")
 
 
-def parse_fields(text: str) -> dict[str, Any]:
+def parse_replacements(text: str) -> dict[str, Any]:
     """NAME=VALUE,NAME=VALUE; a comma inside brackets belongs to a value."""
     found = dict[str, Any]()
     for item in re.split(r",(?![^\[\]]*\])", text):
@@ -148,30 +148,30 @@ def parse_fields(text: str) -> dict[str, Any]:
     return found
 
 
-def counted(runs: "Sequence[OneRun]") -> str:
+def count_run_states(runs: "Sequence[AblationRun]") -> str:
     states = [run.state for run in runs]
     told = [("finished", "finished"), ("stopped", "to go on with")]
     some = [f"{count} {words}" for state, words in told if (count := states.count(state))]
     return f"{len(runs)} runs" + (f" ({', '.join(some)})" if some else "")
 
 
-def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str, str]:
+def train_runs(runs: "Sequence[AblationRun]", runtime: "Runtime", *, aloud: bool) -> dict[str, str]:
     """Brings every run to its end; gives the ones that diverged, and why, since they are a result too."""
-    from vitrail.cli.runner import begin, go_on
-    from vitrail.train.sitting import StoppedError
-    from vitrail.train.training import DivergedError
+    from vitrail.cli.runner import resume_run, start_run
+    from vitrail.train.loop import StoppedError
+    from vitrail.train.trainer import DivergedError
 
     failed = dict[str, str]()
     for number, run in enumerate(runs, 1):
         if run.state == "finished":
             continue
         if aloud:
-            print(f"\n── {number}/{len(runs)} {run.folder.name}: {run.row.said}", flush=True)
+            print(f"\n── {number}/{len(runs)} {run.folder.name}: {run.row.description}", flush=True)
         try:
             if run.state == "stopped":
-                go_on(run.folder, here, run.request.code)
+                resume_run(run.folder, runtime, run.request.trusted_code)
             else:
-                begin(run.request, run.folder, here, start=monotonic(), dry_run=False)
+                start_run(run.request, run.folder, runtime, start=monotonic(), dry_run=False)
         except StoppedError as error:
             raise AblationStoppedError(f"{run.folder.name} {error.reason}", error.exit_code) from None
         except KeyboardInterrupt:
@@ -183,10 +183,10 @@ def trained(runs: "Sequence[OneRun]", here: "Here", *, aloud: bool) -> dict[str,
     return failed
 
 
-def kept(table: "Table", folder: Path) -> list[Path]:
-    from vitrail.study.pictures import ablation_picture
+def write_ablation(table: "AblationTable", folder: Path) -> list[Path]:
+    from vitrail.study.plots import save_ablation_plot
 
     written = table.write(folder)
-    if find_spec("matplotlib") and ablation_picture(table, folder / "ablation.png"):
+    if find_spec("matplotlib") and save_ablation_plot(table, folder / "ablation.png"):
         written.append(folder / "ablation.png")
     return written

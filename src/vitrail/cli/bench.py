@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.progress import progress
+from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.summary import parse_fields, parse_size
 from vitrail.errors import ConfigError
 
@@ -76,18 +76,18 @@ def bench(
         raise ConfigError("no model; expected one at least: a name such as ViT-Ti/16, a checkpoint, an exported folder")
     if rounds is not None and seconds is not None:
         raise ConfigError("--rounds beside --seconds; expected one of them")
-    sizes = [None] if image_size is None else [parse_size(each) for each in parts(image_size, "image-size")]
+    sizes = [None] if image_size is None else [parse_size(each) for each in split_commas(image_size, "image-size")]
 
-    from vitrail.study.bench import Request
-    from vitrail.study.bench import bench as measured
+    from vitrail.study.bench import BenchRequest
+    from vitrail.study.bench import run_benchmark as measured
 
-    request = Request(
+    request = BenchRequest(
         models=models,
-        engines=None if engines is None else parts(engines, "engines"),
+        engines=None if engines is None else split_commas(engines, "engines"),
         sizes=sizes,
-        batches=numbers(batches, "batches"),
-        threads=numbers(threads, "threads"),
-        peers=parts(peers, "peers") if peers else (),
+        batches=parse_integers(batches, "batches"),
+        threads=parse_integers(threads, "threads"),
+        peers=split_commas(peers, "peers") if peers else (),
         rounds=rounds,
         seconds=3.0 if seconds is None else seconds,
         starts=starts,
@@ -96,11 +96,11 @@ def bench(
     )
     if out is not None:  # what would fail in the end fails before the work
         from vitrail.figures import new_figure
-        from vitrail.files import make_writable
+        from vitrail.files import make_writable_folder
 
-        make_writable(out)
+        make_writable_folder(out)
         new_figure(1, 1)
-    with progress(request.parts, "measuring") as advance:
+    with progress_bar(request.progress_total, "measuring") as advance:
         found = measured(request, progress=advance)
     for note in found.notes:
         print(f"vitrail: note: {note}", file=sys.stderr)
@@ -108,18 +108,18 @@ def bench(
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         return
-    from vitrail.tables import text_table
+    from vitrail.text import format_table
 
     print(f"{found.machine}; {', '.join(f'{name} {number}' for name, number in found.versions.items())}")
     print(found)
     if len({(line.model, line.image_size) for line in found.lines}) > 1:
         print("\nimages/s by model and resolution")
-        print("\n".join(text_table(*found.throughput())))
+        print("\n".join(format_table(*found.throughput_cells())))
     if written:
         print(f"\nwritten: {', '.join(map(str, written))}")
 
 
-def parts(text: str, option: str) -> tuple[str, ...]:
+def split_commas(text: str, option: str) -> tuple[str, ...]:
     """Each once, in the order given."""
     found = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
     if not all(found):
@@ -127,8 +127,8 @@ def parts(text: str, option: str) -> tuple[str, ...]:
     return found
 
 
-def numbers(text: str, option: str) -> tuple[int, ...]:
-    found = parts(text, option)
+def parse_integers(text: str, option: str) -> tuple[int, ...]:
+    found = split_commas(text, option)
     if not all(each.isdecimal() and len(each) < 7 and int(each) for each in found):
         raise ConfigError(f"--{option} {text!r}; expected whole numbers of at least 1, six digits at most")
     return tuple(map(int, found))

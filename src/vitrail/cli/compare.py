@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.progress import progress
-from vitrail.cli.results import print_report, write_json
+from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import print_report, write_json_report
 from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrail.study.comparison import Comparison
+    from vitrail.study.compare_results import Comparison
 
 
 def compare(
@@ -69,31 +69,31 @@ def compare(
     from vitrail.figures import new_figure
     from vitrail.files import make_folder
     from vitrail.study.compare import compare as compared
-    from vitrail.study.compare import data_for
-    from vitrail.train.distributed import Team, device_of
-    from vitrail.train.opened import open_model, validation_pictures
+    from vitrail.study.compare import open_comparison_data
+    from vitrail.train.distributed import Ranks, resolve_device
+    from vitrail.train.opened import get_validation_images, open_model
 
-    place = device_of(device, Team())
+    place = resolve_device(device, Ranks())
     known = parse_fields(fields)
     opened = [open_model(name, **known) for name in models]
-    found = data_for(opened, data)
-    pictures = validation_pictures(found)
+    found = open_comparison_data(opened, data)
+    pictures = get_validation_images(found)
     if out is not None:  # what would fail in the end fails before the work
         make_folder(out)
         new_figure(1, 1)
-    with progress(len(opened) * len(pictures)) as advance:
+    with progress_bar(len(opened) * len(pictures)) as advance:
         result = compared(opened, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance)
     for line in result.notes:
         print(f"vitrail: note: {line}", file=sys.stderr)
     report = {"models": list(models), **result.to_json()}
-    written = () if out is None else write_results(result, report, out)
+    written = () if out is None else write_comparison(result, report, out)
     print_report(result, report, written, as_json=as_json)
 
 
-def write_results(result: "Comparison", report: dict[str, Any], out: Path) -> list[Path]:
-    from vitrail.study.pictures import comparison_picture
+def write_comparison(result: "Comparison", report: dict[str, Any], out: Path) -> list[Path]:
+    from vitrail.study.plots import save_comparison_plot
 
     picture, numbers = out / "comparison.png", out / "comparison.json"
-    write_json(report, numbers)
-    comparison_picture(result, picture)
+    write_json_report(report, numbers)
+    save_comparison_plot(result, picture)
     return [numbers, picture]

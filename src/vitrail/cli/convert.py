@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
-from vitrail.errors import ConfigError, one_line
+from vitrail.errors import ConfigError, describe_error
 from vitrail.files import read_text
 
-OPENS = {  # how the result is opened where it belongs
+LOAD_SNIPPETS = {  # how the result is opened where it belongs
     "vitrail": "vitrail.load({path!r})",
     "timm": 'timm.create_model("local-dir:{path}", pretrained=True)',
     "hf": "transformers.AutoModelForImageClassification.from_pretrained({path!r})",
@@ -104,9 +104,9 @@ def convert(
     found = read(checkpoint, source=source, policy=policy, **given)
     about, size = found.description, found.model.config.image_size
     if how:
-        about = replace(about, preprocessing=(about.preprocessing or Preprocessing(image_size=size)).changed(how))
+        about = replace(about, preprocessing=(about.preprocessing or Preprocessing(image_size=size)).with_fields(how))
     if labels is not None:
-        about = replace(about, labels=lines_of(labels))
+        about = replace(about, labels=read_labels_file(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
     print(found.report)
     write(
@@ -118,14 +118,14 @@ def convert(
         provenance=about.provenance,
         resampling=about.resampling,
     )
-    opens = OPENS.get(to if out.is_dir() else "", "").format(path=str(out))
+    opens = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
     print(f"{out}: {to} layout, whole{f'; open it with {opens}' if opens else ''}")
 
 
-def lines_of(path: Path) -> tuple[str, ...]:
+def read_labels_file(path: Path) -> tuple[str, ...]:
     try:
         return tuple(read_text(path).splitlines())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--labels {path} cannot be read: {one_line(error)}; expected a text, one label a line"
+            f"--labels {path} cannot be read: {describe_error(error)}; expected a text, one label a line"
         ) from None

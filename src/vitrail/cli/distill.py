@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import RunFlags, carry_out
-from vitrail.cli.settings import DistillSettings, given
+from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
+from vitrail.cli.options.train_flags import RunFlags, start_or_resume_run
 
 
 def distill(
@@ -15,7 +15,7 @@ def distill(
     teacher_fields: Annotated[list[str] | None, Parameter(name="--teacher-set", negative=())] = None,
     teacher_cache: Path | None = None,
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
-    settings: Annotated[DistillSettings | None, Parameter(name="*")] = None,
+    settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Train a small model that also learns from a trained one (DeiT): the same run, recipes and flags as `train`.
 
@@ -42,11 +42,11 @@ def distill(
         A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
         for trainings without augmentation, where a picture looks the same each time.
     """
-    carry_out(
+    start_or_resume_run(
         flags or RunFlags(),
-        given(settings),
+        collect_given_flags(settings),
         distilling=True,
         teacher=teacher,
         teacher_fields=teacher_fields,
-        kept=teacher_cache,
+        teacher_cache=teacher_cache,
     )

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.jobs import Job, JobFlags, Sink
+from vitrail.cli.jobs import PredictFlags, PredictJob, ResultSink
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrail.predict.features import FeatureFile
+    from vitrail.predict.output.feature_files import FeatureFile
+    from vitrail.predict.pipeline import ImageResult
     from vitrail.predict.predictor import Predictor
-    from vitrail.predict.stream import Row
 
 
 def embed(
@@ -19,7 +19,7 @@ def embed(
     *images: Annotated[str, Parameter(allow_leading_hyphen=True)],  # - is standard input
     features: Literal["class", "mean", "tokens"] = "class",
     kind: Annotated[Literal["npy", "parquet"] | None, Parameter(name=("--format", "-f"))] = None,
-    flags: Annotated[JobFlags | None, Parameter(name="*")] = None,
+    flags: Annotated[PredictFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Turn pictures into features: numbers for search, for clusters, for a classifier of your own.
 
@@ -45,23 +45,23 @@ def embed(
     kind
         npy or parquet; without it as OUT ends.
     """
-    flags = flags or JobFlags()
+    flags = flags or PredictFlags()
     flags.check(images, ("features", "format"))
     if flags.out is None:
         raise ConfigError("no -o; expected a file for the features: -o features.npy, or .parquet")
 
-    from vitrail.predict.features import FeatureFile, feature_format, features_partial
-    from vitrail.predict.sinks import pyarrow
+    from vitrail.predict.output.feature_files import FeatureFile, choose_feature_format, partial_folder_for_features
+    from vitrail.predict.output.row_formats import import_pyarrow
 
-    found = feature_format(flags.out, kind)
+    found = choose_feature_format(flags.out, kind)
     if found == "parquet":
-        pyarrow()  # what would fail in the end fails before the work
-    partial = features_partial(flags.out, found)
+        import_pyarrow()  # what would fail in the end fails before the work
+    partial = partial_folder_for_features(flags.out, found)
 
-    def sink_for(_: "Predictor", told: dict[str, Any]) -> Sink:
+    def sink_for(_: "Predictor", told: dict[str, Any]) -> ResultSink:
         return FeatureFile(partial, found, told, resume=flags.resume)
 
-    def write(sink: "FeatureFile", _: "Predictor", row: "Row") -> None:
+    def write(sink: "FeatureFile", _: "Predictor", row: "ImageResult") -> None:
         sink.write(row.name, None if row.error is None else str(row.error), row.values, row.stamp)
 
-    Job(model, images, flags, features, partial, {"format": found}).run(sink_for, write)
+    PredictJob(model, images, flags, features, partial, {"format": found}).run(sink_for, write)

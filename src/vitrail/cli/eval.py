@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.progress import progress
-from vitrail.cli.results import print_report, write_json
+from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import print_report, write_json_report
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrail.train.tally import Evaluation
+    from vitrail.train.metrics import Evaluation
 
-IMAGENET = 1000  # classes, which ReaL labels number
+IMAGENET_CLASSES = 1000  # classes, which ReaL labels number
 
 
 def eval(  # noqa: A001
@@ -83,19 +83,19 @@ def eval(  # noqa: A001
         if value < least:
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
-    from vitrail.checkpoint.class_names import class_mapping
-    from vitrail.checkpoint.reading import describe, read, warn_of
+    from vitrail.checkpoint.class_mapping import map_classes
+    from vitrail.checkpoint.reading import describe, read, warn_about_report
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.figures import new_figure
     from vitrail.files import make_folder
     from vitrail.predict.predictor import Predictor
-    from vitrail.train.distributed import Team, device_of
+    from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.evaluate import evaluate
-    from vitrail.train.opened import opened_data, validation_pictures
-    from vitrail.train.runs import finished_run
+    from vitrail.train.opened import get_validation_images, open_evaluation_data
+    from vitrail.train.run_list import find_finished_run
 
-    place = device_of(device, Team())
-    run = finished_run(Path(checkpoint))
+    place = resolve_device(device, Ranks())
+    run = find_finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model
     if head is not None:
         if not describe(weights, **known).config.get("distilled"):
@@ -103,22 +103,24 @@ def eval(  # noqa: A001
             raise ConfigError(f"--head {head} for {checkpoint}, which has one head; {hint}")
         known["answer"] = head
     found = read(weights, **known)
-    warn_of(found, checkpoint, ("preprocessing",) if how else ())
+    warn_about_report(found, checkpoint, ("preprocessing",) if how else ())
     model, seen_as = found.model, found.description.preprocessing
     if how:
-        seen_as = (seen_as or Preprocessing(image_size=model.config.image_size)).changed(how)
+        seen_as = (seen_as or Preprocessing(image_size=model.config.image_size)).with_fields(how)
     checked = Predictor(model, preprocessing=seen_as, labels=found.description.labels, device=place)
-    opened = opened_data(data, real, run)
-    pictures = validation_pictures(opened)
-    if real is not None and model.config.classes != IMAGENET:
-        raise ConfigError(f"--real for a model of {model.config.classes} classes; expected ImageNet's {IMAGENET}")
-    mapping, note = class_mapping(checked.labels, model.config.classes, opened.classes)
+    opened = open_evaluation_data(data, real, run)
+    pictures = get_validation_images(opened)
+    if real is not None and model.config.classes != IMAGENET_CLASSES:
+        raise ConfigError(
+            f"--real for a model of {model.config.classes} classes; expected ImageNet's {IMAGENET_CLASSES}"
+        )
+    mapping, note = map_classes(checked.labels, model.config.classes, opened.classes)
     for line in filter(None, (*opened.notes, note)):
         print(f"vitrail: note: {line}", file=sys.stderr)
     if out is not None:  # what would fail in the end fails before the work
         make_folder(out)
         new_figure(1, 1)
-    with progress(len(pictures)) as advance:
+    with progress_bar(len(pictures)) as advance:
         result = evaluate(
             model,
             pictures,
@@ -132,17 +134,17 @@ def eval(  # noqa: A001
             progress=advance,
         )
     report = {"checkpoint": checkpoint, "data": opened.name, **result.to_json()}
-    written = () if out is None else write_results(result, report, out)
+    written = () if out is None else write_evaluation(result, report, out)
     print_report(result, report, written, as_json=as_json)
 
 
-def write_results(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
-    from vitrail.train.pictures import confusion_picture, reliability_picture
+def write_evaluation(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
+    from vitrail.train.plots import plot_confusion_matrix, plot_reliability_diagram
 
     confusion, reliability, numbers = (out / n for n in ("confusion.png", "reliability.png", "evaluation.json"))
-    write_json(report, numbers)
-    reliability_picture(result.bins, reliability)
+    write_json_report(report, numbers)
+    plot_reliability_diagram(result.bins, reliability)
     if result.confusion is None:
         return [numbers, reliability]
-    confusion_picture(result.confusion, result.labels, confusion)
+    plot_confusion_matrix(result.confusion, result.labels, confusion)
     return [numbers, reliability, confusion]

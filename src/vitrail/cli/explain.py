@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.jobs import check_options
-from vitrail.cli.progress import progress
-from vitrail.cli.subjects import open_subject
+from vitrail.cli.jobs import check_misspelt_options
+from vitrail.cli.options.inspection_inputs import open_explainer
+from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer, Explanation
 
-REMOVED = 0.3  # of the patches, for --check
-OPTIONS = (
+REMOVED_SHARE = 0.3  # of the patches, for --check
+OPTION_NAMES = (
     *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set", "svg", "arrays"),
     *("device", "json"),
 )
-EMPTY = "nothing of the attention speaks for the class, so the map is 0 everywhere"
+EMPTY_MAP_NOTE = "nothing of the attention speaks for the class, so the map is 0 everywhere"
 
 
 def explain(
@@ -93,7 +93,7 @@ def explain(
     as_json
         Print JSON and nothing else.
     """
-    check_options(images, OPTIONS)
+    check_misspelt_options(images, OPTION_NAMES)
     if not images:
         raise ConfigError("no pictures; expected at least one: a file, or a folder of them")
     if check and method == "norms":
@@ -101,28 +101,32 @@ def explain(
     if check and "all" in (layer, head):
         raise ConfigError("--check of all layers or heads; expected one map to be checked: one of each, or none given")
 
-    from vitrail.data.images import open_image
-    from vitrail.data.shown import pictures_at
+    from vitrail.data.decoding.rgb_image import open_image
+    from vitrail.data.image_items import list_image_items
     from vitrail.figures import new_figure
-    from vitrail.files import make_writable
-    from vitrail.inspection.question import Question
+    from vitrail.files import make_writable_folder
+    from vitrail.inspection.explain_options import ExplainOptions
 
-    _, explainer = open_subject(checkpoint, labels, device, fields)
+    _, explainer = open_explainer(checkpoint, labels, device, fields)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
-    question = explainer.settled(Question(method=method or explainer.usual, token=token, discard=discard, **asked))
-    if check and explainer.unseen:
-        raise ConfigError(f"--check of {checkpoint}: there are no maps, {explainer.unseen}; expected no --check")
+    question = explainer.resolve_options(
+        ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **asked)
+    )
+    if check and explainer.no_maps_reason:
+        raise ConfigError(
+            f"--check of {checkpoint}: there are no maps, {explainer.no_maps_reason}; expected no --check"
+        )
     if check and not explainer.viewer.classes:
         raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
-    found = pictures_at(images, getattr(sys.stdin, "buffer", None))
-    make_writable(out)  # what would fail in the end fails before the work
+    found = list_image_items(images, getattr(sys.stdin, "buffer", None))
+    make_writable_folder(out)  # what would fail in the end fails before the work
     new_figure(1, 1)
     names, report, failed = set[str](), list[dict[str, Any]](), 0
-    with progress(len(found) if len(found) > 1 else 0) as advance:
+    with progress_bar(len(found) if len(found) > 1 else 0) as advance:
         for each in found:
             try:
                 picture = open_image(each.source)
-                result = explainer.ask(picture, question, each.name)
+                result = explainer.explain_resolved(picture, question, each.name)
             except DataError as error:
                 if len(found) == 1:
                     raise
@@ -131,16 +135,19 @@ def explain(
                 continue
             finally:
                 advance(1)
-            plate = result.plate.renamed(names)
+            plate = result.figure.with_unique_name(names)
             written = plate.save(out, (".png", ".svg") if svg else (".png",), arrays=arrays)
             if result.is_empty:
-                print(f"vitrail: note: {result.name}: {EMPTY}{'; a check means nothing' * check}", file=sys.stderr)
-            row = {**answers(result), "written": list(map(str, written))}
+                print(
+                    f"vitrail: note: {result.name}: {EMPTY_MAP_NOTE}{'; a check means nothing' * check}",
+                    file=sys.stderr,
+                )
+            row = {**explanation_to_json(result), "written": list(map(str, written))}
             if check:
-                row["check"] = checked(explainer, picture, result)
+                row["check"] = check_map_by_occlusion(explainer, picture, result)
             report.append(row)
             if not as_json:
-                print(line(row))
+                print(format_result(row))
     if as_json:
         print(json.dumps(report, indent=2))
     if failed:
@@ -148,37 +155,41 @@ def explain(
         raise VitrailError(f"{failed} of {len(found)} pictures could not be read{others}")
 
 
-def answers(result: "Explanation") -> dict[str, Any]:
+def explanation_to_json(result: "Explanation") -> dict[str, Any]:
     """In plain values."""
     top = [] if result.prediction is None else [vars(each) for each in result.prediction.top]
-    asked = None if result.asked is None else {**vars(result.asked), "name": result.asked.name}
-    return {"image": result.name, "method": result.question.method, "asked": asked, "top": top}
+    asked = (
+        None
+        if result.explained_class is None
+        else {**vars(result.explained_class), "name": result.explained_class.name}
+    )
+    return {"image": result.name, "method": result.options.method, "asked": asked, "top": top}
 
 
-def checked(explainer: "Explainer", picture: Any, result: "Explanation") -> dict[str, float]:
+def check_map_by_occlusion(explainer: "Explainer", picture: Any, result: "Explanation") -> dict[str, float]:
     """The probability of the class asked about as it is, and without the most and the least attended patches."""
     import torch
 
-    from vitrail.inspection.dropping import probabilities
+    from vitrail.inspection.patch_removal import probabilities_without_patches
 
-    assert result.asked is not None
-    pixels, classes = explainer.viewer.see([picture]), torch.tensor([result.asked.index])
-    found = {"as_it_is": result.asked.probability}
+    assert result.explained_class is not None
+    pixels, classes = explainer.viewer.see([picture]), torch.tensor([result.explained_class.index])
+    found = {"as_it_is": result.explained_class.probability}
     for name, most in (("without_most", True), ("without_least", False)):
-        shares = probabilities(
-            explainer.model, pixels, result.map[None], classes.to(pixels.device), [REMOVED], most=most
+        shares = probabilities_without_patches(
+            explainer.model, pixels, result.map[None], classes.to(pixels.device), [REMOVED_SHARE], most=most
         )
         found[name] = float(shares[0, 0])
     return found
 
 
-def line(row: dict[str, Any]) -> str:
+def format_result(row: dict[str, Any]) -> str:
     asked, check = row["asked"], row.get("check")
     answer = "" if asked is None else f"{asked['name']} {asked['probability']:.1%}, "
     text = f"{row['image']}: {answer}{', '.join(row['written'])}"
     if check:
         text += (
-            f"; without the {REMOVED:.0%} most attended patches {check['without_most']:.1%}, "
-            f"without the {REMOVED:.0%} least {check['without_least']:.1%}"
+            f"; without the {REMOVED_SHARE:.0%} most attended patches {check['without_most']:.1%}, "
+            f"without the {REMOVED_SHARE:.0%} least {check['without_least']:.1%}"
         )
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)  # names may hold anything

@@ -82,32 +82,32 @@ def export(
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
 
-    from vitrail.export.folder import check_place
+    from vitrail.export.atomic_folder import check_target_folder
 
-    check_place(out, overwrite=overwrite)  # before a model is read, and again when it is written
+    check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
 
-    from vitrail.checkpoint.reading import describe, read, warn_of
-    from vitrail.cli.convert import lines_of
+    from vitrail.checkpoint.reading import describe, read, warn_about_report
+    from vitrail.cli.convert import read_labels_file
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.export.writing import export_model
+    from vitrail.export.export import export_model
     from vitrail.predict.viewer import Viewer
-    from vitrail.train.runs import finished_run
+    from vitrail.train.run_list import find_finished_run
 
-    run = finished_run(Path(checkpoint))
+    run = find_finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model
     if dynamic and "dynamic" in describe(weights, **known).config:
         known["dynamic"] = True
     found = read(weights, **known)
-    warn_of(found, checkpoint, ("preprocessing",) if how else ())
+    warn_about_report(found, checkpoint, ("preprocessing",) if how else ())
     about, config = found.description, found.model.config
     if dynamic and not getattr(config, "dynamic", False):
         kind = type(found.model).__name__
         print(f"vitrail: note: {kind} takes one size only: {config.image_size} is baked in", file=sys.stderr)
     seen_as = about.preprocessing
     if how or seen_as is not None:
-        seen_as = (seen_as or Preprocessing(image_size=config.image_size)).changed(how)
+        seen_as = (seen_as or Preprocessing(image_size=config.image_size)).with_fields(how)
         seen_as = replace(seen_as, image_size=config.image_size)
-    viewer = Viewer(found.model, preprocessing=seen_as, labels=lines_of(labels) if labels else about.labels)
+    viewer = Viewer(found.model, preprocessing=seen_as, labels=read_labels_file(labels) if labels else about.labels)
     exported, checked = export_model(
         viewer.model,
         out,
@@ -119,32 +119,32 @@ def export(
         portable=portable,
         merge=merge,
         provenance={"checkpoint": str(checkpoint), **about.provenance},
-        pictures=prepared(check, viewer.preprocessing) if check else None,
+        images=load_check_images(check, viewer.preprocessing) if check else None,
         overwrite=overwrite,
     )
     rows, columns = viewer.preprocessing.image_size  # pyright: ignore[reportGeneralTypeIssues]
     size = f"any multiple of {exported.multiple}" if exported.multiple else f"{rows}×{columns}"
     print(f"{out}: {to}, {exported.output}, pictures of {size}, any batch")
     if to == "onnx-int8":
-        print(f"agrees with fp32 on {checked.same} of {checked.pictures} pictures")
+        print(f"agrees with fp32 on {checked.same} of {checked.images} pictures")
     else:
-        print(f"equals torch on {checked.pictures} pictures within {checked.difference:.1e}")
+        print(f"equals torch on {checked.images} pictures within {checked.difference:.1e}")
     if to != "torch-export":
         print(f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg")
 
 
-def prepared(places: list[str], preprocessing: Any) -> Any:
+def load_check_images(paths: list[str], preprocessing: Any) -> Any:
     """The pictures as the model sees them; one that cannot be read is named and left out."""
     import numpy as np
 
-    from vitrail.data.framed import framed
-    from vitrail.data.shown import pictures_at
+    from vitrail.data.decoding.model_input import decode_for_model
+    from vitrail.data.image_items import list_image_items
     from vitrail.errors import DataError
 
     found, faults = list[Any](), list[DataError]()
-    for each in pictures_at(places):
+    for each in list_image_items(paths):
         try:
-            found.append(framed(each.source, preprocessing))
+            found.append(decode_for_model(each.source, preprocessing))
         except DataError as error:
             faults.append(error)
     if not found:

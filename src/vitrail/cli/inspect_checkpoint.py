@@ -49,23 +49,23 @@ def inspect_checkpoint(
     """
     known = dict(parse_field(item) for item in fields or ())
 
-    from vitrail.export.exported import is_exported
-    from vitrail.inspection.integrity import is_run, verify
-    from vitrail.inspection.page import format_checks
+    from vitrail.export.description import is_exported
+    from vitrail.inspection.checkpoints.checksum_verification import is_run_folder, verify_checksums
+    from vitrail.inspection.checkpoints.report import format_checksum_table
 
-    if is_run(Path(file)) or is_exported(file):
-        checks = verify(Path(file))
-        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else format_checks(checks))
+    if is_run_folder(Path(file)) or is_exported(file):
+        checks = verify_checksums(Path(file))
+        print(json.dumps([asdict(each) for each in checks], indent=2) if as_json else format_checksum_table(checks))
     else:
-        from vitrail.inspection.checkpoint import inspect
+        from vitrail.inspection.checkpoints.file_inspection import inspect_file
 
-        found = inspect(file, **{"source": source, **known})
+        found = inspect_file(file, **{"source": source, **known})
         checks = found.checksums
         if as_json:
             data = asdict(found)
             print(json.dumps(data if tensors else {name: data[name] for name in data if name != "tensors"}, indent=2))
         else:
-            print(found.page(every_tensor=tensors))
+            print(found.format_report(every_tensor=tensors))
     damaged = [each for each in checks if each.verdict == "damaged"]
     if damaged:
         names = ", ".join(each.file for each in damaged)

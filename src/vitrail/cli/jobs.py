@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from cyclopts import Parameter
 
-from vitrail.cli.reflow import reflowed
+from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.summary import parse_fields
-from vitrail.errors import ConfigError, VitrailError, unknown
+from vitrail.errors import ConfigError, VitrailError, unknown_name_error
 
 if TYPE_CHECKING:
-    from vitrail.data.shown import Shown
-    from vitrail.export.exported import Output
-    from vitrail.predict.choice import Chosen
+    from vitrail.data.image_items import ImageItem
+    from vitrail.export.description import OutputKind
+    from vitrail.predict.engine_selection import EngineChoice
+    from vitrail.predict.image_list import ImageList, ImageListSummary
+    from vitrail.predict.output.partial_folder import PartialFolder
+    from vitrail.predict.pipeline import ImageResult
     from vitrail.predict.predictor import Predictor
-    from vitrail.predict.resuming import Partial
-    from vitrail.predict.sources import Listing, Survey
-    from vitrail.predict.stream import Row
 
-SAMPLE = 32  # pictures of a job on which engines are compared
+ENGINE_SAMPLE_SIZE = 32  # pictures of a job on which engines are compared
 
 
-class FailedError(VitrailError):
+class PartialFailureError(VitrailError):
     """Some of it could not be done; all the rest is."""
 
     exit_code = 1
 
 
-class Names(Protocol):
+class FinishedImages(Protocol):
     """Of pictures that are done."""
 
     def __len__(self) -> int: ...
@@ -42,20 +42,20 @@ class Names(Protocol):
     def has_changed(self, name: str, stamp: int) -> bool: ...
 
 
-class Sink(Protocol):
+class ResultSink(Protocol):
     """Where results go, and what of them is there already."""
 
     @property
-    def done(self) -> Names: ...
+    def done(self) -> FinishedImages: ...
     @property
     def failed(self) -> int: ...
     def finish(self) -> None: ...
     def close(self) -> None: ...
 
 
-@reflowed
+@reflow_docstring
 @dataclass(frozen=True, kw_only=True)
-class JobFlags:
+class PredictFlags:
     """How a job is done; without any of them it is done as fast as this machine can, and exactly.
 
     Parameters
@@ -109,7 +109,9 @@ class JobFlags:
 
     def check(self, images: Sequence[str], others: Sequence[str]) -> None:
         """Before any work; `others` are the command's own flags."""
-        check_options(images, (*("set" if field.name == "fields" else field.name for field in fields(self)), *others))
+        check_misspelt_options(
+            images, (*("set" if field.name == "fields" else field.name for field in fields(self)), *others)
+        )
         for name in ("batch", "streams", "threads", "max_pixels", "max_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -124,68 +126,76 @@ class JobFlags:
                 raise ConfigError(f"--{name} without -o; expected -o OUT, the file that it is about")
 
 
-def check_options(images: Sequence[str], options: Sequence[str]) -> None:
+def check_misspelt_options(images: Sequence[str], options: Sequence[str]) -> None:
     """Refuses misspelt options, which are parsed as images because - stands for standard input."""
     for each in images:
         if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
-            raise unknown("option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in options])
+            raise unknown_name_error(
+                "option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in options]
+            )
 
 
 @dataclass(frozen=True)
-class Job:
+class PredictJob:
     """One model, pictures, and where what comes out goes."""
 
     model: str
     images: Sequence[str]
-    flags: JobFlags
-    output: "Output"
-    partial: "Partial | None"
-    told: dict[str, Any]  # what has to be the same for a job to be gone on with
+    flags: PredictFlags
+    output: "OutputKind"
+    partial: "PartialFolder | None"
+    resume_conditions: dict[str, Any]  # what has to be the same for a job to be gone on with
     labels: tuple[str, ...] | None = None
 
     def run(
-        self, sink_for: "Callable[[Predictor, dict[str, Any]], Sink]", write: "Callable[[Any, Predictor, Row], None]"
+        self,
+        sink_for: "Callable[[Predictor, dict[str, Any]], ResultSink]",
+        write: "Callable[[Any, Predictor, ImageResult], None]",
     ) -> None:
         """Does all that can be done; what cannot is named, counted, and an error in the end."""
-        from vitrail.predict.sources import pictures_of
+        from vitrail.predict.image_list import list_images
 
         stdin = getattr(sys.stdin, "buffer", None)
-        listing = pictures_of(self.images, stdin=stdin, most_bytes=self.flags.max_bytes)
+        listing = list_images(self.images, stdin=stdin, max_bytes=self.flags.max_bytes)
         with nullcontext() if self.partial is None else closing(self.partial):
             partial, flags = self.partial, self.flags
-            if partial is not None and partial.begin(resume=flags.resume, overwrite=flags.overwrite):
-                note(f"{partial.out} is already complete; nothing to resume: use --overwrite to start over")
+            if partial is not None and partial.start(resume=flags.resume, overwrite=flags.overwrite):
+                print_note(f"{partial.out} is already complete; nothing to resume: use --overwrite to start over")
                 print(f"{partial.out}: whole")
                 return
-            self.run_as_owner(listing, sink_for, write)
+            self.run_locked(listing, sink_for, write)
 
-    def run_as_owner(
+    def run_locked(
         self,
-        listing: "Listing",
-        sink_for: "Callable[[Predictor, dict[str, Any]], Sink]",
-        write: "Callable[[Any, Predictor, Row], None]",
+        listing: "ImageList",
+        sink_for: "Callable[[Predictor, dict[str, Any]], ResultSink]",
+        write: "Callable[[Any, Predictor, ImageResult], None]",
     ) -> None:
         """Runs the job while this process owns the output."""
-        survey = listing.survey()
-        for complaint in survey.complaints:
-            tell(complaint)
+        survey = listing.summarize()
+        for complaint in survey.problems:
+            print_message(complaint)
         if survey.repeated:
-            note(f"{survey.repeated} of the pictures were given twice; each is done once")
-        if not survey.pictures:
-            raise FailedError(f"no pictures in what was given: {len(survey.complaints)} of {len(self.images)} failed")
-        with self.said_when_stopped():
-            chosen = self.opened(listing, survey)
+            print_note(f"{survey.repeated} of the pictures were given twice; each is done once")
+        if not survey.images:
+            raise PartialFailureError(
+                f"no pictures in what was given: {len(survey.problems)} of {len(self.images)} failed"
+            )
+        with self.print_resume_hint():
+            chosen = self.open_on_fastest_engine(listing, survey)
             with closing(sink_for(chosen.predictor, self.fingerprint(chosen.predictor))) as sink:
-                self.carry_out(chosen, listing, survey, sink, write)
+                self.process_images(chosen, listing, survey, sink, write)
 
-    def opened(self, listing: "Listing", survey: "Survey") -> "Chosen":
+    def open_on_fastest_engine(self, listing: "ImageList", survey: "ImageListSummary") -> "EngineChoice":
         """The model, on the engine that was chosen; what decided it is told."""
-        from vitrail.data.image_formats import Limits
-        from vitrail.predict.choice import Wish, choose
+        from vitrail.data.decoding.image_formats import ImageLimits
+        from vitrail.predict.engine_selection import EngineOptions, choose_engine
 
         flags = self.flags
-        sample = islice((each for each in listing if is_file(each)), SAMPLE if survey.pictures > 1 else 0)
-        wish = Wish(
+        sample = islice(
+            (each for each in listing if is_rereadable(each)), ENGINE_SAMPLE_SIZE if survey.images > 1 else 0
+        )
+        wish = EngineOptions(
             engine=flags.engine,
             exact=flags.exact,
             fast=flags.fast,
@@ -195,24 +205,24 @@ class Job:
             output=self.output,
             merge=flags.merge,
             labels=self.labels,
-            limits=Limits(pixels=flags.max_pixels, bytes=flags.max_bytes),
+            limits=ImageLimits(pixels=flags.max_pixels, bytes=flags.max_bytes),
             device=flags.device,
             fields=parse_fields(flags.fields) or None,
         )
-        chosen = choose(self.place(), wish, survey.pictures, list(sample), note)
+        chosen = choose_engine(self.resolve_model_path(), wish, survey.images, list(sample), print_note)
         for each in chosen.notes:
-            note(each)
+            print_note(each)
         return chosen
 
-    def place(self) -> str | Path:
+    def resolve_model_path(self) -> str | Path:
         """Of a run its model."""
-        from vitrail.export.exported import is_exported
+        from vitrail.export.description import is_exported
 
         if is_exported(self.model):
             return self.model
-        from vitrail.train.runs import finished_run
+        from vitrail.train.run_list import find_finished_run
 
-        run = finished_run(Path(self.model))
+        run = find_finished_run(Path(self.model))
         return self.model if run is None else run.model
 
     def fingerprint(self, predictor: "Predictor") -> dict[str, Any]:
@@ -220,13 +230,13 @@ class Job:
             return {}
         from hashlib import blake2b
 
-        from vitrail.predict.resuming import stamp_of
+        from vitrail.predict.output.partial_folder import identify_model
 
         words = "\n".join(predictor.labels or ()).encode()
         relative = any(not Path(each).is_absolute() for each in self.images)
         return {
-            **stamp_of(self.model),
-            **self.told,
+            **identify_model(self.model),
+            **self.resume_conditions,
             "output": self.output,
             "merge": self.flags.merge,
             "exact": self.flags.exact,
@@ -236,75 +246,77 @@ class Job:
             **({"set": sorted(self.flags.fields)} if self.flags.fields else {}),
         }
 
-    def carry_out(
+    def process_images(
         self,
-        chosen: "Chosen",
-        listing: "Listing",
-        survey: "Survey",
-        sink: Sink,
-        write: "Callable[[Any, Predictor, Row], None]",
+        chosen: "EngineChoice",
+        listing: "ImageList",
+        survey: "ImageListSummary",
+        sink: ResultSink,
+        write: "Callable[[Any, Predictor, ImageResult], None]",
     ) -> None:
         before, failed, start = len(sink.done), sink.failed, monotonic()
         if before:
-            note(f"{before} pictures were done before, {failed} of which failed; going on")
-            self.report_changed(listing, sink)
+            print_note(f"{before} pictures were done before, {failed} of which failed; going on")
+            self.report_changed_images(listing, sink)
         left = (each for each in listing if each.name not in sink.done) if before else iter(listing)
-        alone = survey.pictures == 1 and not survey.complaints
-        with bar(max(0, survey.pictures - before), printing=self.partial is None) as advance:
-            for row in chosen.predictor.rows(left, chosen.batch):
+        alone = survey.images == 1 and not survey.problems
+        with optional_progress_bar(max(0, survey.images - before), printing=self.partial is None) as advance:
+            for row in chosen.predictor.iterate_results(left, chosen.batch):
                 if row.error is not None:
                     if alone and self.partial is None:
-                        raise FailedError(str(row.error))
-                    tell(str(row.error))
+                        raise PartialFailureError(str(row.error))
+                    print_message(str(row.error))
                     failed += 1
                 write(sink, chosen.predictor, row)
                 advance(1)
         sink.finish()
         if self.partial is not None:
-            print(f"{self.partial.out}: {survey.pictures:,} pictures, {monotonic() - start:.1f} s")
-        if failed or survey.complaints:
+            print(f"{self.partial.out}: {survey.images:,} pictures, {monotonic() - start:.1f} s")
+        if failed or survey.problems:
             where = "" if self.partial is None else f"; the others are in {self.partial.out}"
-            places = f" and {len(survey.complaints)} of the places given" if survey.complaints else ""
-            raise FailedError(f"{failed} of {survey.pictures} pictures{places} could not be read{where}")
+            places = f" and {len(survey.problems)} of the places given" if survey.problems else ""
+            raise PartialFailureError(f"{failed} of {survey.images} pictures{places} could not be read{where}")
 
-    def report_changed(self, listing: "Listing", sink: Sink) -> None:
+    def report_changed_images(self, listing: "ImageList", sink: ResultSink) -> None:
         """Reports finished images whose files have changed since; their rows describe the old contents."""
-        from vitrail.predict.ledger import stamp_of_file
+        from vitrail.predict.output.completed_images import compute_file_stamp
 
         changed, example = 0, ""
         for each in listing:
-            if is_file(each) and sink.done.has_changed(each.name, stamp_of_file(each.source)):
+            if is_rereadable(each) and sink.done.has_changed(each.name, compute_file_stamp(each.source)):
                 changed, example = changed + 1, example or each.name
         if changed:
             many = f"{changed:,} images" if changed > 1 else "1 image"
-            note(
+            print_note(
                 f"{many} changed after processing, for example {example!r}; their rows describe the old "
                 "contents: use --overwrite to start over"
             )
 
     @contextmanager
-    def said_when_stopped(self) -> Generator[None]:
+    def print_resume_hint(self) -> Generator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            if self.partial is not None and (self.partial.is_begun or self.partial.is_whole):
-                tell(f"stopped; what is done is in {self.partial.folder}: the same again with --resume goes on")
+            if self.partial is not None and (self.partial.has_job or self.partial.is_complete):
+                print_message(
+                    f"stopped; what is done is in {self.partial.folder}: the same again with --resume goes on"
+                )
             raise
 
 
 @contextmanager
-def bar(total: int, *, printing: bool) -> Generator[Callable[[int], object]]:
+def optional_progress_bar(total: int, *, printing: bool) -> Generator[Callable[[int], object]]:
     """A bar on a terminal, unless rows are seen to come there anyway; drawing one costs a moment to load."""
     if total < 2 or not sys.stderr.isatty() or (printing and sys.stdout.isatty()):
         yield lambda _: None
         return
-    from vitrail.cli.progress import progress
+    from vitrail.cli.output.progress import progress_bar
 
-    with progress(total) as advance:
+    with progress_bar(total) as advance:
         yield advance
 
 
-def put_on_stdout(text: str) -> None:
+def write_to_stdout(text: str) -> None:
     """At once, for whoever reads along; names of files that are no text go into a pipe as the disk has them."""
     buffer = None if sys.stdout.isatty() else getattr(sys.stdout, "buffer", None)
     if buffer is None:
@@ -314,14 +326,14 @@ def put_on_stdout(text: str) -> None:
         buffer.flush()
 
 
-def is_file(picture: "Shown") -> bool:
+def is_rereadable(image: "ImageItem") -> bool:
     """What can be read twice: no pipe."""
-    return isinstance(picture.source, str) and os.path.isfile(picture.source)  # noqa: PTH113
+    return isinstance(image.source, str) and os.path.isfile(image.source)  # noqa: PTH113
 
 
-def tell(line: str) -> None:
+def print_message(line: str) -> None:
     print(f"vitrail: {line}", file=sys.stderr)
 
 
-def note(line: str) -> None:
-    tell(f"note: {line}")
+def print_note(line: str) -> None:
+    print_message(f"note: {line}")

@@ -7,7 +7,9 @@ from cyclopts import Parameter
 
 from vitrail.errors import ConfigError
 
-LEAD = "Three small things inside a Vision Transformer and its training, drawn from the code that the models run."
+PAGE_INTRODUCTION = (
+    "Three small things inside a Vision Transformer and its training, drawn from the code that the models run."
+)
 
 
 def lessons(
@@ -41,14 +43,16 @@ def lessons(
         flag = "--svg" if svg else "--arrays"
         raise ConfigError(f"{flag} with the page {out}, which is one file; expected a folder, such as -o lessons")
 
-    from vitrail.report.page import Section, html_page, write_page
-    from vitrail.study.lessons import FORMULAS
-    from vitrail.study.lessons import lessons as all_lessons
+    from vitrail.report.html_page import PageSection, render_page, write_page
+    from vitrail.study.lesson_plots import LESSON_FORMULAS
+    from vitrail.study.lesson_plots import plot_all_lessons as all_lessons
 
     plates = all_lessons()
     if page:
-        sections = [Section(title=each.title, plates=[each], preformatted=FORMULAS[each.name]) for each in plates]
-        write_page(html_page("Lessons", LEAD, sections), out)
+        sections = [
+            PageSection(title=each.title, figures=[each], preformatted=LESSON_FORMULAS[each.name]) for each in plates
+        ]
+        write_page(render_page("Lessons", PAGE_INTRODUCTION, sections), out)
         written = [out]
     else:
         kinds = (".png", ".svg") if svg else (".png",)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.progress import progress
-from vitrail.cli.subjects import open_subject, pictures_for
+from vitrail.cli.options.inspection_inputs import open_explainer, select_images
+from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import ConfigError
 
 
@@ -64,25 +64,25 @@ def look(
         raise ConfigError(f"--batch {batch}; expected at least 1")
 
     from vitrail.figures import new_figure
-    from vitrail.files import make_writable
-    from vitrail.inspection.look import look as looked
-    from vitrail.inspection.question import Question
+    from vitrail.files import make_writable_folder
+    from vitrail.inspection.explain_options import ExplainOptions
+    from vitrail.inspection.model_figures import look as looked
 
-    opened, explainer = open_subject(checkpoint, None, device, fields)
-    pictures, notes = pictures_for(opened, data, images)
-    make_writable(out)  # what would fail in the end fails before the work
+    opened, explainer = open_explainer(checkpoint, None, device, fields)
+    pictures, notes = select_images(opened, data, images)
+    make_writable_folder(out)  # what would fail in the end fails before the work
     new_figure(1, 1)
-    with progress(len(pictures)) as advance:
+    with progress_bar(len(pictures)) as advance:
         seen = looked(
             explainer,
             (each.source for each in pictures),
             batch=batch,
-            question=None if method is None else Question(method=method),
+            options=None if method is None else ExplainOptions(method=method),
             progress=advance,
         )
     for text in (*notes, *seen.notes, *seen.skipped):
         print(f"vitrail: note: {text}", file=sys.stderr)
     kinds = (".png", ".svg") if svg else (".png",)
-    for plate in seen.plates:
+    for plate in seen.figures:
         written = plate.save(out, kinds, arrays=arrays)
         print(f"{', '.join(map(str, written))}: {plate.caption}")

@@ -7,11 +7,11 @@ from typing import Annotated, TypedDict
 
 from cyclopts import Parameter
 
-from vitrail.errors import unknown
-from vitrail.tables import text_table
+from vitrail.errors import unknown_name_error
+from vitrail.text import format_table
 
 
-class Entry(TypedDict):
+class ModelListing(TypedDict):
     family: str
     image_size: list[int]
     parameters: int
@@ -38,11 +38,11 @@ def models(pattern: str = "*", /, *, as_json: Annotated[bool, Parameter(name="--
     as_json
         Print JSON instead of a table.
     """
-    catalog: dict[str, Entry] = json.loads(files("vitrail.models").joinpath("costs.json").read_text("utf-8"))
-    found = matching(catalog, pattern) or matching(catalog, f"*{pattern}*")
+    catalog: dict[str, ModelListing] = json.loads(files("vitrail.models").joinpath("costs.json").read_text("utf-8"))
+    found = filter_models(catalog, pattern) or filter_models(catalog, f"*{pattern}*")
     if not found:
         aliases = (alias for entry in catalog.values() for alias in entry["aliases"])
-        raise unknown("model", pattern, [*catalog, *aliases])
+        raise unknown_name_error("model", pattern, [*catalog, *aliases])
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -56,10 +56,10 @@ def models(pattern: str = "*", /, *, as_json: Annotated[bool, Parameter(name="--
         )
         for name, entry in found.items()
     ]
-    print("\n".join(text_table(("model", "parameters", "GMACs", "resolution", "also"), lines, "lrrrl")))
+    print("\n".join(format_table(("model", "parameters", "GMACs", "resolution", "also"), lines, "lrrrl")))
 
 
-def matching(catalog: dict[str, Entry], pattern: str) -> dict[str, Entry]:
+def filter_models(catalog: dict[str, ModelListing], pattern: str) -> dict[str, ModelListing]:
     return {
         name: entry
         for name, entry in catalog.items()

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.jobs import Job, JobFlags, Sink, put_on_stdout
+from vitrail.cli.jobs import PredictFlags, PredictJob, ResultSink, write_to_stdout
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vitrail.predict.output.prediction_files import PredictionFile
+    from vitrail.predict.pipeline import ImageResult
     from vitrail.predict.predictor import Predictor
-    from vitrail.predict.row_files import RowFile
-    from vitrail.predict.stream import Row
 
 
 def predict(
@@ -23,7 +23,7 @@ def predict(
         Literal["table", "json", "jsonl", "csv", "parquet"] | None, Parameter(name=("--format", "-f"))
     ] = None,
     labels: Path | None = None,
-    flags: Annotated[JobFlags | None, Parameter(name="*")] = None,
+    flags: Annotated[PredictFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Name what is in pictures: the likeliest classes of each, with their probabilities.
 
@@ -54,38 +54,38 @@ def predict(
     labels
         A text with the names of the classes, one a line, where the model has none.
     """
-    flags = flags or JobFlags()
+    flags = flags or PredictFlags()
     flags.check(images, ("top", "format", "labels"))
     if top < 1:
         raise ConfigError(f"--top {top}; expected 1 or more")
 
-    from vitrail.predict.sinks import Printed, format_for, pyarrow
+    from vitrail.predict.output.row_formats import PredictionPrinter, choose_prediction_format, import_pyarrow
 
-    found = format_for(flags.out, kind)
+    found = choose_prediction_format(flags.out, kind)
     if found == "parquet":
-        pyarrow()  # what would fail in the end fails before the work
+        import_pyarrow()  # what would fail in the end fails before the work
     if flags.out is None:
         partial = None
     else:
-        from vitrail.predict.row_files import partial_for
+        from vitrail.predict.output.prediction_files import partial_folder_for_predictions
 
-        partial = partial_for(flags.out, found)
+        partial = partial_folder_for_predictions(flags.out, found)
 
-    def sink_for(predictor: "Predictor", told: dict[str, Any]) -> Sink:
+    def sink_for(predictor: "Predictor", told: dict[str, Any]) -> ResultSink:
         most = min(top, predictor.classes)
         if partial is None:
-            return Printed(found, most, put_on_stdout)
-        from vitrail.predict.row_files import RowFile
+            return PredictionPrinter(found, most, write_to_stdout)
+        from vitrail.predict.output.prediction_files import PredictionFile
 
-        return RowFile(partial, found, most, {**told, "top": most}, resume=flags.resume)
+        return PredictionFile(partial, found, most, {**told, "top": most}, resume=flags.resume)
 
-    def write(sink: "Printed | RowFile", predictor: "Predictor", row: "Row") -> None:
-        answers = () if row.values is None else predictor.likeliest(row.values, top).top
+    def write(sink: "PredictionPrinter | PredictionFile", predictor: "Predictor", row: "ImageResult") -> None:
+        answers = () if row.values is None else predictor.prediction_from_logits(row.values, top).top
         sink.write(row.name, None if row.error is None else str(row.error), answers, row.stamp)
 
     names = None
     if labels is not None:
-        from vitrail.cli.convert import lines_of
+        from vitrail.cli.convert import read_labels_file
 
-        names = lines_of(labels)
-    Job(model, images, flags, "logits", partial, {"format": found}, names).run(sink_for, write)
+        names = read_labels_file(labels)
+    PredictJob(model, images, flags, "logits", partial, {"format": found}, names).run(sink_for, write)

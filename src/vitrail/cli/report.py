@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.progress import progress
-from vitrail.cli.subjects import open_subject, pictures_for
+from vitrail.cli.options.inspection_inputs import open_explainer, select_images
+from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import ConfigError
 
 
@@ -63,23 +63,23 @@ def report(
         raise ConfigError(f"--out {out}; expected a name that ends in .html")
 
     from vitrail.figures import new_figure
-    from vitrail.files import make_writable
-    from vitrail.report.model import report_parts
-    from vitrail.report.page import html_page, write_page
+    from vitrail.files import make_writable_folder
+    from vitrail.report.html_page import render_page, write_page
+    from vitrail.report.model_report import build_model_report
 
-    opened, explainer = open_subject(checkpoint, labels, device, fields)
-    pictures, notes = pictures_for(opened, data, images, explainer.viewer.labels)
-    make_writable(out.parent)  # what would fail in the end fails before the work
+    opened, explainer = open_explainer(checkpoint, labels, device, fields)
+    pictures, notes = select_images(opened, data, images, explainer.viewer.labels)
+    make_writable_folder(out.parent)  # what would fail in the end fails before the work
     if out.is_dir():
         raise ConfigError(f"--out {out}, which is a folder; expected the name of a page, new or to be written over")
     new_figure(1, 1)
     for text in notes:
         print(f"vitrail: note: {text}", file=sys.stderr)
-    with progress(len(pictures) + min(explained, len(pictures)), "looking") as advance:
-        title, lead, sections = report_parts(
+    with progress_bar(len(pictures) + min(explained, len(pictures)), "looking") as advance:
+        title, lead, sections = build_model_report(
             explainer, opened.name, pictures, explained=explained, batch=batch, progress=advance
         )
-    with progress(sum(len(section.plates) for section in sections), "drawing") as advance:
-        page = html_page(title, lead, sections, progress=advance)
+    with progress_bar(sum(len(section.figures) for section in sections), "drawing") as advance:
+        page = render_page(title, lead, sections, progress=advance)
     write_page(page, out)
     print(f"{out}: {len(page) / 1e6:.1f} MB, to be opened in a browser")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.tables import text_table
+from vitrail.text import format_table
 
-HEADING = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
+COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
 
 
 def runs(
@@ -37,38 +37,38 @@ def runs(
     as_json
         Print JSON instead of a table.
     """
-    from vitrail.train.pictures import curves
-    from vitrail.train.runs import read_runs
-    from vitrail.train.tally import clean
+    from vitrail.train.metrics import make_printable
+    from vitrail.train.plots import plot_training_curves
+    from vitrail.train.run_list import read_run_summaries
 
-    found = read_runs(folder)
+    found = read_run_summaries(folder)
     if out is not None:
-        curves({run.name: run.rows for run in found}, out)
+        plot_training_curves({run.name: run.records for run in found}, out)
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))
         return
     lines = [
         (
-            *(clean(text, 40) for text in (run.name, run.model, run.data, run.recipe)),
+            *(make_printable(text, 40) for text in (run.name, run.model, run.data, run.recipe)),
             f"{run.step}/{'?' if run.steps is None else run.steps}",
-            share(run.best("val_top1")),
-            share(run.last("val_top1")),
-            "" if (loss := run.last("loss")) is None else f"{loss:.4f}",
-            duration(run.last("seconds")),
-            clean(run.state),
+            format_percent(run.best_value("val_top1")),
+            format_percent(run.last_value("val_top1")),
+            "" if (loss := run.last_value("loss")) is None else f"{loss:.4f}",
+            format_duration(run.last_value("seconds")),
+            make_printable(run.state),
         )
         for run in found
     ]
-    print("\n".join(text_table(HEADING, lines, "llllrrrrrl")))
+    print("\n".join(format_table(COLUMNS, lines, "llllrrrrrl")))
     if out is not None:
         print(f"\ncurves in {out}")
 
 
-def share(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.bench import numbers
-from vitrail.cli.progress import progress
+from vitrail.cli.bench import parse_integers
+from vitrail.cli.output.progress import progress_bar
 
 
 def cost(
@@ -51,20 +51,20 @@ def cost(
     as_json
         Print JSON and nothing else.
     """
-    lengths = None if tokens is None else numbers(tokens, "tokens")
+    lengths = None if tokens is None else parse_integers(tokens, "tokens")
 
-    from vitrail.study.cost import PARTS, TOKENS, Request
-    from vitrail.study.cost import cost as measured
+    from vitrail.study.sequence_cost import DEFAULT_TOKENS, PROGRESS_PARTS, CostRequest
+    from vitrail.study.sequence_cost import measure_sequence_cost as measured
 
-    request = Request(tokens=lengths or TOKENS, width=width, budget=budget, seed=seed)
+    request = CostRequest(tokens=lengths or DEFAULT_TOKENS, width=width, budget=budget, seed=seed)
     if out is not None:  # what would fail in the end fails before the work
         from vitrail.figures import new_figure
-        from vitrail.files import make_writable
+        from vitrail.files import make_writable_folder
 
-        make_writable(out)
+        make_writable_folder(out)
         new_figure(1, 1)
     try:
-        with progress(PARTS, "measuring") as advance:
+        with progress_bar(PROGRESS_PARTS, "measuring") as advance:
             found = measured(request, progress=advance)
     except KeyboardInterrupt:
         print("vitrail: stopped; nothing is written: a smaller --budget ends sooner", file=sys.stderr)

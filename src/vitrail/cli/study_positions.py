@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.ablate import counted, trained
-from vitrail.cli.flags import SharedFlags
-from vitrail.cli.settings import Settings, given
+from vitrail.cli.ablate import count_run_states, train_runs
+from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
+from vitrail.cli.options.train_flags import TrainFlags
 from vitrail.cli.summary import parse_field
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.study.positions import PositionTable
+    from vitrail.study.position_study import PositionStudyTable
 
 
 def positions(
@@ -27,8 +27,8 @@ def positions(
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
-    flags: Annotated[SharedFlags | None, Parameter(name="*")] = None,
-    settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    flags: Annotated[TrainFlags | None, Parameter(name="*")] = None,
+    settings: Annotated[RecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Train the same ViT without positions and with each kind, and compare with the paper (ViT's table 8).
 
@@ -59,7 +59,7 @@ def positions(
     as_json
         Print the table as JSON, and what else is said on stderr.
     """
-    flags = flags or SharedFlags()
+    flags = flags or TrainFlags()
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}; expected at least 1")
     if flags.init is not None:
@@ -68,33 +68,35 @@ def positions(
         if parse_field(item)[0] in ("positions", "positions_at"):
             raise ConfigError(f"--set {item}; expected none: each row has its own")
     embedded = flags.data in (None, "fashion") and flags.model is None
-    chosen = flags.chosen(recipe or ("fashion" if embedded else "positions"), given(settings))
-    request = flags.request(chosen)
+    chosen = flags.resolve_recipe(recipe or ("fashion" if embedded else "positions"), collect_given_flags(settings))
+    request = flags.make_request(chosen)
 
-    from vitrail.cli.runner import Here
-    from vitrail.study.ablate import runs_of
-    from vitrail.study.ablation import Table
-    from vitrail.study.positions import PositionTable, position_rows
-    from vitrail.train.distributed import Team, device_of, joined
+    from vitrail.cli.runner import Runtime
+    from vitrail.study.ablation_plan import list_ablation_runs
+    from vitrail.study.ablation_results import AblationTable
+    from vitrail.study.position_study import PositionStudyTable, build_position_rows
+    from vitrail.train.distributed import Ranks, join_process_group, resolve_device
 
-    device_of(flags.device, Team())  # at once, not when the first is trained
-    ablation, rows = position_rows(request)
+    resolve_device(flags.device, Ranks())  # at once, not when the first is trained
+    ablation, rows = build_position_rows(request)
     data = ablation.data.name
     folder = Path("runs") / f"{Path(data).name or 'data'}-positions" if out is None else out
-    every = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
+    every = list_ablation_runs(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
     runs = sorted(every, key=lambda run: run.seed)
-    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
-    with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
-        first = team.first  # of several processes one speaks
+    here = Runtime(device=flags.device, workers=flags.workers, strict=flags.strict)
+    with join_process_group() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
+        first = team.is_first  # of several processes one speaks
         if first:
-            print(f"positions of {chosen.model} by recipe {chosen.name} on {data}: {counted(runs)} in {folder}")
+            print(
+                f"positions of {chosen.model} by recipe {chosen.name} on {data}: {count_run_states(runs)} in {folder}"
+            )
             for row in rows:
-                print(f"  {row.name:9}  {row.said}", flush=True)
-        failed = {} if dry_run else trained(runs, here, aloud=first)
+                print(f"  {row.name:9}  {row.description}", flush=True)
+        failed = {} if dry_run else train_runs(runs, here, aloud=first)
     if not first:
         return
-    result = PositionTable(Table.read(chosen.name, data, rows, () if dry_run else runs, failed))
-    written = () if dry_run else kept(result, folder)
+    result = PositionStudyTable(AblationTable.read(chosen.name, data, rows, () if dry_run else runs, failed))
+    written = () if dry_run else write_position_table(result, folder)
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     elif not dry_run:
@@ -104,10 +106,10 @@ def positions(
         raise VitrailError(f"{len(failed)} of {len(runs)} runs failed: {run}: {why}")
 
 
-def kept(result: "PositionTable", folder: Path) -> list[Path]:
-    from vitrail.study.pictures import position_picture
+def write_position_table(result: "PositionStudyTable", folder: Path) -> list[Path]:
+    from vitrail.study.plots import save_position_study_plot
 
     written = result.write(folder)
-    if find_spec("matplotlib") and position_picture(result, folder / "positions.png"):
+    if find_spec("matplotlib") and save_position_study_plot(result, folder / "positions.png"):
         written.append(folder / "positions.png")
     return written

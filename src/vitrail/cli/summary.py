@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.errors import ConfigError
-from vitrail.parsing import parse_yaml
+from vitrail.json_yaml import parse_yaml
 
 
 def summary(

@@ -4,14 +4,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import RunFlags, carry_out
-from vitrail.cli.settings import Settings, given
+from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
+from vitrail.cli.options.train_flags import RunFlags, start_or_resume_run
 
 
 def train(
     *,
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
-    settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    settings: Annotated[RecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """Train a model: from scratch, from a checkpoint of any layout (--init), or on from where it stopped (--resume).
 
@@ -28,4 +28,4 @@ def train(
         vitrail train --data photos --model ViT-Ti/16 --set depth=2 --image-size 32 --batch 4 --dry-run
         vitrail train --resume runs/demo
     """
-    carry_out(flags or RunFlags(), given(settings))
+    start_or_resume_run(flags or RunFlags(), collect_given_flags(settings))

@@ -8,11 +8,14 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.errors import ConfigError, DataError, unknown_name_error
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 
-MOST_PIXELS = 2**26  # of a resized picture: 256 MB in Pillow
-FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}  # both antialiased in Pillow
+MAX_RESIZED_PIXELS = 2**26  # of a resized picture: 256 MB in Pillow
+PILLOW_FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}  # both antialiased in Pillow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,49 +37,52 @@ class Preprocessing:
         if self.crop > min(pair(self.image_size)):
             raise ConfigError(f"crop is {self.crop}; expected the share of the picture that is kept, say 0.9")
 
-    def changed(self, changes: Mapping[str, Any]) -> "Preprocessing":
+    def with_fields(self, changes: Mapping[str, Any]) -> "Preprocessing":
         """With these fields in place of its own."""
         for name in changes:
             if name not in vars(self):
-                raise unknown("preprocessing field", name, vars(self))
+                raise unknown_name_error("preprocessing field", name, vars(self))
         return replace(self, **changes)
 
 
-def prepare(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
+def preprocess_image(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What the model sees of an RGB picture: (channels, rows, columns), one channel if there is one mean."""
-    framed = frame(image, preprocessing)
+    framed = resize_and_crop(image, preprocessing)
     pixels = np.asarray(framed, dtype=np.float32).reshape(framed.height, framed.width, -1) / np.float32(255)
     mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
     return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
 
 
-def frame(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """The picture resized and cropped to the model's size, in grey if there is one mean; not yet normalised."""
-    mode = mode_of(preprocessing)
+    mode = get_pillow_mode(preprocessing)
     image = image if image.mode == mode else image.convert(mode)
-    rows, columns = resized_within((image.height, image.width), preprocessing)
+    rows, columns = compute_checked_resize_size((image.height, image.width), preprocessing)
     if image.size != (columns, rows):
-        image = image.resize((columns, rows), FILTERS[preprocessing.interpolation])
-    return cropped(image, preprocessing)
+        image = image.resize((columns, rows), PILLOW_FILTERS[preprocessing.interpolation])
+    return center_crop(image, preprocessing)
 
 
-def seen_box(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[float, float, float, float]:
+def compute_visible_box(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of what the model sees of a picture of `given` rows and columns, in its pixels."""
-    resized, size = resized_to(given, preprocessing), pair(preprocessing.image_size)
+    resized, size = compute_resize_size(image_size, preprocessing), pair(preprocessing.image_size)
     floored = preprocessing.middle == "floored"
-    top, left = (offset(have, want, floored) for have, want in zip(resized, size, strict=True))
-    down, across = given[0] / resized[0], given[1] / resized[1]  # pixels of the picture to a pixel of the model's
+    top, left = (compute_crop_offset(have, want, floored) for have, want in zip(resized, size, strict=True))
+    down, across = (
+        image_size[0] / resized[0],
+        image_size[1] / resized[1],
+    )  # pixels of the picture to a pixel of the model's
     return left * across, top * down, (left + size[1]) * across, (top + size[0]) * down
 
 
-def mode_of(preprocessing: Preprocessing) -> str:
+def get_pillow_mode(preprocessing: Preprocessing) -> str:
     """Pillow's name for grey or for RGB."""
     if len(preprocessing.mean) not in (1, 3):
         raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for a grey picture")
     return "L" if len(preprocessing.mean) == 1 else "RGB"
 
 
-def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+def compute_resize_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
     """Rows and columns before the crop.
 
     With the aspect kept, the picture just covers the size it is cropped from: by its short side if that is a square
@@ -86,29 +92,31 @@ def resized_to(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[in
     if preprocessing.fit == "squash":
         return rows, columns
     if rows == columns:
-        short = min(given)
-        return int(rows * given[0] / short), int(rows * given[1] / short)
-    shrink = min(given[0] / rows, given[1] / columns)
-    return round(given[0] / shrink), round(given[1] / shrink)
+        short = min(image_size)
+        return int(rows * image_size[0] / short), int(rows * image_size[1] / short)
+    shrink = min(image_size[0] / rows, image_size[1] / columns)
+    return round(image_size[0] / shrink), round(image_size[1] / shrink)
 
 
-def resized_within(given: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+def compute_checked_resize_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
     """As `resized_to`, but what would fill the memory is refused."""
-    rows, columns = resized_to(given, preprocessing)
-    if rows * columns > MOST_PIXELS:
-        what = f"a picture of {given[0]}×{given[1]} pixels would be resized to {rows}×{columns}"
-        raise DataError(f"{what}; expected at most {MOST_PIXELS} pixels: crop it first")
+    rows, columns = compute_resize_size(image_size, preprocessing)
+    if rows * columns > MAX_RESIZED_PIXELS:
+        what = f"a picture of {image_size[0]}×{image_size[1]} pixels would be resized to {rows}×{columns}"
+        raise DataError(f"{what}; expected at most {MAX_RESIZED_PIXELS} pixels: crop it first")
     return rows, columns
 
 
-def cropped(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+def center_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """The middle of the resized picture; where it is too small, black is added around it."""
     size, floored = pair(preprocessing.image_size), preprocessing.middle == "floored"
-    top, left = (offset(have, want, floored) for have, want in zip((image.height, image.width), size, strict=True))
+    top, left = (
+        compute_crop_offset(have, want, floored) for have, want in zip((image.height, image.width), size, strict=True)
+    )
     return image.crop((left, top, left + size[1], top + size[0]))
 
 
-def offset(have: int, want: int, floored: bool) -> int:
+def compute_crop_offset(have: int, want: int, floored: bool) -> int:
     if have < want:
         return -((want - have) // 2)
     return (have - want) // 2 if floored else round((have - want) / 2)

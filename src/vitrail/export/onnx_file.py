@@ -8,21 +8,21 @@ import torch
 from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, one_line
-from vitrail.export.exported import Output
-from vitrail.export.session import quiet
-from vitrail.export.shipped import Shipped
+from vitrail.errors import ConfigError, describe_error
+from vitrail.export.description import OutputKind
+from vitrail.export.export_module import ExportModule
+from vitrail.export.onnx_session import silence_warnings
 from vitrail.models.checks import pair
 
 OPSET = 20  # has Gelu; newer ones are in few runtimes yet
-LARGEST = 2**31 - 2**24  # bytes of weights that fit into one file of protobuf
+MAX_INLINE_WEIGHT_BYTES = 2**31 - 2**24  # bytes of weights that fit into one file of protobuf
 
 
 def write_onnx(
     model: nn.Module,
     path: Path,
     preprocessing: Preprocessing,
-    output: Output = "logits",
+    output: OutputKind = "logits",
     *,
     dynamic: bool = False,
     portable: bool = False,
@@ -31,9 +31,9 @@ def write_onnx(
 
     With `portable`, only operators of the ONNX standard; else attention is one of ONNX Runtime's, which is faster.
     """
-    shipped = Shipped(model, preprocessing, output, fused=not portable)
-    program = exported_program(shipped, dynamic=dynamic)
-    with quiet():
+    shipped = ExportModule(model, preprocessing, output, fused=not portable)
+    program = export_torch_program(shipped, dynamic=dynamic)
+    with silence_warnings():
         converted: Any = torch.onnx.export(
             program,
             dynamo=True,
@@ -43,35 +43,35 @@ def write_onnx(
             verbose=False,
         )
     weights = sum(each.numel() * each.element_size() for each in shipped.state_dict().values())
-    converted.save(path, external_data=weights > LARGEST)
+    converted.save(path, external_data=weights > MAX_INLINE_WEIGHT_BYTES)
 
 
-def exported_program(shipped: Shipped, *, dynamic: bool) -> torch.export.ExportedProgram:
+def export_torch_program(module: ExportModule, *, dynamic: bool) -> torch.export.ExportedProgram:
     """By torch.export: any batch, and with `dynamic` any number of patches."""
-    config = shipped.model.config
-    size = pair(shipped.preprocessing.image_size)
+    config = module.model.config
+    size = pair(module.preprocessing.image_size)
     sides: dict[int, Any] = {0: torch.export.Dim("batch")}
     if dynamic:
         if not getattr(config, "dynamic", False):
-            raise ConfigError(f"{type(shipped.model).__name__} takes one size; expected a model with dynamic=True")
-        by = multiple_of(shipped.model)
-        rows, columns = (torch.export.Dim(name, min=smallest(config)) for name in ("rows", "columns"))
+            raise ConfigError(f"{type(module.model).__name__} takes one size; expected a model with dynamic=True")
+        by = find_size_multiple(module.model)
+        rows, columns = (torch.export.Dim(name, min=find_minimum_side(config)) for name in ("rows", "columns"))
         sides |= {1: by * rows, 2: by * columns} if by > 1 else {1: rows, 2: columns}
         size = (2 * by + size[0], 3 * by + size[1])  # another than its own, and oblong
     pixels = torch.zeros(2, *size, config.channels, dtype=torch.uint8)
     try:
-        with quiet():
-            return torch.export.export(shipped, (pixels,), dynamic_shapes=(sides,))
+        with silence_warnings():
+            return torch.export.export(module, (pixels,), dynamic_shapes=(sides,))
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"torch cannot export {type(shipped.model).__name__}: {one_line(error)}") from error
+        raise ConfigError(f"torch cannot export {type(module.model).__name__}: {describe_error(error)}") from error
 
 
-def smallest(config: Any) -> int:
+def find_minimum_side(config: Any) -> int:
     """Of a side: a patch, or of a convnet so many pixels that its last map is more than one place, as torch needs."""
     return 2 ** (len(config.stages) + 1) + 1 if hasattr(config, "stages") and not hasattr(config, "heads") else 1
 
 
-def multiple_of(model: Any) -> int:
+def find_size_multiple(model: Any) -> int:
     """Of which the rows and columns of a picture must be a multiple: the pixels of a token, or 1 without tokens."""
     sides = zip(pair(model.config.image_size), getattr(model, "grid", pair(model.config.image_size)), strict=True)
     return lcm(*(pixels // tokens for pixels, tokens in sides))

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, ConfigError, VitrailError, one_line
-from vitrail.export.agreement import agreeing
-from vitrail.export.exported import METADATA, MODEL, Exported
-from vitrail.export.folder import written_whole
-from vitrail.export.session import answers, quiet, run_with_timeout, session
+from vitrail.errors import CheckpointError, ConfigError, VitrailError, describe_error
+from vitrail.export.agreement import count_agreeing_images
+from vitrail.export.atomic_folder import write_folder_atomically
+from vitrail.export.description import METADATA_KEY, ONNX_FILE, ExportDescription
+from vitrail.export.onnx_session import open_session, run_onnx_file, run_with_timeout, silence_warnings
 from vitrail.files import file_checksum
 
-OUTLYING = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
+OUTLIER_RATIO = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
 
 
-def quantise(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]:
+def quantise_onnx_file(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]:
     """Writes `target`; the names of the products that stay in float32. `pixels` (B, rows, columns, C) show which."""
-    onnx = needed()
+    onnx = import_onnx()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(source))
-    kept = outlying(model, pixels)
+    kept = find_outlier_layers(model, pixels)
     del model.graph.value_info[:]  # shapes that the quantiser would contradict
-    with quiet():
+    with silence_warnings():
         quantize_dynamic(
             model,
             target,
@@ -44,25 +44,25 @@ def quantise(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]
     return kept
 
 
-def outlying(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
+def find_outlier_layers(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     """The products with weights whose input, for these pictures, has a number far above the rest."""
-    onnx = needed()
+    onnx = import_onnx()
     weights = {each.name for each in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     inputs = sorted({node.input[0] for node in products})
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in inputs)
-    opened = session(probe.SerializeToString())
+    opened = open_session(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
     for picture in pixels:  # one by one: all inputs of all layers at once are large
-        for name, values in zip(inputs, run_with_timeout(opened, picture[None], names=inputs), strict=True):
+        for name, values in zip(inputs, run_with_timeout(opened, picture[None], output_names=inputs), strict=True):
             largest[name] = max(largest[name], float(np.abs(values).max()))
             squares[name] += float(np.square(values, dtype=np.float64).mean()) / len(pixels)
-    return [node.name for node in products if largest[node.input[0]] > OUTLYING * squares[node.input[0]] ** 0.5]
+    return [node.name for node in products if largest[node.input[0]] > OUTLIER_RATIO * squares[node.input[0]] ** 0.5]
 
 
-def needed() -> Any:
+def import_onnx() -> Any:
     try:
         import onnx
     except ImportError:
@@ -70,33 +70,35 @@ def needed() -> Any:
     return onnx
 
 
-def in_8_bits(
-    file: Path, folder: Path, about: Exported, pixels: NDArray[np.uint8], checksum: str | None = None
+def write_int8_export(
+    file: Path, folder: Path, about: ExportDescription, pixels: NDArray[np.uint8], checksum: str | None = None
 ) -> None:
     """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures.
 
     If `checksum` is given, nothing is written unless it is still the file's after quantising.
     """
-    with written_whole(folder) as place:
+    with write_folder_atomically(folder) as place:
         try:
-            quantise(file, place / MODEL, pixels[:8])
-            same = agreeing(answers(place / MODEL, pixels), answers(file, pixels), about.output)
+            quantise_onnx_file(file, place / ONNX_FILE, pixels[:8])
+            same = count_agreeing_images(
+                run_onnx_file(place / ONNX_FILE, pixels), run_onnx_file(file, pixels), about.output
+            )
         except (OSError, VitrailError):
             raise
         except Exception as error:  # for an untrusted graph, the quantiser may raise anything
             raise CheckpointError(
-                f"{file} cannot be quantised to int8: {one_line(error)}; expected an export"
+                f"{file} cannot be quantised to int8: {describe_error(error)}; expected an export"
             ) from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
-        describe(place, about)
+        write_description(place, about)
         if checksum not in (None, file_checksum(file)):
             raise CheckpointError(f"{file} was replaced while it was quantised to int8; try again")
 
 
-def describe(place: Path, about: Exported) -> None:
+def write_description(place: Path, about: ExportDescription) -> None:
     """Beside the file, and inside it too, so that it can travel alone."""
-    onnx = needed()
-    model = onnx.load(str(place / MODEL), load_external_data=False)
-    onnx.helper.set_model_props(model, {METADATA: about.to_json()})
-    onnx.save(model, str(place / MODEL))
+    onnx = import_onnx()
+    model = onnx.load(str(place / ONNX_FILE), load_external_data=False)
+    onnx.helper.set_model_props(model, {METADATA_KEY: about.to_json()})
+    onnx.save(model, str(place / ONNX_FILE))
     about.write(place)

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import GREY, Plate, new_figure
+from vitrail.figures import GREY, CaptionedFigure, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACROSS = 7  # in a row of the picture, as in the paper
+FILTERS_PER_ROW = 7  # in a row of the picture, as in the paper
 
 
-def first_filters(model: nn.Module) -> NDArray[Any] | None:
+def find_first_filters(model: nn.Module) -> NDArray[Any] | None:
     """The weight (D, C, P, Q) of the first convolution that sees the image's channels; None where there is none."""
     channels = getattr(getattr(model, "config", None), "channels", None)
     for weight in model.parameters():
@@ -47,13 +47,13 @@ def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[An
     return components[:count].reshape(-1, *weight.shape[1:]), shares[:count]
 
 
-def drawn(component: NDArray[Any]) -> NDArray[Any]:
+def filter_to_image(component: NDArray[Any]) -> NDArray[Any]:
     """From 0 to 1, what is 0 in the middle, as an image of 1 or 3 channels: (C, P, Q) → (P, Q, 1 or 3)."""
     shown = component if len(component) in (1, 3) else component.mean(0, keepdims=True)
     return (0.5 + shown / (2 * np.abs(shown).max() or 1)).transpose(1, 2, 0)
 
 
-def filters_plate(components: NDArray[Any], shares: NDArray[Any]) -> Plate:
+def plot_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFigure:
     """The components as small pictures, each scaled on its own, with their shares: (k, C, P, Q), (k,)."""
     if components.ndim != 4 or not len(components) or shares.shape != components.shape[:1]:
         raise ConfigError(
@@ -61,7 +61,7 @@ def filters_plate(components: NDArray[Any], shares: NDArray[Any]) -> Plate:
             " expected (k, channels, rows, columns) and (k,), as principal_filters gives them"
         )
     count, channels, p, q = components.shape
-    columns = min(count, ACROSS)
+    columns = min(count, FILTERS_PER_ROW)
     rows = -(-count // columns)
 
     def draw() -> "Figure":
@@ -72,7 +72,7 @@ def filters_plate(components: NDArray[Any], shares: NDArray[Any]) -> Plate:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(visible=number < count, color=GREY, linewidth=0.5)
             if number < count:
-                axes.imshow(drawn(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                axes.imshow(filter_to_image(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                 axes.set_xlabel(f"{number}: {100 * shares[number]:.1f} %", fontsize=8, labelpad=2)
         figure.supxlabel("component, from 0: share of the filters' variance (%)", fontsize=9)
         return figure
@@ -83,7 +83,7 @@ def filters_plate(components: NDArray[Any], shares: NDArray[Any]) -> Plate:
         f" share of variance ({shares[0]:.1%}) on, {colours}, each scaled on its own with 0 in the middle; together"
         f" {shares.sum():.1%} of the variance. Their sign means nothing."
     )
-    return Plate(
+    return CaptionedFigure(
         name="filters",
         title="Principal components of the first filters",
         caption=caption,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, Plate, counted, new_figure, plain_axes
+from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, new_figure, pluralize, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 
-def ranked(attended: "NDArray[Any]") -> "NDArray[np.intp]":
+def rank_patches(attended: "NDArray[Any]") -> "NDArray[np.intp]":
     """The patches, counted row by row, from the least to the most attended; equals in the order of reading: (h·w,)."""
     if attended.ndim != 2 or not np.isfinite(attended).all():
         raise ConfigError(
@@ -24,18 +24,18 @@ def ranked(attended: "NDArray[Any]") -> "NDArray[np.intp]":
     return np.argsort(attended, axis=None, kind="stable")
 
 
-def removed(attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[np.bool_]":
+def select_patches_to_remove(attended: "NDArray[Any]", share: float, most: bool) -> "NDArray[np.bool_]":
     """Which patches the share attended most (or least) is, to the nearest whole patch; one stays always: (h, w)."""
     if not 0 <= share <= 1:
         raise ConfigError(f"a share of {share} of the patches; expected 0 to 1")
-    order = ranked(attended)
+    order = rank_patches(attended)
     count = min(int(share * order.size + 0.5), order.size - 1)
     mask = np.zeros(attended.size, dtype=np.bool_)
     mask[order[::-1][:count] if most else order[:count]] = True
     return mask.reshape(attended.shape)
 
 
-def greyed(pixels: "NDArray[Any]", gone: "NDArray[np.bool_]") -> "NDArray[Any]":
+def grey_out_patches(pixels: "NDArray[Any]", gone: "NDArray[np.bool_]") -> "NDArray[Any]":
     """The image (C, H, W) with those patches (h, w) at 0, which after normalisation is the mean colour."""
     (height, width), (rows, columns) = pixels.shape[-2:], gone.shape
     if pixels.ndim != 3 or height % rows or width % columns:
@@ -45,14 +45,14 @@ def greyed(pixels: "NDArray[Any]", gone: "NDArray[np.bool_]") -> "NDArray[Any]":
     return np.where(np.kron(gone, patch), pixels.dtype.type(0), pixels)
 
 
-def occlusion_plate(
+def plot_occlusion(
     shares: "NDArray[Any]",
     most: "NDArray[Any]",
     least: "NDArray[Any]",
     chance: "NDArray[Any]",
     *,
-    way: str,
-) -> Plate:
+    removal_method: str,
+) -> CaptionedFigure:
     """Shares (K,) of the patches removed in that way, and what probability (B, K) the class then has for each image."""
     curves = {"least": least, "chance": chance, "most": most}
     for name, values in curves.items():
@@ -78,18 +78,19 @@ def occlusion_plate(
         axes.set(xlabel="patches removed (%)", ylabel="mean probability of the class", ylim=(0, None))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(title="patches removed", alignment="left", frameon=False)
-        plain_axes(axes, f"occlusion check, {counted(images, 'image')}")
+        style_axes(axes, f"occlusion check, {pluralize(images, 'image')}")
         return figure
 
-    return Plate(
+    return CaptionedFigure(
         name="occlusion",
         title="Occlusion check",
         caption=(
-            f"How probable the class that the model answers stays while patches are {way}. If the map means something, "
+            f"How probable the class that the model answers stays while patches are {removal_method}. If the "
+            "map means something, "
             "removing what is attended most hurts sooner than removing what is attended least: here the two are "
             f"farthest apart at {shares[widest]:.0%} of the patches, {most.mean(0)[widest]:.3f} without the most and "
             f"{least.mean(0)[widest]:.3f} without the least attended. "
-            f"Mean over {counted(images, 'image')}{'; the bands are its standard error' * (images > 1)}."
+            f"Mean over {pluralize(images, 'image')}{'; the bands are its standard error' * (images > 1)}."
         ),
         arrays={"shares": shares, **curves},
         draw=draw,

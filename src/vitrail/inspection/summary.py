@@ -15,14 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import ConfigError
 from vitrail.models.checks import pair
-from vitrail.tables import text_table
+from vitrail.text import format_table
 
-FLOAT = 4  # bytes
-BARE = "parameter"  # the kind of a row that is no layer
+FLOAT_BYTES = 4  # bytes
+BARE_PARAMETER = "parameter"  # the kind of a row that is no layer
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One layer, or a bare parameter: one that a module holds beside its layers."""
 
     path: str
@@ -33,13 +33,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ModelSummary:
     """What `summarize` found; `str()` of it is the table."""
 
     model: str
     config: dict[str, Any]
     input: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     parameters: int
     bare: int  # of these, held beside the layers: class token, position table, …
     trainable: int
@@ -47,26 +47,26 @@ class Summary:
     activations: int  # bytes of all layers' outputs, as training keeps them for the backward pass
 
     def __str__(self) -> str:
-        weights = FLOAT * self.parameters
+        weights = FLOAT_BYTES * self.parameters
         return "\n".join(
             (
-                f"{self.model}, input {dimensions(self.input)}",
+                f"{self.model}, input {format_shape(self.input)}",
                 fill(", ".join(f"{name}={value}" for name, value in self.config.items()), width=100),
                 "",
-                *layer_table(self.rows),
+                *format_layer_table(self.rows),
                 "",
                 f"parameters   {self.parameters:>15,}  {self.parameters - self.bare:,} in layers, {self.bare:,} bare",
                 f"trainable    {self.trainable:>15,}",
                 f"GMACs        {self.macs / 1e9:>15,.4f}  convolutions, matrix products, attention; all tokens",
-                f"weights      {megabytes(weights):>15}  float32",
-                f"activations  {megabytes(self.activations):>15}  the outputs of all layers",
-                f"training     {megabytes(4 * weights + self.activations):>15}  "
+                f"weights      {format_megabytes(weights):>15}  float32",
+                f"activations  {format_megabytes(self.activations):>15}  the outputs of all layers",
+                f"training     {format_megabytes(4 * weights + self.activations):>15}  "
                 "estimate: weights, gradients, AdamW's two moments, activations",
             )
         )
 
 
-def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> Summary:
+def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSummary:
     """Summarises a model of any family, its layers shown down to `depth`."""
     for name, number in (("batch", batch), ("depth", depth)):
         if number < 1:
@@ -74,24 +74,24 @@ def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> Summary:
     config: Any = getattr(model, "config", None)
     if not is_dataclass(config) or isinstance(config, type):
         raise ConfigError(f"{type(model).__name__} has no config; expected a model of a family, as `create` builds it")
-    twin = on_meta(model)
+    twin = copy_to_meta(model)
     shape = (batch, getattr(config, "channels", 3), *pair(config.image_size))  # pyright: ignore[reportAttributeAccessIssue]
-    trace = Trace(twin, torch.empty(shape, device="meta"))
-    parameters, found = list(twin.parameters()), list(rows(twin, trace))
-    return Summary(
+    trace = ForwardTrace(twin, torch.empty(shape, device="meta"))
+    parameters, found = list(twin.parameters()), list(list_layer_rows(twin, trace))
+    return ModelSummary(
         model=type(twin).__name__,
         config=asdict(config),
         input=shape,
         rows=tuple(row for row in found if row.path.count(".") < depth),
         parameters=sum(parameter.numel() for parameter in parameters),
-        bare=sum(row.parameters for row in found if row.kind == BARE),
+        bare=sum(row.parameters for row in found if row.kind == BARE_PARAMETER),
         trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        macs=trace.total,
-        activations=FLOAT * trace.kept,
+        macs=trace.total_macs,
+        activations=FLOAT_BYTES * trace.activation_count,
     )
 
 
-def on_meta(model: nn.Module) -> Any:
+def copy_to_meta(model: nn.Module) -> Any:
     """A copy without its numbers: the layers, which of them are trained, but no memory."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     tensors = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
@@ -100,61 +100,69 @@ def on_meta(model: nn.Module) -> Any:
     return copy.deepcopy(model, tensors)  # what stands in deepcopy's memo is not copied again
 
 
-class Trace:
+class ForwardTrace:
     """One forward pass watched: output shape and MACs of every layer, and how many numbers their outputs hold."""
 
     def __init__(self, twin: Any, images: Tensor) -> None:
         self.shapes: dict[nn.Module, tuple[int, ...]] = {}
         self.macs: dict[nn.Module, int] = {}
-        self.kept = 0
+        self.activation_count = 0
         for module in twin.modules():
-            module.register_forward_pre_hook(self.enter)
-            module.register_forward_hook(self.leave)
+            module.register_forward_pre_hook(self.before_forward)
+            module.register_forward_hook(self.after_forward)
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
             if hasattr(twin, "logits"):  # forward() would leave out of the last block what the head does not read
                 twin.logits(twin.tokens(images))
             else:
                 twin(images)
-        self.total = self.counter.get_total_flops() // 2
+        self.total_macs = self.counter.get_total_flops() // 2
 
-    def enter(self, module: nn.Module, _: tuple[Any, ...]) -> None:
+    def before_forward(self, module: nn.Module, _: tuple[Any, ...]) -> None:
         self.macs[module] = self.macs.get(module, 0) - self.counter.get_total_flops() // 2
 
-    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def after_forward(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         self.macs[module] += self.counter.get_total_flops() // 2
         if isinstance(output, Tensor) and output is not inputs[0]:  # an identity or an idle dropout is no layer
             self.shapes[module] = tuple(output.shape)
-            self.kept += 0 if has_layers(module) else output.numel()
+            self.activation_count += 0 if has_children(module) else output.numel()
 
 
-def rows(twin: nn.Module, trace: Trace) -> Iterator[Row]:
+def list_layer_rows(twin: nn.Module, trace: ForwardTrace) -> Iterator[LayerRow]:
     """In the order in which the model names them, each module's bare parameters before its layers."""
     for path, module in twin.named_modules():
         inside = sum(parameter.numel() for parameter in module.parameters())
         if path and (module in trace.shapes or inside):
             macs = trace.macs.get(module, sum(trace.macs.get(child, 0) for child in module.children()))
-            yield Row(path, type(module).__name__, trace.shapes.get(module, ()), inside, macs)
-        if has_layers(module):  # a tool that looks at the innermost layers alone misses its own parameters
+            yield LayerRow(path, type(module).__name__, trace.shapes.get(module, ()), inside, macs)
+        if has_children(module):  # a tool that looks at the innermost layers alone misses its own parameters
             for name, parameter in module.named_parameters(recurse=False):
-                yield Row(f"{path}.{name}".lstrip("."), BARE, tuple(parameter.shape), parameter.numel(), 0)
+                yield LayerRow(
+                    f"{path}.{name}".lstrip("."), BARE_PARAMETER, tuple(parameter.shape), parameter.numel(), 0
+                )
 
 
-def has_layers(module: nn.Module) -> bool:
+def has_children(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def layer_table(layers: tuple[Row, ...]) -> list[str]:
+def format_layer_table(layers: tuple[LayerRow, ...]) -> list[str]:
     heading = ("layer", "type", "output shape", "parameters", "MMACs")
     lines = [
-        (row.path, row.kind, dimensions(row.shape), f"{row.parameters:,}", f"{row.macs / 1e6:,.1f}" if row.macs else "")
+        (
+            row.path,
+            row.kind,
+            format_shape(row.shape),
+            f"{row.parameters:,}",
+            f"{row.macs / 1e6:,.1f}" if row.macs else "",
+        )
         for row in layers
     ]
-    return text_table(heading, lines, "lllrr")
+    return format_table(heading, lines, "lllrr")
 
 
-def dimensions(shape: tuple[int, ...]) -> str:
+def format_shape(shape: tuple[int, ...]) -> str:
     return "×".join(str(size) for size in shape)
 
 
-def megabytes(count: int) -> str:
+def format_megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"

@@ -19,7 +19,7 @@ from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty
+from vitrail.models.init import init_layers, is_on_meta_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ class Axial(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """As in a ViT; the head is zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         for module in self.modules():
             if isinstance(module, AxialAttention):
                 nn.init.normal_(module.table, std=0.02)
@@ -104,7 +104,7 @@ class Axial(nn.Module):
     def tables(self, grid: Grid) -> Tensor:
         """What the attentions of the first block know of each place, column and row side by side: (1, n, 2·D)."""
         block: Any = self.blocks[0]
-        return join_axes(block.attn_columns.along(grid), block.attn_rows.along(grid))
+        return join_axes(block.attn_columns.resample_table(grid), block.attn_rows.resample_table(grid))
 
 
 class AxialBlock(nn.Module):
@@ -166,46 +166,46 @@ class AxialAttention(SelfAttention):
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v, and the mask joined with that of the lines."""
-        grid = checked_grid(x.shape[1], grid)
-        q, k, v, _ = super().project(self.placed(x, grid), queries=queries)
-        return q, k, v, join_masks(same_line(grid, rows=self.rows, device=x.device)[:queries], mask)
+        grid = check_token_grid(x.shape[1], grid)
+        q, k, v, _ = super().project(self.add_positions(x, grid), queries=queries)
+        return q, k, v, join_masks(same_line_mask(grid, rows=self.rows, device=x.device)[:queries], mask)
 
     def forward(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
         if mask is not None or queries is not None:
             return super().forward(x, grid, mask, queries)
-        grid = checked_grid(x.shape[1], grid)
-        q, k, v, _ = super().project(self.placed(x, grid))
+        grid = check_token_grid(x.shape[1], grid)
+        q, k, v, _ = super().project(self.add_positions(x, grid))
         y = axial_attention(q, k, v, grid, rows=self.rows, dropout=self.dropout if self.training else 0.0)
         return self.proj(merge_heads(y))
 
-    def placed(self, x: Tensor, grid: Grid) -> Tensor:
+    def add_positions(self, x: Tensor, grid: Grid) -> Tensor:
         """The tokens with their places along the lines: (B, n, D) → (B, n, D)."""
-        return (x.unflatten(1, grid) + self.along(grid).unsqueeze(1 if self.rows else 2)).flatten(1, 2)
+        return (x.unflatten(1, grid) + self.resample_table(grid).unsqueeze(1 if self.rows else 2)).flatten(1, 2)
 
-    def along(self, grid: Grid) -> Tensor:
+    def resample_table(self, grid: Grid) -> Tensor:
         """The table for this grid: (1, w, D) along its rows, (1, h, D) along its columns."""
         return resample(self.table, (self.table.shape[1], 1), (grid[1] if self.rows else grid[0], 1))
 
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, rows: bool, dropout: float = 0.0) -> Tensor:
     """softmax(q·kᵀ/√K)·v within each row, or each column: three times (B, H, n, K) → (B, H, n, K)."""
-    grid = checked_grid(q.shape[2], grid)
+    grid = check_token_grid(q.shape[2], grid)
     order = (0, 2, 1, 3, 4) if rows else (0, 3, 1, 2, 4)
     q, k, v = (x.unflatten(2, grid).permute(order).flatten(0, 1) for x in (q, k, v))  # (B·h, H, w, K) or (B·w, H, h, K)
     lines = attention(q, k, v, dropout=dropout).unflatten(0, (-1, grid[0] if rows else grid[1]))
     return lines.permute((0, 2, 1, 3, 4) if rows else (0, 2, 3, 1, 4)).flatten(2, 3)
 
 
-def same_line(grid: Grid, *, rows: bool, device: torch.device | None = None) -> Tensor:
+def same_line_mask(grid: Grid, *, rows: bool, device: torch.device | None = None) -> Tensor:
     """Whether two tokens are in one row, or in one column: (n, n)."""
     place = torch.arange(grid[0] * grid[1], device=device)
     line = place // grid[1] if rows else place % grid[1]
     return line[:, None] == line
 
 
-def checked_grid(tokens: int, grid: Grid | None) -> Grid:
+def check_token_grid(tokens: int, grid: Grid | None) -> Grid:
     """The grid, if it has a place for every token."""
     if grid is None or grid[0] * grid[1] != tokens:
         rows = next(n for n in range(math.isqrt(tokens), 0, -1) if tokens % n == 0)
@@ -222,6 +222,6 @@ SIZES = {
     "small": AxialConfig(width=384, heads=6),
     "base": AxialConfig(),
 }
-PATCHES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # lines of 14, 28 and 56 tokens
-PRESETS = {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCHES[s]}
+PATCH_SIZES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # lines of 14, 28 and 56 tokens
+PRESETS = {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCH_SIZES[s]}
 FAMILY = Family(name="axial", config=AxialConfig, build=Axial, presets=PRESETS)

@@ -19,7 +19,7 @@ from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty
+from vitrail.models.init import init_layers, is_on_meta_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,9 @@ class CaiT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Linear maps, class token and positions as CaiT's authors draw them, others as in a ViT; the head is zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)

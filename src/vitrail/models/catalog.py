@@ -12,8 +12,8 @@ from shlex import quote
 from types import ModuleType
 from typing import Any
 
-from vitrail.errors import ConfigError, unknown
-from vitrail.files import check_regular
+from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.files import check_regular_file
 from vitrail.models import FAMILIES
 from vitrail.models.family import Family
 
@@ -24,45 +24,47 @@ def create(name: str, /, **fields: Any) -> Any:
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
     """
-    family, preset = find(name, trusted=name)
+    family, preset = find_preset(name, trusted=name)
     return family.build(family.configure(preset, **fields))
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of all presets that match, themselves or by an alias, with * and ? as in a shell: list_models("deit*")."""
-    named = {name for family in families() for name in family.presets if fnmatchcase(name, pattern)}
-    aliased = {name for family in families() for alias, name in family.aliases.items() if fnmatchcase(alias, pattern)}
-    return sorted(named | aliased, key=natural)
+    named = {name for family in load_families() for name in family.presets if fnmatchcase(name, pattern)}
+    aliased = {
+        name for family in load_families() for alias, name in family.aliases.items() if fnmatchcase(alias, pattern)
+    }
+    return sorted(named | aliased, key=natural_sort_key)
 
 
-def find(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
+def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
     """The family and the config that a name stands for; one outside the package is imported only if it is `trusted`."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a model's name is {name!r}; expected text, such as 'ViT-B/16'")
-    if is_outside(name) and name != trusted:
-        raise UntrustedError(name)
+    if is_external_name(name) and name != trusted:
+        raise UntrustedCodeError(name)
     if name.endswith(".py"):
-        some = next(iter(outside_family(name).presets), "preset")
+        some = next(iter(load_external_family(name).presets), "preset")
         raise ConfigError(f"{name!r} names no preset; expected {name}:{some} or another of its presets")
     if ":" in name:
         module, _, preset = name.rpartition(":")
-        found = [outside_family(module)]
+        found = [load_external_family(module)]
     else:
-        preset, found = name, families()
+        preset, found = name, load_families()
     for family in found:
         preset = family.aliases.get(preset, preset)
         if preset in family.presets:
             return family, family.presets[preset]
     names = [known for family in found for known in (*family.presets, *family.aliases)]
-    raise unknown("model", preset, names)
+    raise unknown_name_error("model", preset, names)
 
 
-def is_outside(name: object) -> bool:
+def is_external_name(name: object) -> bool:
     """Whether a name refers to a family outside the package, whose code must be imported."""
     return isinstance(name, str) and (":" in name or name.endswith(".py"))
 
 
-class UntrustedError(ConfigError):
+class UntrustedCodeError(ConfigError):
     """A file names code that the user has not named in this call."""
 
     def __init__(self, name: str, where: str = "a file") -> None:
@@ -74,21 +76,21 @@ class UntrustedError(ConfigError):
         )
 
 
-def resolve_name(name: str) -> str:
+def resolve_external_name(name: str) -> str:
     """The name of an outside family, valid from any folder: a file gets its full path."""
     place, _, preset = name.rpartition(":")
     return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name
 
 
 @cache
-def families() -> tuple[Family, ...]:
+def load_families() -> tuple[Family, ...]:
     return tuple(import_module(f"vitrail.models.{name}").FAMILY for name in FAMILIES)
 
 
-def outside_family(place: str) -> Family:
+def load_external_family(place: str) -> Family:
     """The FAMILY of a module from outside, by its import path or its file."""
     try:
-        module = load_file(Path(place)) if place.endswith(".py") else import_named(place)
+        module = import_file(Path(place)) if place.endswith(".py") else import_external_module(place)
     except Exception as error:  # whatever their code raises when it is imported is theirs to mend
         raise ConfigError(
             f"cannot import the family {place!r}: {type(error).__name__}: {error}; expected a module or a .py file"
@@ -99,29 +101,29 @@ def outside_family(place: str) -> Family:
     return family
 
 
-def import_named(name: str) -> ModuleType:
+def import_external_module(name: str) -> ModuleType:
     """A module by its import path, also in the current folder, from which nothing else is ever imported."""
     top = name.partition(".")[0]
     if top and top not in sys.modules and find_spec(top) is None:
         spec = PathFinder.find_spec(top, [str(Path.cwd())])
         if spec is not None:
-            execute(top, spec)
+            execute_module(top, spec)
     return import_module(name)
 
 
-def load_file(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
     """The module in a file, run once; its name is its path, so that it stands in no other module's way."""
     name = str(path.resolve())
     if name in sys.modules:
         return sys.modules[name]
-    check_regular(path.stat())
+    check_regular_file(path.stat())
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    return execute(name, spec)
+    return execute_module(name, spec)
 
 
-def execute(name: str, spec: ModuleSpec) -> ModuleType:
+def execute_module(name: str, spec: ModuleSpec) -> ModuleType:
     """Runs a module once; a module that fails is removed from sys.modules."""
     sys.modules[name] = module = module_from_spec(spec)
     try:
@@ -133,6 +135,6 @@ def execute(name: str, spec: ModuleSpec) -> ModuleType:
     return module
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
     """Sorts patch8 before patch16."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

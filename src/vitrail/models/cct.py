@@ -18,9 +18,18 @@ from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample, sinusoid_1d
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty
+from vitrail.models.init import init_layers, is_on_meta_device
 
-AROUND = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns to the 8 neighbours
+NEIGHBOUR_OFFSETS = (
+    (0, 1),
+    (0, -1),
+    (1, 0),
+    (-1, 0),
+    (1, 1),
+    (-1, -1),
+    (1, -1),
+    (-1, 1),
+)  # rows, columns to the 8 neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +113,16 @@ class CCT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Linear maps as in a ViT, convolutions for the ReLU after them; the head is zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
             elif isinstance(module, LocalAttention):
-                module.look_around()
+                module.init_neighbour_offsets()
         if self.config.learned_positions:
             nn.init.normal_(self.pos_embed, std=0.02)
         else:
@@ -198,10 +207,10 @@ class LocalAttention(SelfAttention):
         self.grid = grid
         self.offsets = nn.Parameter(torch.empty(heads, 2 * grid[0] - 1, 2 * grid[1] - 1))
 
-    def look_around(self) -> None:
+    def init_neighbour_offsets(self) -> None:
         """Each head at one of the 8 neighbours: minus the squared distance from it, no less than −8."""
         rows, columns = (torch.arange(1 - n, n, device=self.offsets.device) for n in self.grid)
-        for head, (row, column) in zip(self.offsets, AROUND * len(self.offsets), strict=False):
+        for head, (row, column) in zip(self.offsets, NEIGHBOUR_OFFSETS * len(self.offsets), strict=False):
             head.data.copy_(-((rows[:, None] - row) ** 2 + (columns - column) ** 2).clamp(max=8))
 
     def project(

@@ -6,7 +6,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from vitrail.errors import ConfigError, unknown
+from vitrail.errors import ConfigError, unknown_name_error
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -15,9 +15,9 @@ Size = int | tuple[int, int]  # rows, columns; one number for a square
 MAY_BE_ZERO = {"from zero": True}  # metadata of a field: a number is otherwise more than 0
 RATE = {"rate": True}  # from 0 to less than 1
 SHARE = {"share": True}  # from 0 to 1
-LARGEST = 2**20  # no number of a model is larger, and torch counts their products in 64 bits
+MAX_VALUE = 2**20  # no number of a model is larger, and torch counts their products in 64 bits
 
-IN_WORDS = {
+TYPE_DESCRIPTIONS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -27,7 +27,7 @@ IN_WORDS = {
     tuple[float, ...]: "a list of numbers",
 }
 
-hints_of = cache(get_type_hints)  # every preset is checked, a hundred of one class
+cached_type_hints = cache(get_type_hints)  # every preset is checked, a hundred of one class
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -36,7 +36,7 @@ def pair(size: Size) -> tuple[int, int]:
 
 def check_fields(config: "DataclassInstance") -> None:
     """Types, choices and ranges of every field, called first in `__post_init__`; sizes become pairs, lists tuples."""
-    hints = hints_of(type(config))
+    hints = cached_type_hints(type(config))
     for field in fields(config):
         hint = hints[field.name]
         value: Any = getattr(config, field.name)
@@ -55,20 +55,20 @@ def is_none(value: Any) -> bool:
 def check_type(name: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise unknown(name, value, get_args(hint))
+            raise unknown_name_error(name, value, get_args(hint))
         return
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-    if not any(is_a(value, kind) for kind in kinds):
+    if not any(matches_type(value, kind) for kind in kinds):
         raise ConfigError(
-            f"{name} is {value!r}; expected {' or '.join(IN_WORDS.get(kind, str(kind)) for kind in kinds)}"
+            f"{name} is {value!r}; expected {' or '.join(TYPE_DESCRIPTIONS.get(kind, str(kind)) for kind in kinds)}"
         )
 
 
-def is_a(value: Any, kind: Any) -> bool:
+def matches_type(value: Any, kind: Any) -> bool:
     """isinstance, but true is no number, a whole number may stand for any number, and tuples are looked into."""
     if get_origin(kind) is tuple:
         fits = isinstance(value, tuple) and (... in get_args(kind) or len(value) == len(get_args(kind)))
-        return fits and all(is_a(item, get_args(kind)[0]) for item in value)
+        return fits and all(matches_type(item, get_args(kind)[0]) for item in value)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)
@@ -84,9 +84,9 @@ def check_range(name: str, value: Any, metadata: Mapping[str, object]) -> None:
         elif "share" in metadata:
             fits, expected = 0 <= number <= 1, "at least 0 and at most 1"
         elif "from zero" in metadata:
-            fits, expected = 0 <= number <= LARGEST, f"at least 0 and at most {LARGEST}"
+            fits, expected = 0 <= number <= MAX_VALUE, f"at least 0 and at most {MAX_VALUE}"
         else:
-            fits, expected = 0 < number <= LARGEST, f"more than 0 and at most {LARGEST}"
+            fits, expected = 0 < number <= MAX_VALUE, f"more than 0 and at most {MAX_VALUE}"
         if not fits:
             raise ConfigError(f"{name} is {repr(value)[:40]}; expected {expected}")
 

@@ -16,7 +16,7 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import resample
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty
+from vitrail.models.init import init_layers, is_on_meta_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class DeiT(nn.Module):
 
     def init_weights(self) -> None:
         """Every weight as the ViT authors' code draws it; the heads are zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
         if self.dist_token is not None:
@@ -140,12 +140,12 @@ class DeiT(nn.Module):
 
 
 SIZES = {"tiny": DeiTConfig(width=192, heads=3), "small": DeiTConfig(width=384, heads=6), "base": DeiTConfig()}
-III = DeiTConfig(layer_scale=1e-6, prefix_positions=False)
-SIZES_III = {
-    "small": replace(III, width=384, heads=6),
-    "medium": replace(III, width=512, heads=8),
-    "base": III,
-    "large": replace(III, width=1024, depth=24, heads=16),
+DEIT3 = DeiTConfig(layer_scale=1e-6, prefix_positions=False)
+DEIT3_SIZES = {
+    "small": replace(DEIT3, width=384, heads=6),
+    "medium": replace(DEIT3, width=512, heads=8),
+    "base": DEIT3,
+    "large": replace(DEIT3, width=1024, depth=24, heads=16),
 }
 PRESETS = {
     **{f"deit_{s}_patch16_{px}": replace(SIZES[s], image_size=px) for s in SIZES for px in (224, 384)},
@@ -154,8 +154,8 @@ PRESETS = {
         for s in SIZES
         for px in (224, 384)
     },
-    **{f"deit3_{s}_patch16_{px}": replace(SIZES_III[s], image_size=px) for s in SIZES_III for px in (224, 384)},
-    "deit3_huge_patch14_224": replace(III, width=1280, depth=32, heads=16, patch_size=14),
+    **{f"deit3_{s}_patch16_{px}": replace(DEIT3_SIZES[s], image_size=px) for s in DEIT3_SIZES for px in (224, 384)},
+    "deit3_huge_patch14_224": replace(DEIT3, width=1280, depth=32, heads=16, patch_size=14),
 }
 ALIASES = {
     "DeiT-Ti": "deit_tiny_patch16_224",

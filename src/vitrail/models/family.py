@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.errors import ConfigError, unknown
+from vitrail.errors import ConfigError, unknown_name_error
 
-ELSEWHERE = {  # how timm calls what is called otherwise here
+TIMM_FIELD_NAMES = {  # how timm calls what is called otherwise here
     "img_size": "image_size",
     "in_chans": "channels",
     "num_classes": "classes",
@@ -60,5 +60,5 @@ class Family:
         known = [field.name for field in dataclasses.fields(self.config)]
         for name in values:
             if name not in known:
-                raise unknown(f"{self.name} field", name, known, also=ELSEWHERE)
+                raise unknown_name_error(f"{self.name} field", name, known, synonyms=TIMM_FIELD_NAMES)
         return self.config(**values) if preset is None else dataclasses.replace(preset, **values)

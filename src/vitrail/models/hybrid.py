@@ -17,7 +17,7 @@ from vitrail.layers.block import Block
 from vitrail.layers.positions import resample
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty, lecun_normal_
+from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
 
 Constants = Literal["timm", "google"]  # of GELU (exact, by tanh), group norms, and the deviation of a filter
 
@@ -84,13 +84,13 @@ class Hybrid(nn.Module):
 
     def init_weights(self) -> None:
         """Every weight as the ViT authors' code draws it; head and last norm of each bottleneck are zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         for module in self.modules():
             if isinstance(module, StdConv2d):
                 lecun_normal_(module.weight)
-            elif isinstance(module, Bottleneck):
+            elif isinstance(module, HybridBottleneck):
                 nn.init.zeros_(module.norm3.weight)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
@@ -129,7 +129,7 @@ class HybridEmbed(nn.Module):
         self, width: int, patch: tuple[int, int], stages: tuple[int, ...], channels: int, constants: Constants
     ) -> None:
         super().__init__()
-        self.backbone = ResNet(stages, channels, constants) if stages else root(channels, constants)
+        self.backbone = HybridResNet(stages, channels, constants) if stages else make_resnet_stem(channels, constants)
         self.proj = nn.Conv2d(feature_width(len(stages)), width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def group_norm(width: int, constants: Constants) -> nn.GroupNorm:
     return nn.GroupNorm(32, width, eps=1e-6 if constants == "google" else 1e-5)
 
 
-def root(channels: int, constants: Constants) -> nn.Sequential:
+def make_resnet_stem(channels: int, constants: Constants) -> nn.Sequential:
     """A quarter of the resolution in two strides: (B, C, H, W) → (B, 64, H/4, W/4)."""
     layers = OrderedDict[str, nn.Module]()
     layers["conv"] = StdConv2d(channels, feature_width(0), 7, 2, constants)
@@ -155,36 +155,38 @@ def root(channels: int, constants: Constants) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-class ResNet(nn.Module):
+class HybridResNet(nn.Module):
     """Root and stages of bottlenecks, the resolution halved by each stage but the first."""
 
     def __init__(self, stages: tuple[int, ...], channels: int, constants: Constants) -> None:
         super().__init__()
-        self.stem = root(channels, constants)
-        self.stages = nn.Sequential(*(Stage(stage, depth, constants) for stage, depth in enumerate(stages, start=1)))
+        self.stem = make_resnet_stem(channels, constants)
+        self.stages = nn.Sequential(
+            *(HybridStage(stage, depth, constants) for stage, depth in enumerate(stages, start=1))
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.stages(self.stem(images))
 
 
-class Stage(nn.Module):
+class HybridStage(nn.Module):
     def __init__(self, stage: int, depth: int, constants: Constants) -> None:
         super().__init__()
         width, stride = feature_width(stage), 1 if stage == 1 else 2
-        first = Bottleneck(feature_width(stage - 1), width, stride, constants)
-        self.blocks = nn.Sequential(first, *(Bottleneck(width, width, 1, constants) for _ in range(depth - 1)))
+        first = HybridBottleneck(feature_width(stage - 1), width, stride, constants)
+        self.blocks = nn.Sequential(first, *(HybridBottleneck(width, width, 1, constants) for _ in range(depth - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x)
 
 
-class Bottleneck(nn.Module):
+class HybridBottleneck(nn.Module):
     """1×1, 3×3, 1×1 convolutions beside a shortcut; the first of a stage projects the shortcut too."""
 
     def __init__(self, width: int, out_width: int, stride: int, constants: Constants) -> None:
         super().__init__()
         inner, same = out_width // 4, width == out_width and stride == 1
-        self.downsample = nn.Identity() if same else Shortcut(width, out_width, stride, constants)
+        self.downsample = nn.Identity() if same else HybridShortcut(width, out_width, stride, constants)
         self.conv1, self.norm1 = StdConv2d(width, inner, 1, 1, constants), group_norm(inner, constants)
         self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride, constants), group_norm(inner, constants)
         self.conv3, self.norm3 = StdConv2d(inner, out_width, 1, 1, constants), group_norm(out_width, constants)
@@ -195,7 +197,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(y)) + self.downsample(x))
 
 
-class Shortcut(nn.Module):
+class HybridShortcut(nn.Module):
     def __init__(self, width: int, out_width: int, stride: int, constants: Constants) -> None:
         super().__init__()
         self.conv, self.norm = StdConv2d(width, out_width, 1, stride, constants), group_norm(out_width, constants)

@@ -11,7 +11,7 @@ from vitrail.layers.positions import RelativePositions
 from vitrail.layers.residual import LayerScale
 
 
-def init_leaves(model: nn.Module) -> None:
+def init_layers(model: nn.Module) -> None:
     """Fills every layer inside the model; its own bare parameters (tokens, tables) and head are left to the model."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -29,20 +29,20 @@ def init_leaves(model: nn.Module) -> None:
             nn.init.normal_(module.fc1.bias, std=1e-6)
             nn.init.normal_(module.fc2.bias, std=1e-6)
         elif isinstance(module, SelfAttention):
-            draw_apart(module.qkv, [module.qkv.out_features // 3] * 3)
+            init_stacked_linear(module.qkv, [module.qkv.out_features // 3] * 3)
         elif isinstance(module, Attention):
-            draw_apart(module.kv, list(module.widths))
+            init_stacked_linear(module.kv, list(module.widths))
         elif isinstance(module, AttentionPool):
-            draw_apart(module.kv, [module.kv.out_features // 2] * 2)
+            init_stacked_linear(module.kv, [module.kv.out_features // 2] * 2)
             nn.init.xavier_uniform_(module.latent.data[0])
 
 
-def is_empty(model: nn.Module) -> bool:
+def is_on_meta_device(model: nn.Module) -> bool:
     """Whether it is on the meta device: nothing to fill there, but torch would import its compiler to draw nothing."""
     return next(model.parameters()).is_meta
 
 
-def draw_apart(layer: nn.Linear, parts: list[int]) -> None:
+def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
     """Several maps in one matrix, each drawn for itself: together they would come out too small."""
     for matrix in layer.weight.data.split(parts):
         nn.init.xavier_uniform_(matrix)

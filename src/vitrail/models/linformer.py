@@ -18,7 +18,7 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty
+from vitrail.models.init import init_layers, is_on_meta_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,9 @@ class Linformer(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """As in a ViT, and the projections as Linformer's authors draw theirs; the head is zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
         for name, tables in self.named_parameters():

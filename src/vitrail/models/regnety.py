@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import is_empty
+from vitrail.models.init import is_on_meta_device
 
-STEM = 32  # channels of every size's
+STEM_WIDTH = 32  # channels of every size's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class RegNetY(nn.Module):
     def __init__(self, config: RegNetYConfig) -> None:
         super().__init__()
         self.config = config
-        self.stem = ConvNorm(config.channels, STEM, 3, stride=2)
-        before = STEM
+        self.stem = ConvNorm(config.channels, STEM_WIDTH, 3, stride=2)
+        before = STEM_WIDTH
         self.stages = [f"s{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names
         for name, depth, width in zip(self.stages, config.stages, config.widths, strict=True):
             blocks = OrderedDict[str, nn.Module]()
             for number in range(depth):
-                blocks[f"b{number + 1}"] = Block(before, width, 1 if number else 2, config.group_width)
+                blocks[f"b{number + 1}"] = RegNetYBlock(before, width, 1 if number else 2, config.group_width)
                 before = width
             self.add_module(name, nn.Sequential(blocks))
         self.head = nn.ModuleDict({"fc": nn.Linear(before, config.classes) if config.classes else nn.Identity()})
@@ -62,7 +62,7 @@ class RegNetY(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Convolutions for the ReLU after them; the head and the last norm of each block are zero (Goyal 2017)."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -73,7 +73,7 @@ class RegNetY(nn.Module):
             elif isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
         for module in self.modules():
-            if isinstance(module, Block):
+            if isinstance(module, RegNetYBlock):
                 nn.init.zeros_(module.conv3.bn.weight)
             elif isinstance(module, nn.Linear):
                 nn.init.zeros_(module.weight)
@@ -107,7 +107,7 @@ class ConvNorm(nn.Module):
         return self.bn(self.conv(x))
 
 
-class Block(nn.Module):
+class RegNetYBlock(nn.Module):
     """1×1, 3×3 in groups, 1×1 convolutions of one width beside a shortcut; the Y is for squeeze and excitation."""
 
     def __init__(self, before: int, width: int, stride: int, group_width: int) -> None:
@@ -137,7 +137,7 @@ class SqueezeExcite(nn.Module):
         return x * self.fc2(F.relu(self.fc1(means))).sigmoid()
 
 
-def sized(depth: int, first: int, slope: float, step: float, group_width: int) -> RegNetYConfig:
+def config_from_width_rule(depth: int, first: int, slope: float, step: float, group_width: int) -> RegNetYConfig:
     """The paper's rule: block n of `depth` would be first + slope·n wide, and is the nearest first·step^k instead.
 
     The blocks of one k are a stage, its width a multiple of 8 and then of the group's.
@@ -152,10 +152,10 @@ def sized(depth: int, first: int, slope: float, step: float, group_width: int) -
 
 
 PRESETS = {
-    "regnety_040": sized(22, 96, 31.41, 2.24, 64),
-    "regnety_080": sized(17, 192, 76.82, 2.19, 56),
-    "regnety_120": sized(19, 168, 73.36, 2.37, 112),
-    "regnety_160": sized(18, 200, 106.23, 2.48, 112),
+    "regnety_040": config_from_width_rule(22, 96, 31.41, 2.24, 64),
+    "regnety_080": config_from_width_rule(17, 192, 76.82, 2.19, 56),
+    "regnety_120": config_from_width_rule(19, 168, 73.36, 2.37, 112),
+    "regnety_160": config_from_width_rule(18, 200, 106.23, 2.48, 112),
 }
 ALIASES = {
     "RegNetY-4GF": "regnety_040",

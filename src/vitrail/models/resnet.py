@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import is_empty
+from vitrail.models.init import is_on_meta_device
 
-Shortcut = Literal["projection", "padding"]
+ShortcutKind = Literal["projection", "padding"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class ResNetConfig:
     stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks in each; each but the first halves the resolution
     block: Literal["basic", "bottleneck"] = "bottleneck"
     stem: Literal["imagenet", "cifar"] = "imagenet"  # 7×7 and a max pool: a quarter of the size; 3×3: all of it
-    shortcut: Shortcut = "projection"  # where the shape changes: a 1×1 convolution, or zeros for the new channels
+    shortcut: ShortcutKind = "projection"  # where the shape changes: a 1×1 convolution, or zeros for the new channels
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
     width: int = 64  # channels of the stem and the first stage's 3×3 convolutions, doubled by each next stage
@@ -48,7 +48,7 @@ class ResNet(nn.Module):
         self.conv1 = nn.Conv2d(config.channels, config.width, kernel, stride, kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(config.width)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        block = Basic if config.block == "basic" else Bottleneck
+        block = BasicBlock if config.block == "basic" else Bottleneck
         before = config.width
         self.stages = [f"layer{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names for stages
         for stage, (name, depth) in enumerate(zip(self.stages, config.stages, strict=True)):
@@ -63,7 +63,7 @@ class ResNet(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Convolutions for the ReLU after them; the head and the last norm of each block are zero (Goyal 2017)."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -71,7 +71,7 @@ class ResNet(nn.Module):
             elif isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
         for module in self.modules():
-            if isinstance(module, Basic | Bottleneck):
+            if isinstance(module, BasicBlock | Bottleneck):
                 nn.init.zeros_(module.last_norm.weight)
         if isinstance(self.fc, nn.Linear):
             nn.init.zeros_(self.fc.weight)
@@ -93,12 +93,12 @@ class ResNet(nn.Module):
         return self.fc(tokens.mean(1))
 
 
-class Basic(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3×3 convolutions beside a shortcut."""
 
     expansion = 1
 
-    def __init__(self, before: int, width: int, stride: int, shortcut: Shortcut) -> None:
+    def __init__(self, before: int, width: int, stride: int, shortcut: ShortcutKind) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
@@ -118,7 +118,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, before: int, width: int, stride: int, shortcut: Shortcut) -> None:
+    def __init__(self, before: int, width: int, stride: int, shortcut: ShortcutKind) -> None:
         super().__init__()
         out = self.expansion * width
         self.conv1, self.bn1 = nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)
@@ -136,7 +136,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
-def make_shortcut(before: int, out: int, stride: int, kind: Shortcut) -> nn.Module:
+def make_shortcut(before: int, out: int, stride: int, kind: ShortcutKind) -> nn.Module:
     if before == out and stride == 1:
         return nn.Identity()
     if kind == "padding":
@@ -155,7 +155,7 @@ class PaddedShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, *self.around))
 
 
-def for_cifar(depth: int) -> ResNetConfig:
+def make_cifar_config(depth: int) -> ResNetConfig:
     """The paper's networks for CIFAR-10: 6n + 2 layers, of which the stem and the head are two."""
     return ResNetConfig(
         image_size=32,
@@ -173,9 +173,9 @@ PRESETS = {
     "resnet50": ResNetConfig(),
     "resnet101": ResNetConfig(stages=(3, 4, 23, 3)),
     "resnet152": ResNetConfig(stages=(3, 8, 36, 3)),
-    "resnet20_cifar": for_cifar(20),
-    "resnet32_cifar": for_cifar(32),
-    "resnet56_cifar": for_cifar(56),
+    "resnet20_cifar": make_cifar_config(20),
+    "resnet32_cifar": make_cifar_config(32),
+    "resnet56_cifar": make_cifar_config(56),
 }
 ALIASES = {
     "ResNet-18": "resnet18",

@@ -18,10 +18,10 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import resample, sinusoid
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import is_empty
+from vitrail.models.init import is_on_meta_device
 
-SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # side of a pane, step to the next, padding at the border
-PATCH = (16, 16)  # pixels to a token: the steps multiplied
+SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # side of a pane, step to the next, padding at the border
+PATCH_SIZE = (16, 16)  # pixels to a token: the steps multiplied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class T2TConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), PATCH)
+        check_grid(pair(self.image_size), PATCH_SIZE)
         if self.stage_width < 2:  # a performer has half as many features
             raise ConfigError(f"stage_width is {self.stage_width}; expected 2 or more")
 
@@ -57,7 +57,7 @@ class T2T(nn.Module):
         super().__init__()
         self.config = config
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
-        self.grid = check_grid(pair(config.image_size), PATCH)
+        self.grid = check_grid(pair(config.image_size), PATCH_SIZE)
         self.prefix = 1
         self.tokens_to_token = TokensToToken(
             config.channels,
@@ -90,7 +90,7 @@ class T2T(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Every weight as the T2T authors' code draws it, but the head is zero."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -120,7 +120,7 @@ class T2T(nn.Module):
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
         """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
         config = self.config
-        grid = check_images(images, config.channels, pair(config.image_size), PATCH, dynamic=config.dynamic)
+        grid = check_images(images, config.channels, pair(config.image_size), PATCH_SIZE, dynamic=config.dynamic)
         x = self.tokens_to_token(images)
         x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
         x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
@@ -146,14 +146,14 @@ class TokensToToken(nn.Module):
     ) -> None:
         super().__init__()
         stage = TokenPerformer if performer else TokenTransformer
-        first, second, last = (side**2 for side, _, _ in SPLITS)
+        first, second, last = (side**2 for side, _, _ in SOFT_SPLITS)
         self.attention1 = stage(first * channels, stage_width, norm_eps=norm_eps, dropout=dropout)
         self.attention2 = stage(second * stage_width, stage_width, norm_eps=norm_eps, dropout=dropout)
         self.project = nn.Linear(last * stage_width, width)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = soft_split(images.movedim(1, -1), *SPLITS[0])  # (B, H/4, W/4, 49·C)
-        for attention, split in ((self.attention1, SPLITS[1]), (self.attention2, SPLITS[2])):
+        x = soft_split(images.movedim(1, -1), *SOFT_SPLITS[0])  # (B, H/4, W/4, 49·C)
+        for attention, split in ((self.attention1, SOFT_SPLITS[1]), (self.attention2, SOFT_SPLITS[2])):
             x = attention(x.flatten(1, 2)).unflatten(1, x.shape[1:3])  # (B, h, w, S)
             x = soft_split(x, *split)  # (B, h/2, w/2, 9·S)
         return self.project(x.flatten(1, 2))

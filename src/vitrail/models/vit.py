@@ -17,7 +17,7 @@ from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
 from vitrail.models.family import Family
-from vitrail.models.init import init_leaves, is_empty, lecun_normal_
+from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,9 @@ class ViT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Every weight as the ViT authors' code draws it; the head is zero, so training starts from even odds."""
-        if is_empty(self):
+        if is_on_meta_device(self):
             return
-        init_leaves(self)
+        init_layers(self)
         if self.cls_token is not None:
             nn.init.zeros_(self.cls_token)
         for table in (self.reg_token, self.pos_embed, self.pos_rows, self.pos_columns):

@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.framed import framed
-from vitrail.data.image_formats import DEFAULT, Limits
+from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.image_items import ImageItem
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.export.exported import Exported, Output, is_exported
+from vitrail.export.description import ExportDescription, OutputKind, is_exported
 from vitrail.models.checks import pair
-from vitrail.predict.answers import Prediction, checked_labels, likeliest
-from vitrail.predict.stream import Engine, Row, rows
+from vitrail.predict.pipeline import Engine, ImageResult, run_pipeline
+from vitrail.predict.predictions import Prediction, check_class_labels, predictions_from_logits
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-BATCH = 8  # pictures at once, unless said
-PRECISIONS: dict[str, Literal["fp32", "int8"]] = {"onnx": "fp32", "int8": "int8"}  # of the engines that are exports
+DEFAULT_BATCH = 8  # pictures at once, unless said
+ENGINE_PRECISIONS: dict[str, Literal["fp32", "int8"]] = {
+    "onnx": "fp32",
+    "int8": "int8",
+}  # of the engines that are exports
 
 
 class Predictor:
@@ -46,9 +49,9 @@ class Predictor:
         engine: Literal["auto", "eager", "compiled", "onnx", "int8"] = "auto",
         streams: int = 1,
         threads: int | None = None,
-        output: Output = "logits",
+        output: OutputKind = "logits",
         merge: int = 0,
-        limits: Limits = DEFAULT,
+        limits: ImageLimits = DEFAULT_LIMITS,
         scaled: bool = False,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
@@ -67,19 +70,19 @@ class Predictor:
         viewer = Viewer(model, preprocessing=preprocessing, labels=labels, device=device, fields=fields)
         self.preprocessing, self.labels, self.classes = viewer.preprocessing, viewer.labels, viewer.classes
         if engine in ("onnx", "int8"):
-            from vitrail.predict.kept import kept_export
+            from vitrail.predict.engine_cache import get_cached_export
 
-            keep = partial(kept_export, viewer, output, merge=merge, precision=PRECISIONS[engine])
+            keep = partial(get_cached_export, viewer, output, merge=merge, precision=ENGINE_PRECISIONS[engine])
             settled = (preprocessing, self.labels, engine, streams, threads, merge)
             try:
                 self.open_exported(keep(), *settled)
             except CheckpointError:  # damaged since it was written
                 self.open_exported(keep(rebuild=True), *settled)
             return
-        from vitrail.models.merging import merged
+        from vitrail.models.token_merging import add_token_merging
         from vitrail.predict.torch_engine import TorchEngine
 
-        self.model = merged(viewer.model, merge)
+        self.model = add_token_merging(viewer.model, merge)
         name = "compiled" if engine == "compiled" else "eager"
         self.engine = TorchEngine(self.model, self.preprocessing, output, name=name, streams=streams, threads=threads)
 
@@ -95,8 +98,8 @@ class Predictor:
     ) -> None:
         from vitrail.predict.onnx_engine import OnnxEngine
 
-        found = OnnxEngine(place, streams=streams, threads=threads or cores())
-        about = found.about
+        found = OnnxEngine(place, streams=streams, threads=threads or count_cores())
+        about = found.description
         if engine not in ("auto", found.name):
             raise ConfigError(f"engine {engine!r} for {place}, which is exported; expected {found.name} or auto")
         if about.output != self.output:
@@ -112,50 +115,50 @@ class Predictor:
             about.preprocessing.std,
         ):
             raise ConfigError(f"another mean or std than {place} was exported with; expected the same: export it again")
-        self.engine, self.preprocessing, self.classes = found, fitting(preprocessing, about), about.classes
-        self.labels = about.labels if labels is None else checked_labels(labels, self.classes)
+        self.engine, self.preprocessing, self.classes = found, adapt_preprocessing(preprocessing, about), about.classes
+        self.labels = about.labels if labels is None else check_class_labels(labels, self.classes)
 
     def predict(self, image: Any, top: int = 5) -> Prediction:
-        """The likeliest classes of one picture, of any kind that `vitrail.data.images.open_image` takes."""
-        check_count("top", top)
-        self.check_classes()
-        return self.likeliest(self.engine.run(np.stack([self.prepared(image)]))[0], top)
+        """The likeliest classes of one picture, of any kind that `vitrail.data.decoding.rgb_image.open_image` takes."""
+        check_positive_integer("top", top)
+        self.check_output_is_logits()
+        return self.prediction_from_logits(self.engine.run(np.stack([self.prepare_image(image)]))[0], top)
 
-    def predict_all(self, images: Iterable[Any], batch: int = BATCH, top: int = 5) -> Iterator[Prediction]:
+    def predict_all(self, images: Iterable[Any], batch: int = DEFAULT_BATCH, top: int = 5) -> Iterator[Prediction]:
         """One prediction a picture, in order, a few batches ahead; a picture that cannot be read is a DataError."""
-        check_count("batch", batch)
-        check_count("top", top)
-        self.check_classes()
+        check_positive_integer("batch", batch)
+        check_positive_integer("top", top)
+        self.check_output_is_logits()
         # the rows of one array would pass for grey pictures
         one = isinstance(images, str | bytes | Path) or getattr(images, "ndim", 4) < 4
         if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"images is one {type(images).__name__}; expected several: a list, or predict for one")
-        shown = (Shown(each, str(each) if isinstance(each, str | Path) else "") for each in images)
-        return self.answers(self.rows(shown, batch), top)
+        shown = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
+        return self.iterate_predictions(self.iterate_results(shown, batch), top)
 
-    def answers(self, found: Iterable[Row], top: int) -> Iterator[Prediction]:
-        for row in found:
+    def iterate_predictions(self, results: Iterable[ImageResult], top: int) -> Iterator[Prediction]:
+        for row in results:
             if row.values is None:
                 raise row.error or ConfigError("a picture without an answer")
-            yield self.likeliest(row.values, top)
+            yield self.prediction_from_logits(row.values, top)
 
-    def rows(self, pictures: Iterable[Shown], batch: int = BATCH) -> Iterator[Row]:
+    def iterate_results(self, images: Iterable[ImageItem], batch: int = DEFAULT_BATCH) -> Iterator[ImageResult]:
         """The engine's numbers for each picture, in order; for one that cannot be read why, and the others go on."""
-        return rows(self.engine, pictures, self.prepared, batch)
+        return run_pipeline(self.engine, images, self.prepare_image, batch)
 
-    def prepared(self, image: Any) -> NDArray[np.uint8]:
+    def prepare_image(self, image: Any) -> NDArray[np.uint8]:
         """What the engine sees of a picture: (rows, columns, C)."""
-        return framed(image, self.preprocessing, self.limits, scaled=self.scaled)
+        return decode_for_model(image, self.preprocessing, self.limits, reduce_jpeg=self.scaled)
 
-    def likeliest(self, values: NDArray[np.float32], top: int) -> Prediction:
-        return likeliest(values[None], self.labels, top)[0]
+    def prediction_from_logits(self, logits: NDArray[np.float32], top: int) -> Prediction:
+        return predictions_from_logits(logits[None], self.labels, top)[0]
 
-    def check_classes(self) -> None:
+    def check_output_is_logits(self) -> None:
         if self.output != "logits":
             raise ConfigError(f"the predictor gives features, {self.output}; expected output='logits' for classes")
 
 
-def fitting(given: Preprocessing | None, about: Exported) -> Preprocessing:
+def adapt_preprocessing(given: Preprocessing | None, about: ExportDescription) -> Preprocessing:
     """What is asked for, at a size that the file takes."""
     if given is None:
         return about.preprocessing
@@ -167,11 +170,11 @@ def fitting(given: Preprocessing | None, about: Exported) -> Preprocessing:
     return given
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_count(name: str, value: object) -> None:
+def check_positive_integer(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")

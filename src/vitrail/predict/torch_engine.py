@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, one_line
-from vitrail.export.exported import Output
-from vitrail.export.shipped import answer, check_output
+from vitrail.errors import ConfigError, describe_error
+from vitrail.export.description import OutputKind
+from vitrail.export.export_module import check_output_available, compute_output
 
 
 class TorchEngine:
@@ -23,16 +23,16 @@ class TorchEngine:
         self,
         model: nn.Module,
         preprocessing: Preprocessing,
-        output: Output = "logits",
+        output: OutputKind = "logits",
         *,
         name: Literal["eager", "compiled"] = "eager",
         streams: int = 1,
         threads: int | None = None,
     ) -> None:
-        check_output(model, output)
+        check_output_available(model, output)
         self.name, self.streams, self.threads = name, streams, threads
-        run = partial(answer, model, output=output)
-        self.answer: Any = torch.compile(run, dynamic=True) if name == "compiled" else run
+        run = partial(compute_output, model, output=output)
+        self.output_function: Any = torch.compile(run, dynamic=True) if name == "compiled" else run
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.mean, self.std = (
@@ -46,15 +46,17 @@ class TorchEngine:
         if self.threads not in (None, before):
             torch.set_num_threads(self.threads)
         try:
-            return self.computed(pixels)
+            return self.compute(pixels)
         finally:
             if torch.get_num_threads() != before:  # which others may use for other things
                 torch.set_num_threads(before)
 
-    def computed(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float()
         images = ((images / 255 - self.mean) / self.std).to(self.dtype)
         try:
-            return self.answer(images).float().cpu().numpy()
+            return self.output_function(images).float().cpu().numpy()
         except torch.OutOfMemoryError as error:
-            raise ConfigError(f"a batch of {len(pixels)} does not fit; expected fewer: {one_line(error)}") from None
+            raise ConfigError(
+                f"a batch of {len(pixels)} does not fit; expected fewer: {describe_error(error)}"
+            ) from None

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.checkpoint.reading import read, warn_of
-from vitrail.data.images import open_image
-from vitrail.data.preprocessing import Preprocessing, prepare
-from vitrail.errors import ConfigError, DataError, one_line
-from vitrail.predict.answers import Answer, Prediction, checked_labels, likeliest
+from vitrail.checkpoint.reading import read, warn_about_report
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
+from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.predict.predictions import ClassProbability, Prediction, check_class_labels, predictions_from_logits
 
 
 class Viewer:
@@ -32,7 +32,7 @@ class Viewer:
         if not isinstance(model, nn.Module):
             with torch.inference_mode(False):  # whose weights would have no gradients ever after
                 found = read(model, **(fields or {}))
-            warn_of(found, model, () if preprocessing is None else ("preprocessing",))
+            warn_about_report(found, model, () if preprocessing is None else ("preprocessing",))
             preprocessing = preprocessing or found.description.preprocessing
             labels = found.description.labels if labels is None else labels
             module: nn.Module = found.model
@@ -57,16 +57,16 @@ class Viewer:
             preprocessing = replace(preprocessing, image_size=config.image_size)
         self.preprocessing = preprocessing
         self.classes: int = config.classes
-        self.labels = None if labels is None or not self.classes else checked_labels(labels, self.classes)
+        self.labels = None if labels is None or not self.classes else check_class_labels(labels, self.classes)
         try:
             self.model: Any = module.to(device).eval()
         except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
             raise ConfigError(
-                f"device is {str(device)!r}; expected one that torch can use: {one_line(error)}"
+                f"device is {str(device)!r}; expected one that torch can use: {describe_error(error)}"
             ) from None
 
     def see(self, images: Sequence[Any]) -> Tensor:
-        """The model's input, of pictures of any kind that `vitrail.data.images.open_image` takes: (B, C, H, W)."""
+        """The model's input for images of any kind that `open_image` takes: (B, C, H, W)."""
         pixels = torch.stack([torch.from_numpy(self.prepared(image)) for image in images])
         weight = next(self.model.parameters())
         return pixels.to(weight.device, weight.dtype)
@@ -74,13 +74,13 @@ class Viewer:
     def prepared(self, image: Any) -> NDArray[np.float32]:
         picture = open_image(image)
         try:
-            return prepare(picture, self.preprocessing)
+            return preprocess_image(picture, self.preprocessing)
         except DataError as error:  # which knows the picture, but not its name
             raise DataError(f"{str(image)!r}: {error}") if isinstance(image, str | Path) else error from None
 
     def likeliest(self, logits: Tensor, top: int) -> list[Prediction]:
         """The `top` classes of each picture: (B, classes)."""
-        return likeliest(logits.float().cpu().numpy(), self.labels, top)
+        return predictions_from_logits(logits.float().cpu().numpy(), self.labels, top)
 
-    def answer(self, index: int, probability: float) -> Answer:
-        return Answer(index, None if self.labels is None else self.labels[index], probability)
+    def answer(self, index: int, probability: float) -> ClassProbability:
+        return ClassProbability(index, None if self.labels is None else self.labels[index], probability)

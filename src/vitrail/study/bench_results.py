@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.figures import COLOURS, GREY, Plate, drawable, new_figure, plain_axes
-from vitrail.files import make_folder, write_whole
-from vitrail.study.cold import Start
-from vitrail.study.contenders import shown
-from vitrail.study.turns import Spread, Timed
-from vitrail.tables import text_table
+from vitrail.figures import COLOURS, GREY, CaptionedFigure, new_figure, sanitize_label, style_axes
+from vitrail.files import make_folder, write_atomically
+from vitrail.study.bench_engines import format_image_size
+from vitrail.study.bench_startup import StartupMeasurement
+from vitrail.study.timing import CallTimings, MedianAndQuartiles
+from vitrail.text import format_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 HEADING = ("model", "pixels", "batch", "threads", "by", "images/s", "ms: p50", "p90", "p99", "MB", "start s")
 SIDES = "lrrrlrrrrrr"
 PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")
-CPU = Path("/proc/cpuinfo")
-LONGEST = 44  # letters of a model's name in the picture
+CPU_INFO_FILE = Path("/proc/cpuinfo")
+MAX_MODEL_NAME_LENGTH = 44  # letters of a model's name in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class BenchLine:
     """One way to run one model: medians, and a spread where it says how far to trust them."""
 
     model: str
@@ -41,21 +41,21 @@ class Line:
     threads: int
     way: str  # an engine, with × 2 for two streams, or a peer
     exact: bool
-    images_per_second: Spread
+    images_per_second: MedianAndQuartiles
     latency: tuple[float, float, float]  # ms of a batch: 50th, 90th and 99th percentile of all calls
     calls: int
     rounds: int
     base: str  # the way that `ratio` is to
-    ratio: Spread  # times as fast, within each round
+    ratio: MedianAndQuartiles  # times as fast, within each round
     start: float | None  # seconds from nothing to the first answer
     memory: float | None  # MB resident at most, of a process that has done nothing else
     apart: float | None  # largest difference in a probability to the base
 
     @classmethod
-    def of(cls, timed: Timed, *, starts: Sequence[Start], **about: Any) -> "Line":
+    def from_timings(cls, timed: CallTimings, *, starts: Sequence[StartupMeasurement], **about: Any) -> "BenchLine":
         p50, p90, p99 = (1000 * float(each) for each in np.percentile(timed.calls, (50, 90, 99)))
         return cls(
-            images_per_second=Spread.of([about["batch"] / mean for mean in timed.means]),
+            images_per_second=MedianAndQuartiles.from_values([about["batch"] / mean for mean in timed.mean_seconds]),
             latency=(p50, p90, p99),
             calls=len(timed.calls),
             rounds=len(timed.rounds),
@@ -74,8 +74,8 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
-    lines: tuple[Line, ...]
+class BenchResults:
+    lines: tuple[BenchLine, ...]
     notes: tuple[str, ...]  # what is left out, and why
     seed: int
     machine: str
@@ -83,18 +83,25 @@ class Results:
     when: str
 
     @classmethod
-    def of(cls, lines: Sequence[Line], *, notes: tuple[str, ...] = (), seed: int = 0) -> "Results":
+    def from_lines(cls, lines: Sequence[BenchLine], *, notes: tuple[str, ...] = (), seed: int = 0) -> "BenchResults":
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(lines=tuple(lines), notes=notes, seed=seed, machine=machine(), versions=versions(), when=now)
+        return cls(
+            lines=tuple(lines),
+            notes=notes,
+            seed=seed,
+            machine=describe_machine(),
+            versions=collect_versions(),
+            when=now,
+        )
 
     def __str__(self) -> str:
-        return "\n".join(text_table(*self.cells()))
+        return "\n".join(format_table(*self.cells()))
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
         """Heading, rows and sides of the whole table; columns that nobody measured are not in it."""
         bases = {line.base for line in self.lines}
         heading = (*HEADING, f"to {bases.pop()}" if len(bases) == 1 else "to the first", "quartiles")
-        rows = [(*row(line), ratio(line), quartiles(line.ratio)) for line in self.lines]
+        rows = [(*format_row(line), format_ratio(line), format_quartiles(line.ratio)) for line in self.lines]
         keep = [n for n in range(len(heading)) if any(each[n] for each in rows)]
         sides = SIDES + "rl"
         return (
@@ -103,12 +110,18 @@ class Results:
             "".join(sides[n] for n in keep),
         )
 
-    def throughput(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+    def throughput_cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
         """Heading, rows and sides of images/s by model and resolution, one column a way."""
         ways = list(dict.fromkeys(line.way for line in self.lines))
         found = {(line.case, line.way): f"{line.images_per_second.median:.1f}" for line in self.lines}
         rows = [
-            (case[0], shown(case[1]), str(case[2]), str(case[3]), *(found.get((case, way), "") for way in ways))
+            (
+                case[0],
+                format_image_size(case[1]),
+                str(case[2]),
+                str(case[3]),
+                *(found.get((case, way), "") for way in ways),
+            )
             for case in dict.fromkeys(line.case for line in self.lines)
         ]
         return ("model", "pixels", "batch", "threads", *ways), rows, "lrrr" + "r" * len(ways)
@@ -124,7 +137,7 @@ class Results:
             "notes": list(self.notes),
         }
 
-    def plate(self) -> Plate:
+    def figure(self) -> CaptionedFigure:
         """Images a second and ratios, a dot between its quartiles for each way."""
         numbers = {
             name: np.array(
@@ -133,14 +146,14 @@ class Results:
             for name in ("images_per_second", "ratio")
         }
         best = max(self.lines, key=lambda line: line.ratio.median)
-        return Plate(
+        return CaptionedFigure(
             name="bench",
             title="How fast models answer",
             caption="Images a second by model and engine, and times as fast as the first of each group; the line "
             f"around a dot is from quartile to quartile of the rounds. The most: {best.way} for {best.model}, "
             f"{best.ratio.median:.2f} × {best.base}.",
             arrays={**numbers, "latency": np.array([line.latency for line in self.lines])},
-            draw=lambda: drawn(self.lines),
+            draw=lambda: draw_benchmark(self.lines),
         )
 
     def write(self, folder: Path) -> list[Path]:
@@ -148,14 +161,14 @@ class Results:
         make_folder(folder)
         texts = {"bench.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False), "bench.txt": str(self)}
         for name, text in texts.items():
-            write_whole(folder / name, lambda place, text=text: place.write_text(f"{text}\n", "utf-8"))
-        return [*(folder / name for name in texts), *self.plate().save(folder)]
+            write_atomically(folder / name, lambda place, text=text: place.write_text(f"{text}\n", "utf-8"))
+        return [*(folder / name for name in texts), *self.figure().save(folder)]
 
 
-def row(line: Line) -> tuple[str, ...]:
+def format_row(line: BenchLine) -> tuple[str, ...]:
     return (
         line.model,
-        shown(line.image_size),
+        format_image_size(line.image_size),
         str(line.batch),
         str(line.threads),
         line.way,
@@ -166,23 +179,23 @@ def row(line: Line) -> tuple[str, ...]:
     )
 
 
-def ratio(line: Line) -> str:
+def format_ratio(line: BenchLine) -> str:
     return "1" if line.way == line.base else f"{line.ratio.median:.2f}"
 
 
-def quartiles(spread: Spread) -> str:
+def format_quartiles(spread: MedianAndQuartiles) -> str:
     return "" if spread.low == spread.high else f"{spread.low:.2f}–{spread.high:.2f}"
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """The processor by its name, and how many cores of it this process may use."""
-    lines = CPU.read_text("utf-8", "replace").splitlines() if CPU.exists() else []
+    lines = CPU_INFO_FILE.read_text("utf-8", "replace").splitlines() if CPU_INFO_FILE.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{next(iter(names), platform.processor() or platform.machine())}, {cores} core{'s' * (cores != 1)}"
 
 
-def versions() -> dict[str, str]:
+def collect_versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "vitrail": __version__}
     for name in PACKAGES:
         try:
@@ -192,7 +205,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def drawn(lines: Sequence[Line]) -> "Figure":
+def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
     """One row a way, grouped by case; on the left images/s, on the right the ratio."""
     ways = list(dict.fromkeys(line.way for line in lines))
     colours = {way: COLOURS[n % len(COLOURS)] for n, way in enumerate(ways)}
@@ -211,8 +224,11 @@ def drawn(lines: Sequence[Line]) -> "Figure":
             axes.plot(each.median, place, "o", color=colours[line.way], markersize=6)
     for case, top in cases.items():
         model, size, batch, threads = case
-        name = model if len(model) <= LONGEST else f"…{model[1 - LONGEST :]}"  # of a path the end says most
-        said = f"{drawable(name, LONGEST)}  {shown(size)} px, batch {batch}, {threads} thread{'s' * (threads != 1)}"
+        name = (
+            model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
+        )  # of a path the end says most
+        label, plural = sanitize_label(name, MAX_MODEL_NAME_LENGTH), "s" * (threads != 1)
+        said = f"{label}  {format_image_size(size)} px, batch {batch}, {threads} thread{plural}"
         left.text(0.01, top - 0.55, said, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]
     if max(speeds) > 20 * min(speeds):
@@ -222,9 +238,9 @@ def drawn(lines: Sequence[Line]) -> "Figure":
     right.axvline(1, color=GREY, linewidth=1, zorder=0)
     left.set_yticks(places, [line.way for line in lines], fontsize=8)
     left.set_ylim(max(places) + 0.8, -1.1)
-    plain_axes(left, "images a second")
+    style_axes(left, "images a second")
     bases = {line.base for line in lines}
-    plain_axes(right, f"times as fast as {bases.pop() if len(bases) == 1 else 'the first'}")
+    style_axes(right, f"times as fast as {bases.pop() if len(bases) == 1 else 'the first'}")
     left.set_xlabel("images/s" + (", logarithmic" if left.get_xscale() == "log" else ""))
     right.set_xlabel("ratio within a round: median, quartiles")
     for axes in (left, right):

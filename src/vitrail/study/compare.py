@@ -14,56 +14,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.checkpoint.class_names import class_mapping
-from vitrail.data.datasets import Data, Pictures, open_data
-from vitrail.data.foreign import Dataset
+from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.data.augment.batch_transforms import normalise
+from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
 from vitrail.data.loader import evaluation_batches
-from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, VitrailError, one_line
-from vitrail.inspection.capture import token_states
-from vitrail.study.comparison import TRUTH, Comparison, TokenSimilarity, Voter
-from vitrail.train.evaluate import evaluating
-from vitrail.train.opened import Opened, is_same, open_model, opened_data, validation_pictures
+from vitrail.data.torch_dataset import TorchDataset
+from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
+from vitrail.inspection.capture import capture_tokens
+from vitrail.study.compare_results import TRUTH, Comparison, TokenSimilarity, Voter
+from vitrail.train.evaluate import temporary_eval_mode
+from vitrail.train.opened import LoadedModel, get_validation_images, is_same_data_path, open_evaluation_data, open_model
 from vitrail.train.teacher import Teacher
 
-HEADS = ("class head", "distillation head", "both heads")
-UNREAD = -1  # in place of an answer
+HEAD_NAMES = ("class head", "distillation head", "both heads")
+UNREADABLE = -1  # in place of an answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class ComparedModel:
     """A model, and how to ask it."""
 
     name: str
     model: Any
     preprocessing: Preprocessing
     classes: int
-    columns: tuple[int, ...]  # its class of each class of the data
+    class_columns: tuple[int, ...]  # its class of each class of the data
     note: str = ""
 
     @property
-    def distilled(self) -> bool:
+    def is_distilled(self) -> bool:
         return bool(getattr(getattr(self.model, "config", None), "distilled", False))
 
     @property
     def heads(self) -> tuple[str | None, ...]:
-        return HEADS if self.distilled else (None,)
+        return HEAD_NAMES if self.is_distilled else (None,)
 
 
 @dataclass(frozen=True)
-class Answers:
+class PredictedClasses:
     """What one model said to the pictures; a picture that could not be read has UNREAD, and why in `unread`."""
 
     truth: Tensor  # int32 (P,)
-    said: Tensor  # int32 (heads, P)
+    predicted: Tensor  # int32 (heads, P)
     cosines: Tensor | None  # (L, P), of a distilled model
-    unread: dict[int, str]
+    unreadable: dict[int, str]
 
 
 def compare(
-    models: str | Path | Teacher | Opened | Sequence[str | Path | Teacher | Opened],
-    data: str | Path | Data | Pictures | Dataset | None = None,
+    models: str | Path | Teacher | LoadedModel | Sequence[str | Path | Teacher | LoadedModel],
+    data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None = None,
     *,
     batch: int = 64,
     workers: int = 0,
@@ -80,25 +80,32 @@ def compare(
     or an error if `strict`. `progress` is told after each batch how many pictures a model was asked for.
     """
     start = perf_counter()
-    if isinstance(models, str | Path | Teacher | Opened):
+    if isinstance(models, str | Path | Teacher | LoadedModel):
         models = [models]
     if not models:
         raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
     if batch < 1:
         raise ConfigError(f"batch is {batch}; expected at least 1")
-    opened = [opened_as(each) for each in models]
-    given = data_for(opened, data)
-    asked = [prepared(each, name, given) for each, name in zip(opened, short_names(opened), strict=True)]
-    said = [answers(each, validation_pictures(given), batch, workers, device, strict, progress) for each in asked]
+    opened = [open_compared_model(each) for each in models]
+    given = open_comparison_data(opened, data)
+    asked = [
+        prepare_compared_model(each, name, given)
+        for each, name in zip(opened, shorten_model_names(opened), strict=True)
+    ]
+    said = [
+        predict_classes(each, get_validation_images(given), batch, workers, device, strict, progress) for each in asked
+    ]
 
     unread = dict[int, str]()
     for each in said:
-        unread = each.unread | unread
+        unread = each.unreadable | unread
     kept = torch.ones_like(said[0].truth, dtype=torch.bool)
     kept[list(unread)] = False
     if not kept.any():
         raise DataError(f"no picture of {given.name} can be read, for instance: {next(iter(unread.values()))}")
-    votes = torch.cat([said[0].truth[None], *(each.said for each in said)])[:, kept]  # (V, P), the ground truth first
+    votes = torch.cat([said[0].truth[None], *(each.predicted for each in said)])[
+        :, kept
+    ]  # (V, P), the ground truth first
     differ = torch.stack([(votes != row).sum(1) for row in votes]).double() / votes.shape[1]  # (V, V)
     right = ((votes == votes[0]).sum(1).double() / votes.shape[1]).tolist()
     who = [(TRUTH, None, None)]
@@ -109,7 +116,7 @@ def compare(
         voters=tuple(Voter(*each, accuracy) for each, accuracy in zip(who, right, strict=True)),
         disagreement=tuple(map(tuple, differ.tolist())),
         similarities=tuple(
-            similarity(each, found.cosines[:, kept])
+            average_token_similarity(each, found.cosines[:, kept])
             for each, found in zip(asked, said, strict=True)
             if found.cosines is not None
         ),
@@ -119,42 +126,46 @@ def compare(
     )
 
 
-def opened_as(model: str | Path | Teacher | Opened) -> Opened:
-    if isinstance(model, Opened):
+def open_compared_model(model: str | Path | Teacher | LoadedModel) -> LoadedModel:
+    if isinstance(model, LoadedModel):
         return model
     if isinstance(model, Teacher):
         labels = None if model.labels is None else tuple(model.labels)
         classes = getattr(getattr(model.model, "config", None), "classes", len(labels or ()))
         how = model.preprocessing
-        return Opened(name=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
+        return LoadedModel(name=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the model is {repr(model)[:60]}; expected its name, or for a module a vitrail.Teacher")
     return open_model(str(model))
 
 
-def data_for(opened: Sequence[Opened], data: str | Path | Data | Pictures | Dataset | None) -> Data:
+def open_comparison_data(
+    opened: Sequence[LoadedModel], data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None
+) -> DatasetSplits:
     """The data asked for, else the first run's; of a run's own data, the part that it was not trained on."""
-    if isinstance(data, Data):
+    if isinstance(data, DatasetSplits):
         return data
     if data is not None and not isinstance(data, str | Path):
         return open_data(data, val_share=1.0)
     where = None if data is None else str(data)
     runs = [(each.name, each.run) for each in opened if each.run is not None and each.run.data is not None]
-    own = next((run for _, run in runs if where is None or is_same(run.data, where)), None)
-    found = opened_data(where, None, own)
+    own = next((run for _, run in runs if where is None or is_same_data_path(run.data, where)), None)
+    found = open_evaluation_data(where, None, own)
     if own is None or own.data is None:
         return found
     split = (own.seed, own.val_share)
-    others = [name for name, run in runs if is_same(run.data, own.data) and (run.seed, run.val_share) != split]
+    others = [
+        name for name, run in runs if is_same_data_path(run.data, own.data) and (run.seed, run.val_share) != split
+    ]
     if others and open_data(own.data, val_share=1.0).train is None:  # it has no validation part that all hold out
         note = f"{', '.join(others)}: held out other pictures, and was trained on some of these"
         return replace(found, notes=(*found.notes, note))
     return found
 
 
-def prepared(opened: Opened, name: str, data: Data) -> Candidate:
+def prepare_compared_model(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
     """Refused, before any picture is read, unless it can answer in the data's classes."""
-    validation_pictures(data)
+    get_validation_images(data)
     config: Any = getattr(opened.model, "config", None)
     if not opened.classes:
         raise ConfigError(f"{opened.name} has no head, so no classes to answer with; expected a model with classes")
@@ -165,37 +176,39 @@ def prepared(opened: Opened, name: str, data: Data) -> Candidate:
         names = len(opened.labels)
         raise ConfigError(f"{opened.name} has {names} names for {opened.classes} classes; expected one for each")
     try:
-        columns, note = class_mapping(opened.labels, opened.classes, data.classes)
+        columns, note = map_classes(opened.labels, opened.classes, data.classes)
     except DataError as error:
         raise DataError(f"{opened.name} cannot answer {data.name}: {error}") from None
     if len(columns) < opened.classes:
         few = f"of its {opened.classes} classes it may only answer the data's {len(columns)}"
         note = f"{note}; {few}" if note else few
     note = f"{name}: {note}" if note else ""
-    return Candidate(
-        name=name, model=opened.model, preprocessing=how, classes=opened.classes, columns=columns, note=note
+    return ComparedModel(
+        name=name, model=opened.model, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
     )
 
 
-def answers(
-    asked: Candidate,
-    pictures: Pictures,
+def predict_classes(
+    compared: ComparedModel,
+    dataset: ImageDataset,
     batch: int,
     workers: int,
     device: str | torch.device,
     strict: bool,
     progress: Callable[[int], object] | None,
-) -> Answers:
+) -> PredictedClasses:
     """One pass over the pictures; classes are held, not logits."""
-    model, count = asked.model, len(pictures)
-    truth = torch.full((count,), UNREAD, dtype=torch.int32)
-    said = torch.full((len(asked.heads), count), UNREAD, dtype=torch.int32)
-    cosines = torch.full((len(model.blocks) + 2, count), torch.nan) if asked.distilled else None
-    columns, unread = torch.tensor(asked.columns), dict[int, str]()
-    watching = token_states(model, token_cosine) if asked.distilled else nullcontext(list[Tensor]())
-    with evaluating(model, device), torch.inference_mode(), watching as seen:
+    model, count = compared.model, len(dataset)
+    truth = torch.full((count,), UNREADABLE, dtype=torch.int32)
+    said = torch.full((len(compared.heads), count), UNREADABLE, dtype=torch.int32)
+    cosines = torch.full((len(model.blocks) + 2, count), torch.nan) if compared.is_distilled else None
+    columns, unread = torch.tensor(compared.class_columns), dict[int, str]()
+    watching = (
+        capture_tokens(model, class_distillation_cosine) if compared.is_distilled else nullcontext(list[Tensor]())
+    )
+    with temporary_eval_mode(model, device), torch.inference_mode(), watching as seen:
         number = next(model.parameters(), torch.empty(0)).dtype
-        batches = evaluation_batches(pictures, asked.preprocessing, batch=batch, workers=workers)
+        batches = evaluation_batches(dataset, compared.preprocessing, batch=batch, workers=workers)
         for first, each in zip(range(0, count, batch), batches, strict=True):
             if strict and each.skipped:
                 raise DataError(each.skipped[0])
@@ -203,50 +216,52 @@ def answers(
             missing = sorted(set(here) - set(each.indices.tolist()))
             unread.update(zip(missing, each.skipped, strict=True))  # both are in the order of the pictures
             if len(each.labels):
-                images = normalise(each.images.to(device), asked.preprocessing).to(number)
+                images = normalise(each.images.to(device), compared.preprocessing).to(number)
                 try:
-                    logits = torch.stack(all_logits(asked, images)).float().cpu()  # (heads, B, classes)
+                    logits = torch.stack(compute_head_logits(compared, images)).float().cpu()  # (heads, B, classes)
                 except Exception as error:  # whatever their code raises is theirs to mend
-                    raise ConfigError(f"{asked.name} cannot answer: {one_line(error)}; expected logits") from error
-                check_logits(asked, logits, len(each.labels))
+                    raise ConfigError(
+                        f"{compared.name} cannot answer: {describe_error(error)}; expected logits"
+                    ) from error
+                check_logits(compared, logits, len(each.labels))
                 truth[each.indices] = each.labels.int()
                 said[:, each.indices] = logits[..., columns].argmax(-1).int()
                 if cosines is not None:
                     cosines[:, each.indices] = torch.stack(seen).cpu()
             if progress is not None:
                 progress(len(here))
-    return Answers(truth, said, cosines, unread)
+    return PredictedClasses(truth, said, cosines, unread)
 
 
-def all_logits(asked: Candidate, images: Tensor) -> tuple[Tensor, ...]:
+def compute_head_logits(compared: ComparedModel, images: Tensor) -> tuple[Tensor, ...]:
     """Of each head and of both, by one forward pass."""
-    if not asked.distilled:
-        return (asked.model(images),)
-    by_label, by_teacher = asked.model.heads(images)
+    if not compared.is_distilled:
+        return (compared.model(images),)
+    by_label, by_teacher = compared.model.heads(images)
     return by_label, by_teacher, (by_label + by_teacher) / 2
 
 
-def check_logits(asked: Candidate, logits: Tensor, pictures: int) -> None:
-    if logits.shape[1:] != (pictures, asked.classes):
-        expected = f"expected logits of {pictures} pictures, {asked.classes} classes"
-        raise ConfigError(f"{asked.name} answers a tensor of {tuple(logits.shape[1:])}; {expected}")
+def check_logits(compared: ComparedModel, logits: Tensor, image_count: int) -> None:
+    if logits.shape[1:] != (image_count, compared.classes):
+        expected = f"expected logits of {image_count} pictures, {compared.classes} classes"
+        raise ConfigError(f"{compared.name} answers a tensor of {tuple(logits.shape[1:])}; {expected}")
     if not logits.isfinite().all():
-        raise VitrailError(f"{asked.name} answers NaN or infinity; expected finite weights: are they whole?")
+        raise VitrailError(f"{compared.name} answers NaN or infinity; expected finite weights: are they whole?")
 
 
-def token_cosine(tokens: Tensor) -> Tensor:
+def class_distillation_cosine(tokens: Tensor) -> Tensor:
     """Of the class and the distillation token, which also the last block of the pass that answers computes: (B,)."""
     return F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1)
 
 
-def similarity(asked: Candidate, cosines: Tensor) -> TokenSimilarity:
+def average_token_similarity(compared: ComparedModel, cosines: Tensor) -> TokenSimilarity:
     """Means over the pictures; `cosines` is (L, P)."""
     *layers, end = cosines.double().mean(1).tolist()
-    learned = F.cosine_similarity(asked.model.cls_token.float(), asked.model.dist_token.float(), dim=-1)
-    return TokenSimilarity(asked.name, learned.item(), tuple(layers), end)
+    learned = F.cosine_similarity(compared.model.cls_token.float(), compared.model.dist_token.float(), dim=-1)
+    return TokenSimilarity(compared.name, learned.item(), tuple(layers), end)
 
 
-def short_names(opened: Sequence[Opened]) -> list[str]:
+def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:
     """The last parts of each path that no other ends in; what is given twice is counted."""
     parts = [each.name.rstrip("/").split("/") for each in opened]
     parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]

@@ -18,66 +18,66 @@ from vitrail.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Team:
+class Ranks:
     """This process among its equals; alone it is the first of one, and nothing below has anything to do."""
 
     rank: int = 0
-    world: int = 1
-    local: int = 0  # its number on this machine, and so of its GPU
+    world_size: int = 1
+    local_rank: int = 0  # its number on this machine, and so of its GPU
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.rank == 0
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
-    def largest(self, values: Tensor) -> Tensor:
-        if self.world > 1:
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
-    def gathered(self, value: Tensor) -> list[Tensor]:
+    def all_gather(self, value: Tensor) -> list[Tensor]:
         """The tensors of all processes, by rank; all of one shape."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
-        found = [torch.empty_like(value) for _ in range(self.world)]
+        found = [torch.empty_like(value) for _ in range(self.world_size)]
         dist.all_gather(found, value)
         return found
 
-    def all_of(self, value: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any) -> list[Any]:
         """What each process has, by rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world
+        found: list[Any] = [None] * self.world_size
         dist.all_gather_object(found, value)
         return found
 
-    def alike(self, model: nn.Module) -> None:
+    def broadcast_buffers(self, model: nn.Module) -> None:
         """Gives all processes the first one's buffers: batch norm counts its own share in each."""
-        if self.world > 1:
+        if self.world_size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """What the first process has, on all of them."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         holder = [value]
         dist.broadcast_object_list(holder)
         return holder[0]
 
-    def shared(self, model: nn.Module, device: torch.device) -> nn.Module:
+    def wrap_in_ddp(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model with gradients averaged over all processes."""
-        if self.world == 1:
+        if self.world_size == 1:
             return model
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
 
-def device_of(name: str, team: Team) -> torch.device:
+def resolve_device(name: str, ranks: Ranks) -> torch.device:
     """auto: a GPU where there is one, each process its own, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,7 +86,7 @@ def device_of(name: str, team: Team) -> torch.device:
         if device.type not in ("cpu", "cuda", "mps"):
             raise ConfigError(f"device is {name!r}; expected auto, cpu, cuda, cuda:1 or mps")
         if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", team.local)
+            device = torch.device("cuda", ranks.local_rank)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
         reason = str(error).splitlines()[0][:100]
@@ -95,20 +95,20 @@ def device_of(name: str, team: Team) -> torch.device:
 
 
 @contextmanager
-def joined() -> Generator[Team]:
+def join_process_group() -> Generator[Ranks]:
     """The team that torchrun started this process in, or a team of one."""
     if not dist.is_available() or not dist.is_torchelastic_launched():
-        yield Team()
+        yield Ranks()
         return
     local = distributed_c10d.get_node_local_rank()
     if dist.is_initialized():  # by who makes several runs, since processes that parted do not find together again
-        yield Team(dist.get_rank(), dist.get_world_size(), local)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), local)
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
-        yield Team(dist.get_rank(), dist.get_world_size(), local)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), local)
         with suppress(RuntimeError):  # the others may have failed, and say so themselves
             dist.barrier()  # whoever is done first must not close its connections while others still work
     finally:

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.data.datasets import Pictures
-from vitrail.data.foreign import Dataset, Foreign
+from vitrail.data.augment.batch_transforms import normalise
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.loader import evaluation_batches, report_dead_workers
-from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, one_line
-from vitrail.train.distributed import Team
-from vitrail.train.tally import Evaluation, Tally
+from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
+from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.train.distributed import Ranks
+from vitrail.train.metrics import Evaluation, MetricAccumulator
 
 
 def evaluate(
     model: Any,
-    pictures: Pictures | Dataset,
+    dataset: ImageDataset | TorchDataset,
     preprocessing: Preprocessing | None = None,
     *,
     batch: int = 64,
@@ -30,7 +30,7 @@ def evaluate(
     labels: Sequence[str] | None = None,
     strict: bool = False,
     progress: Callable[[int], object] | None = None,
-    team: Team | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Accuracy, loss, calibration and confusion of a model whose `config` says its classes; its mode is left as it was.
 
@@ -38,15 +38,15 @@ def evaluate(
     else the data does. Unreadable pictures are left out and named, or an error if `strict`. `progress` is told after
     each batch how many pictures were in it. In a team each process answers its share, and all get the whole result.
     """
-    start, team = perf_counter(), team or Team()
-    pictures = pictures if isinstance(pictures, Pictures) else Foreign(pictures)
-    preprocessing = preprocessing or plain_preprocessing(model)
-    tally, skipped = Tally(model.config.classes), list[str]()
+    start, ranks = perf_counter(), ranks or Ranks()
+    dataset = dataset if isinstance(dataset, ImageDataset) else TorchDatasetAdapter(dataset)
+    preprocessing = preprocessing or default_preprocessing(model)
+    tally, skipped = MetricAccumulator(model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
-    with report_dead_workers(workers), evaluating(model, device), torch.inference_mode():
+    with report_dead_workers(workers), temporary_eval_mode(model, device), torch.inference_mode():
         number = next(model.parameters()).dtype
         for each in evaluation_batches(
-            pictures, preprocessing, batch=batch, workers=workers, rank=team.rank, world=team.world
+            dataset, preprocessing, batch=batch, workers=workers, rank=ranks.rank, world=ranks.world_size
         ):
             skipped += each.skipped
             if strict and skipped:
@@ -54,18 +54,18 @@ def evaluate(
             if len(each.labels):
                 images = normalise(each.images.to(device), preprocessing)
                 right = each.labels if to_model is None else to_model[each.labels]
-                answers = [pictures.answers(index) for index in each.indices.tolist()]
-                tally.add(model(images.to(number)), right, answers)
+                answers = [dataset.real_labels(index) for index in each.indices.tolist()]
+                tally.add_batch(model(images.to(number)), right, answers)
             if progress is not None:
                 progress(len(each.labels) + len(each.skipped))
-    if team.world > 1:
-        share, tally = tally.state(), Tally(tally.classes)
-        tally.add_state(team.total(share.to(device)))
-    names = labels or names_of(pictures.classes, mapping, tally.classes)
-    return tally.result(names, skipped=skipped, seconds=perf_counter() - start)
+    if ranks.world_size > 1:
+        share, tally = tally.get_sums(), MetricAccumulator(tally.classes)
+        tally.add_sums(ranks.all_reduce_sum(share.to(device)))
+    names = labels or name_model_classes(dataset.classes, mapping, tally.classes)
+    return tally.compute_evaluation(names, skipped=skipped, seconds=perf_counter() - start)
 
 
-def plain_preprocessing(model: Any) -> Preprocessing:
+def default_preprocessing(model: Any) -> Preprocessing:
     """For a model of which nothing else is known: the whole picture, pixels from −1 to 1."""
     config: Any = getattr(model, "config", None)
     if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
@@ -76,12 +76,14 @@ def plain_preprocessing(model: Any) -> Preprocessing:
 
 
 @contextmanager
-def evaluating(model: nn.Module, device: str | torch.device) -> Generator[None]:
+def temporary_eval_mode(model: nn.Module, device: str | torch.device) -> Generator[None]:
     """On the device and in eval mode; afterwards each module is in the mode it was, also where they differ."""
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
-        raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {one_line(error)}") from None
+        raise ConfigError(
+            f"device is {str(device)!r}; expected one that torch can use: {describe_error(error)}"
+        ) from None
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -91,7 +93,7 @@ def evaluating(model: nn.Module, device: str | torch.device) -> Generator[None]:
             module.training = mode
 
 
-def names_of(data_classes: Sequence[str], mapping: Sequence[int] | None, classes: int) -> list[str]:
+def name_model_classes(data_classes: Sequence[str], mapping: Sequence[int] | None, classes: int) -> list[str]:
     """Names for the model's classes: the data's, and numbers for those that the data does not have."""
     names = [str(index) for index in range(classes)]
     for index, name in zip(mapping or range(classes), data_classes, strict=False):

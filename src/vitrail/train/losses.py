@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Inputs:
+class LossInputs:
     """A batch as the model sees it: normalised, erased, mixed."""
 
     images: Tensor  # float (B, C, H, W)
@@ -21,44 +21,48 @@ class Inputs:
     indices: Tensor  # int64 (B,), which pictures of the data set
 
 
-Objective = Callable[[nn.Module, Inputs], tuple[Tensor, Mapping[str, Tensor]]]
+Objective = Callable[[nn.Module, LossInputs], tuple[Tensor, Mapping[str, Tensor]]]
 
 
-def classify(model: nn.Module, inputs: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+def classification_loss(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Cross-entropy −Σ targets·log softmax(logits), the mean over the batch."""
     logits = model(inputs.images)
     hits = logits.detach().argmax(-1) == inputs.targets.argmax(-1)
     return F.cross_entropy(logits, inputs.targets), {"accuracy": hits.float().mean()}
 
 
-def soft_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """τ²·KL(ψ(Zt/τ) ‖ ψ(Zs/τ)), the mean over the batch: DeiT's equation 2 without its factor λ (Hinton 2015)."""
     said, meant = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
     return temperature**2 * F.kl_div(said, meant, log_target=True, reduction="batchmean")
 
 
-def hard_distillation(student: Tensor, teacher: Tensor) -> Tensor:
+def hard_distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """CE(ψ(Zs), y_t), the second half of DeiT's equation 3: what the teacher decides is a label like any other."""
     return F.cross_entropy(student, teacher.argmax(-1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distil:
+class DistillationLoss:
     """(1 − λ)·CE(class head, y) + λ·(soft or hard distillation of the head that learns from the teacher)."""
 
-    answers: Callable[[Inputs], Tensor]  # the teacher's logits (B, classes) to a batch
+    teacher_logits: Callable[[LossInputs], Tensor]  # the teacher's logits (B, classes) to a batch
     kind: Literal["soft", "hard"]
     weight: float  # λ
     temperature: float  # τ, of soft
-    token: bool  # the distillation token's head learns from the teacher; else the class token's learns from both
+    uses_distillation_token: (
+        bool  # the distillation token's head learns from the teacher; else the class token's learns from both
+    )
 
-    def __call__(self, model: nn.Module, inputs: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
-        teacher = self.answers(inputs)
-        by_label, by_teacher = model(inputs.images, apart=True) if self.token else 2 * (model(inputs.images),)
+    def __call__(self, model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+        teacher = self.teacher_logits(inputs)
+        by_label, by_teacher = (
+            model(inputs.images, apart=True) if self.uses_distillation_token else 2 * (model(inputs.images),)
+        )
         if self.kind == "soft":
-            taught = soft_distillation(by_teacher, teacher, self.temperature)
+            taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
-            taught = hard_distillation(by_teacher, teacher)
+            taught = hard_distillation_loss(by_teacher, teacher)
         taught = taught + 0 * teacher.sum()  # the largest of NaNs is a class like any other: they must not go unseen
         loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * taught
         hits = by_label.detach().argmax(-1) == inputs.targets.argmax(-1)

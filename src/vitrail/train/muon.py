@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-FIFTH_ORDER = (3.4445, -4.7750, 2.0315)  # Jordan's: steep at zero, so that five rounds bring all to about 1
+NEWTON_SCHULZ_COEFFICIENTS = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # Jordan's: steep at zero, so that five rounds bring all to about 1
 
 
 class Muon(Optimizer):
@@ -28,10 +32,10 @@ class Muon(Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self.move(weight, weight.grad, group)
+                    self.update_weight(weight, weight.grad, group)
         return loss
 
-    def move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def update_weight(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
@@ -39,14 +43,14 @@ class Muon(Optimizer):
         ahead = gradient.lerp(average, group["momentum"])  # Nesterov's
         parts = ahead.flatten(1).chunk(group["parts"])  # a kernel as the matrix of its filters
         # of the size that AdamW's steps have, so that one learning rate serves both (Liu 2025, arXiv 2502.16982)
-        moves = [orthogonal(part) * (0.2 * max(part.shape) ** 0.5) for part in parts]
+        moves = [orthogonalise(part) * (0.2 * max(part.shape) ** 0.5) for part in parts]
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(torch.cat(moves).view_as(weight), alpha=-group["lr"])
 
 
-def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
+def orthogonalise(matrix: Tensor, rounds: int = 5) -> Tensor:
     """U Vᵀ of its singular value decomposition U S Vᵀ, roughly: singular values from 0.7 to 1.2, by Newton–Schulz."""
-    a, b, c = FIFTH_ORDER
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x = x / (x.norm() + 1e-7)

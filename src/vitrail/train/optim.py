@@ -12,15 +12,15 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
-from vitrail.train.recipe import Optimization
+from vitrail.train.recipe import OptimizationSettings
 
 # of the model itself: a hybrid has others in its stem
-BLOCK = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")
-HEADS = ("head", "fc.")
+BLOCK_PREFIX = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")
+HEAD_PREFIXES = ("head", "fc.")
 
 
 @dataclass(frozen=True)
-class Weight:
+class NamedWeight:
     """A parameter and where it stands: 0 the stem, 1 … L the blocks, L + 1 what follows them."""
 
     name: str
@@ -33,35 +33,35 @@ class Weight:
         return self.tensor.ndim >= 2 and self.name.endswith("weight")
 
 
-def weights(model: nn.Module) -> list[Weight]:
+def list_weights(model: nn.Module) -> list[NamedWeight]:
     """In the order of the model, so what stands before its first block is its stem, what stands after it its head."""
-    found, passed = list[Weight](), False
-    matches = [match[1] for name, _ in model.named_parameters() if (match := BLOCK.match(name))]
+    found, passed = list[NamedWeight](), False
+    matches = [match[1] for name, _ in model.named_parameters() if (match := BLOCK_PREFIX.match(name))]
     levels = {block: level for level, block in enumerate(dict.fromkeys(matches), start=1)}
     for name, tensor in model.named_parameters():
-        match = BLOCK.match(name)
+        match = BLOCK_PREFIX.match(name)
         passed = passed or match is not None
         level = levels[match[1]] if match else (len(levels) + 1) * passed
-        found.append(Weight(name, tensor, level))
+        found.append(NamedWeight(name, tensor, level))
     return found
 
 
-def freeze(model: nn.Module, blocks: int | None) -> None:
+def freeze_all_but_last_blocks(model: nn.Module, blocks: int | None) -> None:
     """Leaves only the head to be trained, and the last so many blocks with the norm after them; none: all of it."""
     if blocks is None:
         return
-    if not any(name.startswith(HEADS) for name, _ in model.named_parameters()):
+    if not any(name.startswith(HEAD_PREFIXES) for name, _ in model.named_parameters()):
         raise ConfigError(f"train_blocks is {blocks}; expected none, since the model has no head")
-    every = weights(model)
+    every = list_weights(model)
     last = max(weight.level for weight in every)
     if blocks >= last:
         raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the blocks that there are, or none")
     for weight in every:
-        trained = weight.name.startswith(HEADS) or (blocks > 0 and weight.level >= last - blocks)
+        trained = weight.name.startswith(HEAD_PREFIXES) or (blocks > 0 and weight.level >= last - blocks)
         weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
 
 
-def keep_statistics(model: nn.Module) -> None:
+def set_frozen_batch_norms_to_eval(model: nn.Module) -> None:
     """Batch norms that are frozen go on with the means and variances they have, and learn no new ones."""
     for module in model.modules():
         own = [weight.requires_grad for weight in module.parameters()] if isinstance(module, nn.BatchNorm2d) else []
@@ -69,33 +69,35 @@ def keep_statistics(model: nn.Module) -> None:
             module.eval()
 
 
-def optimizers(model: nn.Module, settings: Optimization) -> list[Optimizer]:
+def create_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Optimizer]:
     """One, or with Muon two; each group of weights has its share of the learning rate in `scale`."""
-    every = weights(model)
+    every = list_weights(model)
     trained, last = [each for each in every if each.tensor.requires_grad], max(each.level for each in every)
     if settings.optimizer == "sgd":
-        return [SGD(groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
+        return [SGD(make_parameter_groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
     pixels = next((each.name for each in every if each.decays), "")
-    maps = [each for each in trained if settings.optimizer == "muon" and is_map(each, pixels, last)]
+    maps = [each for each in trained if settings.optimizer == "muon" and is_muon_weight(each, pixels, last)]
     rest = [each for each in trained if each.name not in {each.name for each in maps}]
     made: list[Optimizer] = []
     if rest:
         fused = rest[0].tensor.device.type in ("cpu", "cuda")
         betas = (settings.momentum, settings.beta2)
-        made.append(AdamW(groups(rest, last, settings), lr=settings.lr, betas=betas, fused=fused))
+        made.append(AdamW(make_parameter_groups(rest, last, settings), lr=settings.lr, betas=betas, fused=fused))
     if maps:
         single, triple = ([each for each in maps if ("qkv" in each.name) == joined] for joined in (False, True))
-        joined = [{**group, "parts": 3} for group in groups(triple, last, settings)]
-        made.append(Muon([*groups(single, last, settings), *joined], lr=settings.lr))
+        joined = [{**group, "parts": 3} for group in make_parameter_groups(triple, last, settings)]
+        made.append(Muon([*make_parameter_groups(single, last, settings), *joined], lr=settings.lr))
     return made
 
 
-def is_map(weight: Weight, pixels: str, last: int) -> bool:
+def is_muon_weight(weight: NamedWeight, pixels: str, last: int) -> bool:
     """A matrix or kernel between features: not the one that sees pixels, nor a head, nor one of a single channel."""
     return weight.decays and weight.name != pixels and weight.level < last and weight.tensor.shape[1] > 1
 
 
-def groups(trained: Sequence[Weight], last: int, settings: Optimization) -> list[dict[str, Any]]:
+def make_parameter_groups(
+    trained: Sequence[NamedWeight], last: int, settings: OptimizationSettings
+) -> list[dict[str, Any]]:
     """Weights of the same level that do or do not decay."""
     return [
         {
@@ -103,30 +105,30 @@ def groups(trained: Sequence[Weight], last: int, settings: Optimization) -> list
             "scale": settings.layer_decay ** (last - level),
             "weight_decay": settings.weight_decay if decays else 0.0,
         }
-        for (level, decays), members in groupby(sorted(trained, key=kind), key=kind)
+        for (level, decays), members in groupby(sorted(trained, key=parameter_group_key), key=parameter_group_key)
     ]
 
 
-def kind(weight: Weight) -> tuple[int, bool]:
+def parameter_group_key(weight: NamedWeight) -> tuple[int, bool]:
     return weight.level, weight.decays
 
 
-def set_lr(made: Sequence[Optimizer], lr: float) -> None:
-    for optimizer in made:
+def set_lr(optimizers: Sequence[Optimizer], lr: float) -> None:
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]
 
 
-class Average:
+class WeightEMA:
     """Exponential moving average of a model's weights (EMA); early on it forgets faster, or it would average noise."""
 
-    def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:
-        self.model, self.average, self.decay = model, average.requires_grad_(False).eval(), decay
+    def __init__(self, model: nn.Module, averaged_model: nn.Module, decay: float) -> None:
+        self.model, self.averaged_model, self.decay = model, averaged_model.requires_grad_(False).eval(), decay
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        for mine, its in zip(self.average.parameters(), self.model.parameters(), strict=True):
+        for mine, its in zip(self.averaged_model.parameters(), self.model.parameters(), strict=True):
             mine.lerp_(its, 1 - decay)
-        for mine, its in zip(self.average.buffers(), self.model.buffers(), strict=True):
+        for mine, its in zip(self.averaged_model.buffers(), self.model.buffers(), strict=True):
             mine.copy_(its)

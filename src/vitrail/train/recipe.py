@@ -9,40 +9,46 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.data.augmentation import Augmentation, explained
-from vitrail.errors import ConfigError, one_line, unknown
+from vitrail.data.augment.config import Augmentation, field_with_help
+from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.files import read_text
+from vitrail.json_yaml import parse_yaml
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
-from vitrail.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-FOLDER = Path(__file__).with_name("recipes")
+RECIPES_FOLDER = Path(__file__).with_name("recipes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimization:
+class OptimizationSettings:
     """How the weights move."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = explained(
+    optimizer: Literal["adamw", "sgd", "muon"] = field_with_help(
         "adamw", "adamw, sgd, or muon: for maps between features, with AdamW for the rest."
     )
-    lr: float = explained(1e-3, "The learning rate at its peak.")
-    lr_batch: int = explained(0, "The batch that lr is meant for; it grows with the batch. 0: for any.", MAY_BE_ZERO)
-    weight_decay: float = explained(0.05, "On matrices; never on norms, biases, tokens and positions.", MAY_BE_ZERO)
-    momentum: float = explained(0.9, "Of SGD; the first beta of AdamW. Muon has 0.95.", RATE)
-    beta2: float = explained(0.999, "The second beta of AdamW.", RATE)
-    schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = explained(
+    lr: float = field_with_help(1e-3, "The learning rate at its peak.")
+    lr_batch: int = field_with_help(
+        0, "The batch that lr is meant for; it grows with the batch. 0: for any.", MAY_BE_ZERO
+    )
+    weight_decay: float = field_with_help(
+        0.05, "On matrices; never on norms, biases, tokens and positions.", MAY_BE_ZERO
+    )
+    momentum: float = field_with_help(0.9, "Of SGD; the first beta of AdamW. Muon has 0.95.", RATE)
+    beta2: float = field_with_help(0.999, "The second beta of AdamW.", RATE)
+    schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = field_with_help(
         "cosine", "How the learning rate falls after the warm-up."
     )
-    warmup: float = explained(
+    warmup: float = field_with_help(
         0.0, "Epochs in which the learning rate rises from zero; at most half of all.", MAY_BE_ZERO
     )
-    final_lr: float = explained(0.0, "What cosine and linear end at, as a share of lr.", MAY_BE_ZERO)
-    layer_decay: float = explained(1.0, "Factor on the learning rate from each block to the one before it; 1: none.")
-    clip: float = explained(0.0, "The largest norm of all gradients together; 0: any.", MAY_BE_ZERO)
-    train_blocks: int | None = explained(
+    final_lr: float = field_with_help(0.0, "What cosine and linear end at, as a share of lr.", MAY_BE_ZERO)
+    layer_decay: float = field_with_help(
+        1.0, "Factor on the learning rate from each block to the one before it; 1: none."
+    )
+    clip: float = field_with_help(0.0, "The largest norm of all gradients together; 0: any.", MAY_BE_ZERO)
+    train_blocks: int | None = field_with_help(
         None, "Train the head and the last so many blocks; 0: a linear probe.", MAY_BE_ZERO
     )
 
@@ -53,28 +59,28 @@ class Optimization:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class LoopSettings:
     """How long, in what portions, and what is kept."""
 
-    epochs: float = explained(10, "Times that as many pictures as there are go by.")
-    minutes: float | None = explained(
+    epochs: float = field_with_help(10, "Times that as many pictures as there are go by.")
+    minutes: float | None = field_with_help(
         None, "A budget of time instead: speed is measured first, the steps fixed from it."
     )
-    batch: int = explained(128, "Pictures a step, over all processes and micro-batches.")
-    accumulate: int = explained(1, "Micro-batches that a step is cut into, to save memory.")
-    ema: float = explained(0.0, "Decay of the moving average of the weights, which is then the result.", RATE)
-    precision: Literal["float32", "bfloat16", "float16"] = explained(
+    batch: int = field_with_help(128, "Pictures a step, over all processes and micro-batches.")
+    accumulate: int = field_with_help(1, "Micro-batches that a step is cut into, to save memory.")
+    ema: float = field_with_help(0.0, "Decay of the moving average of the weights, which is then the result.", RATE)
+    precision: Literal["float32", "bfloat16", "float16"] = field_with_help(
         "float32", "What a forward pass computes in, by autocast."
     )
-    compile: bool = explained(False, "Compile the model first (torch.compile).")
-    eval_every: int = explained(1, "Epochs from one evaluation to the next; 0: only at the end.", MAY_BE_ZERO)
-    save_every: int = explained(0, "Steps from one checkpoint to the next; 0: as time allows.", MAY_BE_ZERO)
-    early_size: int = explained(
+    compile: bool = field_with_help(False, "Compile the model first (torch.compile).")
+    eval_every: int = field_with_help(1, "Epochs from one evaluation to the next; 0: only at the end.", MAY_BE_ZERO)
+    save_every: int = field_with_help(0, "Steps from one checkpoint to the next; 0: as time allows.", MAY_BE_ZERO)
+    early_size: int = field_with_help(
         0, "Pixels a side of the first pictures, which are quicker; the model must be dynamic. 0: as ever.", MAY_BE_ZERO
     )
-    early_share: float = explained(0.5, "How much of the training goes with pictures of early_size.", RATE)
-    whiten: bool = explained(False, "Start the first filters at the principal patches of the pictures (cct).")
-    seed: int = explained(0, "Of starting weights, order and augmentation.", MAY_BE_ZERO)
+    early_share: float = field_with_help(0.5, "How much of the training goes with pictures of early_size.", RATE)
+    whiten: bool = field_with_help(False, "Start the first filters at the principal patches of the pictures (cct).")
+    seed: int = field_with_help(0, "Of starting weights, order and augmentation.", MAY_BE_ZERO)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -83,19 +89,19 @@ class Loop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distillation:
+class DistillationSettings:
     """What is learnt from a teacher, where there is one; DeiT's own choices unless said."""
 
-    distill: Literal["hard", "soft", "none"] = explained(
+    distill: Literal["hard", "soft", "none"] = field_with_help(
         "hard", "hard: learn the class that the teacher chooses; soft: its probabilities; none: no teacher."
     )
-    distill_token: Literal["auto", "distill", "class"] = explained(
+    distill_token: Literal["auto", "distill", "class"] = field_with_help(
         "auto", "Who learns it: the distillation token, or the class token alone. auto: the former if there is one."
     )
-    teacher_weight: float | None = explained(
+    teacher_weight: float | None = field_with_help(
         None, "Lambda, the teacher's share of the loss; without it 0.5 for hard, 0.1 for soft.", SHARE
     )
-    temperature: float = explained(3.0, "Tau of soft: what logits are divided by, so that small ones count too.")
+    temperature: float = field_with_help(3.0, "Tau of soft: what logits are divided by, so that small ones count too.")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -110,13 +116,13 @@ class Recipe:
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of its config, to replace
     preprocessing: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of vitrail.Preprocessing, to replace
     augmentation: Augmentation = field(default_factory=Augmentation)
-    optimization: Optimization = field(default_factory=Optimization)
-    loop: Loop = field(default_factory=Loop)
-    distillation: Distillation = field(default_factory=Distillation)
+    optimization: OptimizationSettings = field(default_factory=OptimizationSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    distillation: DistillationSettings = field(default_factory=DistillationSettings)
 
-    def changed(self, settings: Mapping[str, Any]) -> "Recipe":
+    def with_settings(self, settings: Mapping[str, Any]) -> "Recipe":
         """With these settings, by their flat names, in place of its own; `fields` and `preprocessing` are added to."""
-        known = {name: section for section in SECTIONS for name in names(section)}
+        known = {name: section for section in SECTIONS for name in list_setting_names(section)}
         parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         rest = dict[str, Any]()
         for name, value in settings.items():
@@ -127,25 +133,29 @@ class Recipe:
             elif name in ("name", "model"):
                 rest[name] = value
             elif name in known:
-                parts[known[name]][name] = number(value)
+                parts[known[name]][name] = parse_number(value)
             else:
-                raise unknown("setting", name, [*known, "model", "fields", "preprocessing"], also=ELSEWHERE)
+                raise unknown_name_error(
+                    "setting", name, [*known, "model", "fields", "preprocessing"], synonyms=SETTING_ALIASES
+                )
         sections = {name: replace(getattr(self, name), **values) for name, values in parts.items()}
         return replace(self, **rest, **sections)
 
-    def flat(self) -> dict[str, Any]:
+    def to_flat_dict(self) -> dict[str, Any]:
         """Everything by its flat name, as a recipe file has it."""
         rest = {name: getattr(self, name) for name in ("name", "model", "fields", "preprocessing")}
-        return rest | {name: getattr(getattr(self, part), name) for part in SECTIONS for name in names(part)}
+        return rest | {
+            name: getattr(getattr(self, part), name) for part in SECTIONS for name in list_setting_names(part)
+        }
 
 
 SECTIONS: Mapping[str, type["DataclassInstance"]] = {
-    "loop": Loop,
-    "optimization": Optimization,
+    "loop": LoopSettings,
+    "optimization": OptimizationSettings,
     "augmentation": Augmentation,
-    "distillation": Distillation,
+    "distillation": DistillationSettings,
 }
-ELSEWHERE = {  # how timm's and facebook's scripts call them
+SETTING_ALIASES = {  # how timm's and facebook's scripts call them
     "batch_size": "batch",
     "learning_rate": "lr",
     "opt": "optimizer",
@@ -165,38 +175,40 @@ ELSEWHERE = {  # how timm's and facebook's scripts call them
 }
 
 
-def names(section: str) -> list[str]:
+def list_setting_names(section: str) -> list[str]:
     return [each.name for each in fields(SECTIONS[section])]
 
 
-def settings(sections: Iterable[str] = SECTIONS) -> Iterable[tuple[str, Field[Any]]]:
+def list_settings(sections: Iterable[str] = SECTIONS) -> Iterable[tuple[str, Field[Any]]]:
     """Every setting under the name of its section."""
     return ((section, each) for section in sections for each in fields(SECTIONS[section]))
 
 
-def number(value: Any) -> Any:
+def parse_number(value: Any) -> Any:
     """YAML takes 1e-3 for a text; everyone means the number."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) and value[:1] in "0123456789.-" else value
     return value
 
 
-def recipes() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+def list_recipes() -> list[str]:
+    return sorted(path.stem for path in RECIPES_FOLDER.glob("*.yaml"))
 
 
 def open_recipe(name: str) -> Recipe:
     """A recipe of the package by its name, or one of your own by its file."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if path.parent == FOLDER and name not in recipes():
-        raise unknown("recipe", name, recipes())
+    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES_FOLDER / f"{name}.yaml"
+    if path.parent == RECIPES_FOLDER and name not in list_recipes():
+        raise unknown_name_error("recipe", name, list_recipes())
     try:
         data = parse_yaml(read_text(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the recipe {path} cannot be read: {one_line(error)}; expected YAML, name: value") from None
+        raise ConfigError(
+            f"the recipe {path} cannot be read: {describe_error(error)}; expected YAML, name: value"
+        ) from None
     if not isinstance(data, dict) or not all(isinstance(each, str) for each in data):
         raise ConfigError(f"the recipe {path} holds no settings; expected YAML, name: value")
     try:
-        return Recipe(name=path.stem).changed({each: value for each, value in data.items() if each != "name"})
+        return Recipe(name=path.stem).with_settings({each: value for each, value in data.items() if each != "name"})
     except ConfigError as error:
         raise ConfigError(f"the recipe {path.name}: {error}") from None

@@ -2,10 +2,10 @@
 
 from math import cos, pi, sqrt
 
-from vitrail.train.recipe import Optimization
+from vitrail.train.recipe import OptimizationSettings
 
 
-def share(step: int, steps: int, warmup: int, settings: Optimization) -> float:
+def lr_factor(step: int, steps: int, warmup: int, settings: OptimizationSettings) -> float:
     """What step `step` (from 0) of `steps` is taken with: a straight rise in the warm-up, then a fall."""
     if step < warmup:
         return (step + 1) / warmup

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoint.class_names import class_mapping
-from vitrail.data.datasets import Data
+from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.data.augment.batch_transforms import normalise
+from vitrail.data.datasets import DatasetSplits
 from vitrail.data.loader import evaluation_batches
-from vitrail.data.mixing import normalise
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, one_line
+from vitrail.errors import ConfigError, DataError, describe_error
 from vitrail.models.checks import pair
 from vitrail.train.opened import open_model
 
-TRIED = 2  # pictures that a teacher must answer before it may teach
+TRIAL_BATCH_SIZE = 2  # pictures that a teacher must answer before it may teach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Teacher:
                 raise ConfigError(f"the teacher's {name} is a {given}; expected a {kind.__name__}")
 
     @classmethod
-    def opened(cls, name: str, **fields: Any) -> "Teacher":
+    def from_name(cls, name: str, **fields: Any) -> "Teacher":
         found = open_model(name, **fields)
         return cls(model=found.model, preprocessing=found.preprocessing, labels=found.labels, name=name)
 
@@ -54,51 +54,57 @@ class Teacher:
         return found.hexdigest()
 
 
-class Lessons:
+class TeacherView:
     """The teacher's logits to a student's views, in the order of the student's classes; without gradients."""
 
     def __init__(
-        self, teacher: Teacher, data: Data, seen: Preprocessing, device: torch.device, *, compiled: bool = False
+        self,
+        teacher: Teacher,
+        data: DatasetSplits,
+        student_preprocessing: Preprocessing,
+        device: torch.device,
+        *,
+        compiled: bool = False,
     ) -> None:
-        self.teacher, self.seen, self.device = teacher, seen, device
+        self.teacher, self.student_preprocessing, self.device = teacher, student_preprocessing, device
         model = teacher.model.to(device).eval()
-        self.number = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+        self.dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
         self.notes = list[str]()
-        given, taken = len(seen.mean), len(teacher.preprocessing.mean)
+        given, taken = len(student_preprocessing.mean), len(teacher.preprocessing.mean)
         if given != taken and given != 1:
             raise ConfigError(
                 f"{teacher.name} sees {taken} channels and the student {given}; expected as many, or a grey student"
             )
         self.model: Callable[[Tensor], Tensor] = model
-        classes = self.tried(data)
+        classes = self.check_outputs_and_count_classes(data)
         if teacher.labels is not None and len(teacher.labels) != classes:
             names = len(teacher.labels)
             raise ConfigError(f"{teacher.name} has {names} names for {classes} classes; expected one for each")
         try:
-            self.columns, note = class_mapping(teacher.labels, classes, data.classes)
+            self.columns, note = map_classes(teacher.labels, classes, data.classes)
         except DataError as error:
             raise DataError(f"{teacher.name} cannot teach {data.name}: {error}") from None
         self.notes += [f"{teacher.name}: {note}"] if note else []
         in_order = self.columns == tuple(range(classes))
-        self.order = None if in_order else torch.tensor(self.columns, device=device)
+        self.class_order = None if in_order else torch.tensor(self.columns, device=device)
         if compiled:
             self.model = torch.compile(model)
 
-    def tried(self, data: Data) -> int:
+    def check_outputs_and_count_classes(self, data: DatasetSplits) -> int:
         """How many classes it tells apart; that it answers at all, and in numbers, is seen before any step."""
         pictures = data.train if data.train is not None and len(data.train) else data.val
         if pictures is None or not len(pictures):
             raise DataError(f"{data.name} has no pictures; expected some to learn from")
         name = self.teacher.name
-        for batch in evaluation_batches(pictures, self.seen, batch=TRIED):
+        for batch in evaluation_batches(pictures, self.student_preprocessing, batch=TRIAL_BATCH_SIZE):
             if not len(batch.labels):
                 continue  # unreadable: the next ones will do
             try:
-                logits: Any = self.asked(normalise(batch.images.to(self.device), self.seen))
+                logits: Any = self.compute_logits(normalise(batch.images.to(self.device), self.student_preprocessing))
             except Exception as error:  # whatever their code raises is theirs to mend
                 rows, columns = pair(self.teacher.preprocessing.image_size)
                 raise ConfigError(
-                    f"{name} cannot answer: {one_line(error)}; expected a model that takes (pictures, "
+                    f"{name} cannot answer: {describe_error(error)}; expected a model that takes (pictures, "
                     f"{len(self.teacher.preprocessing.mean)}, {rows}, {columns}), as its preprocessing says"
                 ) from None
             if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(batch.labels)):
@@ -113,16 +119,16 @@ class Lessons:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The student's input, augmented, normalised and mixed, → the teacher's logits (B, classes)."""
-        logits = self.asked(images).float()
-        return logits if self.order is None else logits[:, self.order]
+        logits = self.compute_logits(images).float()
+        return logits if self.class_order is None else logits[:, self.class_order]
 
-    def asked(self, images: Tensor) -> Tensor:
+    def compute_logits(self, images: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.model(self.shown(images).to(self.number))
+            return self.model(self.adapt_images(images).to(self.dtype))
 
-    def shown(self, images: Tensor) -> Tensor:
+    def adapt_images(self, images: Tensor) -> Tensor:
         """Normalised and resized as the teacher was trained: what it sees is the student's view, not another."""
-        seen, known = self.seen, self.teacher.preprocessing
+        seen, known = self.student_preprocessing, self.teacher.preprocessing
         if len(seen.mean) != len(known.mean):
             seen = replace(seen, mean=seen.mean * len(known.mean), std=seen.std * len(known.std))
             images = images.expand(-1, len(known.mean), -1, -1)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import shake, shake_statistics
-from round_trip import apart, rewrite, same_tensors
+from support.layout_round_trip import assert_same_tensors, max_output_difference, write_checkpoint
+from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import app
+from vitrail.cli import build_app
 from vitrail.errors import CheckpointError
 
 FILES = {"weights/resnet20-12fca82f.th": 0.9173, "weights/resnet56-4bfd9763.th": 0.9339}
@@ -54,7 +54,7 @@ class Published(nn.Module):
 
 
 def published(classes: int = 10) -> Published:
-    return shake_statistics(shake(Published(2, classes)))
+    return randomise_batch_norms(add_weight_noise(Published(2, classes)))
 
 
 def save(model: nn.Module, path: Path, *, without: str = "\0") -> None:
@@ -69,10 +69,10 @@ def test_its_model_is_ours_and_comes_back(without: str, tmp_path: Path) -> None:
     found = read(tmp_path / "model.th")
     assert (found.layout, found.description.family) == ("akamaster", "resnet")
     assert not found.report.warnings
-    assert apart(found.model, theirs) <= 1e-5
-    rewrite(found, tmp_path / "own", "vitrail")
-    rewrite(read(tmp_path / "own"), tmp_path / "back.th", "akamaster")
-    same_tensors(
+    assert max_output_difference(found.model, theirs) <= 1e-5
+    write_checkpoint(found, tmp_path / "own", "vitrail")
+    write_checkpoint(read(tmp_path / "own"), tmp_path / "back.th", "akamaster")
+    assert_same_tensors(
         torch.load(tmp_path / "back.th", weights_only=True)["state_dict"],
         {f"module.{name}": each for name, each in theirs.state_dict().items()},
     )
@@ -173,5 +173,5 @@ def test_the_published_accuracy(
     """91.73 % and 93.39 % of the 10,000 test images, as published."""
     weights, data = shared(file), cifar10(shared("get-cifar10"))
     words = ["eval", str(weights), "--data", str(data), "--batch", "250", "--json"]
-    app()(words, exit_on_error=False, result_action="return_value")
+    build_app()(words, exit_on_error=False, result_action="return_value")
     assert round(json.loads(capsys.readouterr().out)["top1"], 4) == FILES[file]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import timm
 import torch
-from drawing import shake
-from round_trip import apart, round_trip, tensors_in
 from safetensors.torch import save_file
+from support.layout_round_trip import check_round_trip, max_output_difference, read_tensors
+from support.noisy_weights import add_weight_noise
 from timm.data.config import resolve_model_data_config
 from timm.models import save_for_hf
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not specify")
 def toy(**fields: Any) -> Any:
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4}
     sizes |= {"num_classes": 5, **fields}
-    return shake(timm.create_model("cait_xxs24_224", **sizes), std=0.2)
+    return add_weight_noise(timm.create_model("cait_xxs24_224", **sizes), std=0.2)
 
 
 def facebooks(model: Any) -> dict[str, Any]:
@@ -37,23 +37,23 @@ def test_timms_files_are_ours_and_come_back(fields: dict[str, Any], ending: str,
     theirs = toy(**fields)
     path = tmp_path / f"weights{ending}"
     (save_file if ending == ".safetensors" else torch.save)(theirs.state_dict(), path)
-    found = round_trip(path, tmp_path / f"back{ending}", to="timm")
+    found = check_round_trip(path, tmp_path / f"back{ending}", to="timm")
     assert found.description.family == "cait"
     assert found.model.config.heads == 4  # the matrices that mix them show it
     assert found.model.config.class_depth == fields.get("depth_token_only", 2)
     assert (found.report.warnings, found.report.assumed.keys()) == ((), {"preprocessing"})
-    assert apart(found.model, theirs) <= 1e-5
+    assert max_output_difference(found.model, theirs) <= 1e-5
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_classes": 0}, {"mlp_ratio": 2.0, "mlp_ratio_token_only": 2.0}])
 def test_facebooks_files_are_ours_and_come_back(fields: dict[str, Any], tmp_path: Path) -> None:
     theirs = toy(**fields)
     torch.save(facebooks(theirs), tmp_path / "XXS24_224.pth")
-    found = round_trip(tmp_path / "XXS24_224.pth", tmp_path / "back.pth", to="deit")
+    found = check_round_trip(tmp_path / "XXS24_224.pth", tmp_path / "back.pth", to="deit")
     assert found.description.family == "cait"
     assert not found.report.warnings
-    assert apart(found.model, theirs) <= 1e-5
-    assert all(name.startswith("module.") for name in tensors_in(tmp_path / "back.pth"))
+    assert max_output_difference(found.model, theirs) <= 1e-5
+    assert all(name.startswith("module.") for name in read_tensors(tmp_path / "back.pth"))
 
 
 def test_one_becomes_the_other(tmp_path: Path) -> None:
@@ -64,16 +64,16 @@ def test_one_becomes_the_other(tmp_path: Path) -> None:
     write(read(tmp_path / "timm.pth").model, tmp_path / "deit.safetensors", "deit")
     found = read(tmp_path / "deit.safetensors")
     assert found.layout == "deit"  # which the file says
-    assert apart(found.model, theirs) <= 1e-5
+    assert max_output_difference(found.model, theirs) <= 1e-5
 
 
 def test_a_folder_that_timm_opens_by_itself(tmp_path: Path) -> None:
     model = vitrail.create("cait_xxs24_224", image_size=(32, 48), width=48, depth=2, heads=4, mlp_width=96, classes=5)
-    shake(model, std=0.2)
+    add_weight_noise(model, std=0.2)
     how = vitrail.Preprocessing(image_size=(32, 48), crop=0.75, mean=(0.1, 0.2, 0.3))
     write(model, tmp_path / "folder", "timm", preprocessing=how, labels=list("abcde"))
     opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
-    assert apart(model, opened, (32, 48)) <= 1e-5
+    assert max_output_difference(model, opened, (32, 48)) <= 1e-5
     assert resolve_model_data_config(opened)["crop_pct"] == 0.75
     again = read(tmp_path / "folder")
     assert again.model.config == model.config
@@ -85,7 +85,7 @@ def test_a_folder_of_timms(tmp_path: Path) -> None:
     theirs = toy()
     save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     found = read(tmp_path)
-    assert apart(found.model, theirs) <= 1e-5
+    assert max_output_difference(found.model, theirs) <= 1e-5
     save_for_hf(theirs, str(tmp_path), model_args={"global_pool": "avg"}, safe_serialization=True)
     with pytest.raises(CheckpointError, match="it has pool mean, which the family 'cait' has not"):
         read(tmp_path)
@@ -109,7 +109,7 @@ def test_a_training_checkpoint_with_an_average(tmp_path: Path) -> None:
     torch.save(run, tmp_path / "last.pth.tar")
     found = read(tmp_path / "last.pth.tar")
     assert found.layout == "timm"
-    assert apart(found.model, average) <= 1e-5
+    assert max_output_difference(found.model, average) <= 1e-5
 
 
 def test_what_is_not_whole_or_not_a_cait_is_refused(tmp_path: Path) -> None:

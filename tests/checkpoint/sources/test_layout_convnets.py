@@ -8,9 +8,9 @@ import pytest
 import timm
 import torch
 import torchvision.models as peers
-from drawing import shake, shake_statistics
-from round_trip import apart, round_trip, tensors_in
 from safetensors.torch import save_file
+from support.layout_round_trip import check_round_trip, max_output_difference, read_tensors
+from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from timm.data.config import resolve_model_data_config
 from torch import nn
 from torchvision.models.regnet import BlockParams
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def drawn(model: Any) -> Any:
-    return shake_statistics(shake(model))
+    return randomise_batch_norms(add_weight_noise(model))
 
 
 def toy(kind: str) -> Any:
@@ -48,7 +48,7 @@ def saved(model: nn.Module, path: Path) -> Path:
 def test_timms_models_are_ours_and_come_back(kind: str, ending: str, tmp_path: Path) -> None:
     theirs = toy(kind)
     path = saved(theirs, tmp_path / f"weights{ending}")
-    found = round_trip(path, tmp_path / f"back{ending}", to="timm")
+    found = check_round_trip(path, tmp_path / f"back{ending}", to="timm")
     channels = KINDS[kind][1].get("in_chans", 3)
     assert len(found.report.matched) == len(theirs.state_dict())
     assert found.model.config.channels == channels
@@ -61,22 +61,22 @@ def test_timms_models_are_ours_and_come_back(kind: str, ending: str, tmp_path: P
 def test_torchvisions_resnets_are_ours_and_come_back(block: Any, tmp_path: Path) -> None:
     theirs = drawn(peers.ResNet(block, [1, 1, 2, 1], num_classes=5))
     path = saved(theirs, tmp_path / "weights.pth")
-    found = round_trip(path, tmp_path / "back.pth", to="torchvision", source="torchvision")
-    assert apart(found.model, theirs) <= 1e-5
-    theirs.load_state_dict(tensors_in(tmp_path / "back.pth"))
-    assert apart(vitrail.load(path), theirs) <= 1e-5  # taken for timm's, which is the same
+    found = check_round_trip(path, tmp_path / "back.pth", to="torchvision", source="torchvision")
+    assert max_output_difference(found.model, theirs) <= 1e-5
+    theirs.load_state_dict(read_tensors(tmp_path / "back.pth"))
+    assert max_output_difference(vitrail.load(path), theirs) <= 1e-5  # taken for timm's, which is the same
 
 
 def test_torchvisions_regnets_are_ours_and_come_back(tmp_path: Path) -> None:
     size = BlockParams.from_init_params(depth=6, w_0=16, w_a=16.0, w_m=2.0, group_width=8, se_ratio=0.25)
     theirs = drawn(peers.RegNet(size, num_classes=5))
     path = saved(theirs, tmp_path / "weights.pth")
-    found = round_trip(path, tmp_path / "back.pth", to="torchvision")
+    found = check_round_trip(path, tmp_path / "back.pth", to="torchvision")
     assert found.description.family == "regnety"
-    assert apart(found.model, theirs, (64, 64)) <= 1e-5
-    theirs.load_state_dict(tensors_in(tmp_path / "back.pth"))
+    assert max_output_difference(found.model, theirs, (64, 64)) <= 1e-5
+    theirs.load_state_dict(read_tensors(tmp_path / "back.pth"))
     write(found.model, tmp_path / "timm.safetensors", "timm")
-    assert apart(read(tmp_path / "timm.safetensors").model, theirs, (64, 64)) <= 1e-5
+    assert max_output_difference(read(tmp_path / "timm.safetensors").model, theirs, (64, 64)) <= 1e-5
 
 
 @pytest.mark.parametrize("to", ["timm", "torchvision"])
@@ -96,7 +96,7 @@ def test_a_training_checkpoint_without_counters(tmp_path: Path) -> None:
     tensors = {f"module.{n}": t for n, t in theirs.state_dict().items() if not n.endswith("num_batches_tracked")}
     torch.save({"epoch": 3, "arch": "resnet18", "state_dict": tensors}, tmp_path / "last.pth.tar")
     found = read(tmp_path / "last.pth.tar")
-    assert apart(found.model, theirs) <= 1e-5
+    assert max_output_difference(found.model, theirs) <= 1e-5
     assert found.model.bn1.num_batches_tracked.dtype == torch.int64
 
 
@@ -105,7 +105,7 @@ def test_a_folder_that_timm_opens_by_itself(tmp_path: Path) -> None:
     how = vitrail.Preprocessing(image_size=64, crop=0.75, mean=(0.1, 0.2, 0.3))
     write(model, tmp_path / "folder", "timm", preprocessing=how, labels=list("abcde"))
     opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
-    assert apart(model, opened) <= 1e-5
+    assert max_output_difference(model, opened) <= 1e-5
     assert resolve_model_data_config(opened)["crop_pct"] == 0.75
     again = read(tmp_path / "folder")
     assert again.model.config == model.config

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import timm
 import torch
-from drawing import shake
-from round_trip import apart, round_trip, tensors_in
+from support.layout_round_trip import check_round_trip, max_output_difference, read_tensors
+from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.checkpoint import read, write
@@ -24,7 +24,7 @@ KINDS = {
 
 def toy(kind: str) -> Any:
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
-    return shake(timm.create_model(KINDS[kind], **sizes, num_classes=5))
+    return add_weight_noise(timm.create_model(KINDS[kind], **sizes, num_classes=5))
 
 
 def their_names(model: Any) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def their_names(model: Any) -> dict[str, Any]:
 def test_their_files_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
     theirs = toy(kind)
     torch.save({"model": their_names(theirs)}, tmp_path / "weights.pth")
-    found = round_trip(tmp_path / "weights.pth", tmp_path / "back.pth", to="deit", heads=4)
+    found = check_round_trip(tmp_path / "weights.pth", tmp_path / "back.pth", to="deit", heads=4)
     assert found.description.family == "deit"
-    assert apart(found.model, theirs) <= 1e-6
+    assert max_output_difference(found.model, theirs) <= 1e-6
     assert torch.load(tmp_path / "back.pth", weights_only=True).keys() == {"model"}
 
 
@@ -49,7 +49,7 @@ def test_a_whole_training_run_gives_its_average(tmp_path: Path) -> None:
     run = {"model": their_names(now), "model_ema": their_names(average), "epoch": 3, "args": Namespace(lr=1e-3)}
     torch.save(run, tmp_path / "run.pth")
     found = read(tmp_path / "run.pth", heads=4)
-    assert apart(found.model, average) <= 1e-6
+    assert max_output_difference(found.model, average) <= 1e-6
     assert found.description.provenance["source"]["layout"] == "deit"
 
 
@@ -64,22 +64,22 @@ def test_what_comes_with_the_family(tmp_path: Path) -> None:
 
 
 def test_a_plain_vit_fits_in_too(tmp_path: Path) -> None:
-    model = shake(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=3))
+    model = add_weight_noise(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=3))
     write(model, tmp_path / "weights.pth", "deit")
     found = read(tmp_path / "weights.pth", heads=2)
-    assert apart(found.model, model) <= 1e-6
+    assert max_output_difference(found.model, model) <= 1e-6
     with pytest.raises(CheckpointError, match=r"pool is 'mean', which deit cannot hold; expected 'class'"):
         write(vitrail.create("ViT-Ti/16", image_size=32, pool="mean"), tmp_path / "weights.pth", "deit")
 
 
 def test_the_real_file_comes_back(shared: Callable[[str], Path], tmp_path: Path) -> None:
-    found = round_trip(shared("weights/deit_tiny_patch16_224.pth"), tmp_path / "back.pth", to="deit")
+    found = check_round_trip(shared("weights/deit_tiny_patch16_224.pth"), tmp_path / "back.pth", to="deit")
     assert vitrail.create("DeiT-Ti").config == found.model.config
-    assert len(tensors_in(tmp_path / "back.pth")) == 152
+    assert len(read_tensors(tmp_path / "back.pth")) == 152
 
 
 @pytest.mark.parametrize(("layout", "fields"), [("deit", {}), ("mae", {}), ("dino", {"classes": 0})])
 def test_a_safetensors_file_of_ours_says_whose_it_is(layout: str, fields: dict[str, Any], tmp_path: Path) -> None:
-    model = shake(vitrail.create("ViT-Ti/16", image_size=32, width=64, heads=1, depth=1, **fields))
+    model = add_weight_noise(vitrail.create("ViT-Ti/16", image_size=32, width=64, heads=1, depth=1, **fields))
     write(model, tmp_path / "weights.safetensors", layout)
     assert vitrail.describe(tmp_path / "weights.safetensors").provenance["source"]["layout"] == layout

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import timm
 import torch
-from drawing import shake
-from round_trip import apart, round_trip
+from support.layout_round_trip import check_round_trip, max_output_difference
+from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
@@ -20,7 +20,7 @@ TOY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth"
 
 def toy(name: str, **fields: Any) -> Any:
     fields = {**TOY, **fields}
-    return shake(timm.create_model(name, **fields))
+    return add_weight_noise(timm.create_model(name, **fields))
 
 
 def second(registers: bool, swiglu: bool) -> tuple[Any, dict[str, Tensor]]:
@@ -43,8 +43,8 @@ def second(registers: bool, swiglu: bool) -> tuple[Any, dict[str, Tensor]]:
 def test_a_backbone_of_the_first(tmp_path: Path) -> None:
     theirs = toy("vit_small_patch16_224", num_classes=0)
     torch.save(theirs.state_dict(), tmp_path / "backbone.pth")
-    found = round_trip(tmp_path / "backbone.pth", tmp_path / "back.pth", to="dino", heads=4)
-    assert apart(found.model, theirs) <= 1e-6
+    found = check_round_trip(tmp_path / "backbone.pth", tmp_path / "back.pth", to="dino", heads=4)
+    assert max_output_difference(found.model, theirs) <= 1e-6
     how = found.description.preprocessing
     assert how is not None
     assert (how.mean[0], found.description.resampling) == (0.485, "dino")
@@ -66,7 +66,7 @@ def test_a_whole_run_gives_its_teacher(tmp_path: Path) -> None:
     run = {"student": named(student, "module."), "teacher": named(teacher, ""), "epoch": 3, "args": Namespace(lr=1)}
     torch.save({**run, "optimizer": {"state": {}}, "dino_loss": {"center": torch.zeros(1, 8)}}, tmp_path / "run.pth")
     found = read(tmp_path / "run.pth", heads=4)
-    assert apart(found.model, teacher) <= 1e-6
+    assert max_output_difference(found.model, teacher) <= 1e-6
     assert sorted(found.report.ignored) == ["head.last_layer.weight_v", "head.mlp.0.weight"]
     assert not found.report.warnings
 
@@ -76,8 +76,10 @@ def test_a_whole_run_gives_its_teacher(tmp_path: Path) -> None:
 def test_the_second(registers: bool, swiglu: bool, tmp_path: Path) -> None:
     theirs, tensors = second(registers, swiglu)
     torch.save(tensors, tmp_path / "dinov2.pth")
-    found = round_trip(tmp_path / "dinov2.pth", tmp_path / "back.pth", to="dino", without=("mask_token",), heads=4)
-    assert apart(found.model, theirs) <= 1e-5
+    found = check_round_trip(
+        tmp_path / "dinov2.pth", tmp_path / "back.pth", to="dino", without=("mask_token",), heads=4
+    )
+    assert max_output_difference(found.model, theirs) <= 1e-5
     assert found.report.ignored == ("mask_token",)
     assert found.model.config.registers == (4 if registers else 0)
     assert found.description.resampling == ("timm" if registers else "dino")
@@ -91,19 +93,19 @@ def test_blocks_that_training_kept_in_chunks(tmp_path: Path) -> None:
             if name.startswith(flat):
                 tensors[name.replace(flat, chunk)] = tensors.pop(name)
     torch.save(tensors, tmp_path / "chunked.pth")
-    assert apart(read(tmp_path / "chunked.pth", heads=4).model, theirs) <= 1e-5
+    assert max_output_difference(read(tmp_path / "chunked.pth", heads=4).model, theirs) <= 1e-5
 
 
 def test_what_it_cannot_hold(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 1}
     with pytest.raises(CheckpointError, match=r"classes is 1000, which dino cannot hold; expected 0"):
         write(vitrail.create("ViT-Ti/16", **fields), tmp_path / "weights.pth", "dino")
-    model = shake(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2))
+    model = add_weight_noise(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2))
     with pytest.raises(CheckpointError, match=r"positions of registers is True, which dino cannot hold"):
         write(model, tmp_path / "weights.pth", "dino")
-    model = shake(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2, prefix_positions=False))
+    model = add_weight_noise(vitrail.create("ViT-Ti/16", **fields, classes=0, registers=2, prefix_positions=False))
     write(model, tmp_path / "weights.pth", "dino")
-    assert apart(read(tmp_path / "weights.pth", heads=2).model, model) <= 1e-6
+    assert max_output_difference(read(tmp_path / "weights.pth", heads=2).model, model) <= 1e-6
 
 
 def test_a_head_that_is_left_is_said(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
-from npz_reference import forward, random_weights
-from npz_reference import tokens as reference_tokens
-from round_trip import round_trip, same_tensors, tensors_in
+from support.google_vit_reference import forward, random_weights
+from support.google_vit_reference import tokens as reference_tokens
+from support.layout_round_trip import assert_same_tensors, check_round_trip, read_tensors
+from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.checkpoint import read, write
@@ -49,7 +49,7 @@ def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
 def test_every_form_is_ours_and_comes_back(form: str, tmp_path: Path) -> None:
     weights = saved(tmp_path / "weights.npz", **FORMS[form])
     text = ("params/txt/", "params/t", "params/b")  # the other tower
-    found = round_trip(tmp_path / "weights.npz", tmp_path / "back.npz", to="google", without=text)
+    found = check_round_trip(tmp_path / "weights.npz", tmp_path / "back.npz", to="google", without=text)
     images = torch.randn(2, 3, *FORMS[form].get("image", (32, 32)))
     with torch.no_grad():
         mine = found.model.double()(images.double())
@@ -118,10 +118,10 @@ def test_ours_is_written_in_the_form_that_holds_it(tmp_path: Path) -> None:
     ):
         model = vitrail.create("ViT-Ti/16", **toy, **fields)
         write(model, tmp_path / "ours.npz", "google")
-        assert key in tensors_in(tmp_path / "ours.npz")
+        assert key in read_tensors(tmp_path / "ours.npz")
         again = read(tmp_path / "ours.npz")
         assert again.model.config == model.config
-        same_tensors(again.model.state_dict(), model.state_dict())
+        assert_same_tensors(again.model.state_dict(), model.state_dict())
 
 
 def test_what_it_cannot_hold_is_refused_and_not_written(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_damage_that_only_names_and_shapes_show(tmp_path: Path) -> None:
 
 
 def test_what_it_does_not_say_of_a_deit_is_said(tmp_path: Path) -> None:
-    model = shake(vitrail.create("DeiT-Ti", image_size=32, depth=2, classes=5), 0.3)
+    model = add_weight_noise(vitrail.create("DeiT-Ti", image_size=32, depth=2, classes=5), 0.3)
     how = vitrail.Preprocessing(image_size=32, mean=(0.485, 0.456, 0.406))
     with pytest.warns(UserWarning, match="google") as caught:
         write(model, tmp_path / "deit.npz", "google", preprocessing=how, labels=list("abcde"))

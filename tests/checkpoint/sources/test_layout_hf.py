@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import shake
 from PIL import Image
-from round_trip import apart, rewrite, round_trip
 from safetensors.torch import load_file, save_file
+from support.layout_round_trip import check_round_trip, max_output_difference, write_checkpoint
+from support.noisy_weights import add_weight_noise
 from transformers import (
     AutoImageProcessor,
     AutoModel,
@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.data.preprocessing import prepare
+from vitrail.data.preprocessing import preprocess_image
 from vitrail.errors import CheckpointError
 
 logging.disable_progress_bar()
@@ -83,11 +83,11 @@ def answer(theirs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_folders_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
-    theirs = shake(KINDS[kind]())
+    theirs = add_weight_noise(KINDS[kind]())
     theirs.save_pretrained(tmp_path / "theirs")
     lost = ("embeddings.mask_token",) if "dinov2" in kind else ()
-    found = round_trip(tmp_path / "theirs", tmp_path / "back", to="hf", without=lost)
-    assert apart(found.model, answer(theirs)) <= 1e-5
+    found = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf", without=lost)
+    assert max_output_difference(found.model, answer(theirs)) <= 1e-5
     auto = AutoModelForImageClassification if "classifier" in str(list(theirs.state_dict())) else AutoModel
     opened, loading = auto.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert type(opened) is type(theirs)
@@ -95,7 +95,7 @@ def test_its_folders_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
     made = ("embeddings.mask_token", "pooler.")  # AutoModel asks for a pooler even where none was
     assert all(name.startswith(made) for name in loading["missing_keys"])
     if kind != "vit, no head":
-        assert apart(found.model, answer(opened.eval())) <= 1e-5
+        assert max_output_difference(found.model, answer(opened.eval())) <= 1e-5
     if "no labels" in kind or not getattr(theirs.config, "id2label", None):
         assert found.description.labels is None
     elif found.model.config.classes:
@@ -105,36 +105,36 @@ def test_its_folders_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_in_memory_and_a_pickle(kind: str, tmp_path: Path) -> None:
-    theirs = shake(KINDS[kind]())
+    theirs = add_weight_noise(KINDS[kind]())
     theirs.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    assert apart(read(tmp_path).model, answer(theirs)) <= 1e-5
+    assert max_output_difference(read(tmp_path).model, answer(theirs)) <= 1e-5
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
-    theirs = shake(KINDS["vit"]())
+    theirs = add_weight_noise(KINDS["vit"]())
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert apart(read(tmp_path).model, answer(theirs)) <= 1e-5
+    assert max_output_difference(read(tmp_path).model, answer(theirs)) <= 1e-5
     next(tmp_path.glob("*.safetensors")).unlink()
     with pytest.raises(CheckpointError, match=r"is missing, or no file; expected weights"):
         read(tmp_path)
 
 
 def test_the_weights_alone_say_what_was_assumed(tmp_path: Path) -> None:
-    theirs = shake(KINDS["vit"]())
+    theirs = add_weight_noise(KINDS["vit"]())
     theirs.save_pretrained(tmp_path / "folder")
     (tmp_path / "alone.safetensors").write_bytes((tmp_path / "folder" / "model.safetensors").read_bytes())
     found = read(tmp_path / "alone.safetensors", heads=4)
-    assert apart(found.model, answer(theirs)) <= 1e-5
+    assert max_output_difference(found.model, answer(theirs)) <= 1e-5
     assert found.model.config.norm_eps == 1e-12
     assumed = {"activation": "gelu", "norm_eps": 1e-12, "preprocessing": "mean 0.5, crop 1, bilinear"}
     assert (found.report.warnings, found.report.assumed) == ((), assumed)
 
 
 def test_the_head_of_a_dinov2_is_left_and_that_is_said(tmp_path: Path) -> None:
-    theirs = shake(Dinov2ForImageClassification(Dinov2Config(**TOY, **LABELS)))
+    theirs = add_weight_noise(Dinov2ForImageClassification(Dinov2Config(**TOY, **LABELS)))
     theirs.save_pretrained(tmp_path)
     found = read(tmp_path)
     assert any("head of a DINOv2" in warning for warning in found.report.warnings)
@@ -181,12 +181,12 @@ def test_its_preprocessing_is_ours(processor: dict[str, Any], expected: dict[str
     assert {name: getattr(how, name) for name in expected} == expected
     assert not found.report.warnings
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), np.uint8))
-    rewrite(found, tmp_path / "back", "hf")
+    write_checkpoint(found, tmp_path / "back", "hf")
     for folder in ("theirs", "back"):
         theirs = AutoImageProcessor.from_pretrained(tmp_path / folder, use_fast=False)
         pixels = theirs(picture, return_tensors="np")["pixel_values"][0]
         grey = 1 / 255 / min(how.std)
-        assert np.abs(pixels - prepare(picture, how)).max() <= 1.01 * grey
+        assert np.abs(pixels - preprocess_image(picture, how)).max() <= 1.01 * grey
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_what_contradicts_is_said(tmp_path: Path) -> None:
 
 
 def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
-    theirs = shake(ViTForImageClassification(ViTConfig(**{**WIDE, "image_size": (32, 48)}, **LABELS)))
+    theirs = add_weight_noise(ViTForImageClassification(ViTConfig(**{**WIDE, "image_size": (32, 48)}, **LABELS)))
     theirs.save_pretrained(tmp_path / "theirs")
-    found = round_trip(tmp_path / "theirs", tmp_path / "back", to="hf")
+    found = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf")
     assert found.model.config.image_size == (32, 48)
-    assert apart(found.model, answer(theirs), (32, 48)) <= 1e-5
+    assert max_output_difference(found.model, answer(theirs), (32, 48)) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ def test_real_weights_in_its_pipeline(weights: str, crop: float, shared: Callabl
 
 
 def test_the_folder_that_it_wrote_is_replaced_whole(tmp_path: Path) -> None:
-    theirs = shake(KINDS["vit"]())
+    theirs = add_weight_noise(KINDS["vit"]())
     theirs.save_pretrained(tmp_path)
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     found = read(tmp_path)
     assert not found.report.warnings
-    rewrite(found, tmp_path, "hf")
+    write_checkpoint(found, tmp_path, "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -311,7 +311,7 @@ def test_a_pooler_that_ours_is_not(tmp_path: Path) -> None:
 
 
 def test_a_preprocessing_of_another_model_does_not_stay(tmp_path: Path) -> None:
-    model = shake(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=5))
+    model = add_weight_noise(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=5))
     write(model, tmp_path, "hf", preprocessing=vitrail.Preprocessing(image_size=32))
     write(model, tmp_path, "hf")
     assert not (tmp_path / "preprocessor_config.json").exists()

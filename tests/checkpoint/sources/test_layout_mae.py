@@ -5,8 +5,8 @@ from typing import Any
 
 import timm
 import torch
-from drawing import shake
-from round_trip import apart, round_trip
+from support.layout_round_trip import check_round_trip, max_output_difference
+from support.noisy_weights import add_weight_noise
 
 from vitrail.checkpoint import read
 
@@ -15,14 +15,14 @@ TOY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth"
 
 def toy(**fields: Any) -> Any:
     fields = {**TOY, **fields}
-    return shake(timm.create_model("vit_base_patch16_224", **fields))
+    return add_weight_noise(timm.create_model("vit_base_patch16_224", **fields))
 
 
 def test_the_encoder(tmp_path: Path) -> None:
     theirs = toy(num_classes=0)
     torch.save({"model": theirs.state_dict()}, tmp_path / "mae_pretrain.pth")
-    found = round_trip(tmp_path / "mae_pretrain.pth", tmp_path / "back.pth", to="mae", heads=4)
-    assert apart(found.model, theirs) <= 1e-6
+    found = check_round_trip(tmp_path / "mae_pretrain.pth", tmp_path / "back.pth", to="mae", heads=4)
+    assert max_output_difference(found.model, theirs) <= 1e-6
     assert found.description.resampling == "deit"
     assert found.description.preprocessing is not None
     assert found.description.preprocessing.mean[0] == 0.485
@@ -34,13 +34,13 @@ def test_the_decoder_is_left(tmp_path: Path) -> None:
     decoder |= {"decoder_blocks.0.norm1.weight": torch.zeros(16), "decoder_pos_embed": torch.zeros(1, 17, 16)}
     torch.save({"model": {**theirs.state_dict(), **decoder}, "epoch": 1}, tmp_path / "mae_full.pth")
     found = read(tmp_path / "mae_full.pth", heads=4)
-    assert apart(found.model, theirs) <= 1e-6
+    assert max_output_difference(found.model, theirs) <= 1e-6
     assert sorted(found.report.ignored) == sorted(decoder)
 
 
 def test_fine_tuned_with_a_norm_after_the_mean(tmp_path: Path) -> None:
     theirs = toy(num_classes=5, global_pool="avg")
     torch.save({"model": theirs.state_dict()}, tmp_path / "mae_finetuned.pth")
-    found = round_trip(tmp_path / "mae_finetuned.pth", tmp_path / "back.pth", to="mae", heads=4)
+    found = check_round_trip(tmp_path / "mae_finetuned.pth", tmp_path / "back.pth", to="mae", heads=4)
     assert found.model.config.pool == "mean_norm"
-    assert apart(found.model, theirs) <= 1e-6
+    assert max_output_difference(found.model, theirs) <= 1e-6

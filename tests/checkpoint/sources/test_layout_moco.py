@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import shake
-from round_trip import apart, same_tensors
+from support.layout_round_trip import assert_same_tensors, max_output_difference
+from support.noisy_weights import add_weight_noise
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.fixed_tables import fixed_table
+from vitrail.checkpoint.sincos_tables import make_sincos_table
 from vitrail.errors import CheckpointError
 
 
 def toy(**fields: Any) -> Any:
     shape: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 384, "depth": 1, "num_heads": 12}
-    model: Any = shake(VisionTransformer(**shape, **fields))
+    model: Any = add_weight_noise(VisionTransformer(**shape, **fields))
     with torch.no_grad():
-        model.pos_embed.copy_(fixed_table(2, 384, columns_first=False))
+        model.pos_embed.copy_(make_sincos_table(2, 384, columns_first=False))
     return model
 
 
@@ -39,14 +39,14 @@ def test_the_base_encoder_of_a_training_has_12_heads_and_comes_back(tmp_path: Pa
     torch.save(training(theirs), tmp_path / "vit-s-300ep.pth.tar")
     found = read(tmp_path / "vit-s-300ep.pth.tar")
     assert (found.layout, found.model.config.heads, found.model.config.classes) == ("moco", 12, 0)
-    assert apart(found.model, theirs) <= 1e-5
+    assert max_output_difference(found.model, theirs) <= 1e-5
     assert (found.report.warnings, found.report.assumed) == ((), {})
     ignored = found.report.ignored
     assert {"base_encoder.head.0.weight", "momentum_encoder.cls_token", "predictor.0.weight"} <= {*ignored}
     assert "base_encoder.cls_token" not in ignored
     vitrail.load(tmp_path / "vit-s-300ep.pth.tar")  # without a warning
     write(found.model, tmp_path / "back.pth", "moco")
-    same_tensors(
+    assert_same_tensors(
         {f"module.base_encoder.{name}": tensor for name, tensor in theirs.state_dict().items()},
         state_dict_of(tmp_path / "back.pth"),
     )
@@ -59,14 +59,14 @@ def test_a_probe_is_known_by_its_table_of_positions_and_comes_back(wrapper: str,
     torch.save({wrapper: named}, tmp_path / "linear-vit-s.pth.tar")
     found = read(tmp_path / "linear-vit-s.pth.tar")
     assert (found.layout, found.report.assumed) == ("moco", {})
-    assert apart(found.model, theirs) <= 1e-5
+    assert max_output_difference(found.model, theirs) <= 1e-5
     write(found.model, tmp_path / "back.pth", "moco")
-    same_tensors(named, state_dict_of(tmp_path / "back.pth"))
+    assert_same_tensors(named, state_dict_of(tmp_path / "back.pth"))
 
 
 def test_the_table_of_mae_is_another(tmp_path: Path) -> None:
     tensors = toy(num_classes=0).state_dict()
-    tensors["pos_embed"] = fixed_table(2, 384, columns_first=True)
+    tensors["pos_embed"] = make_sincos_table(2, 384, columns_first=True)
     torch.save({"model": tensors}, tmp_path / "mae.pth")
     found = read(tmp_path / "mae.pth")
     assert (found.layout, found.report.assumed) == ("mae", {"heads": 6})  # MAE has no model of this width

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import shake
-from round_trip import apart, rewrite, same_tensors
+from support.layout_round_trip import assert_same_tensors, max_output_difference, write_checkpoint
+from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.sources.t2t import SCALE, architecture
+from vitrail.checkpoint.sources.t2t import SCALE_WARNING, infer_t2t_config
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import find
+from vitrail.models.catalog import find_preset
 
 TOY: dict[str, Any] = {"image_size": 32, "stage_width": 6, "width": 16, "depth": 2, "classes": 5, "mlp_width": 32}
 
@@ -107,7 +107,7 @@ class Published(nn.Module):
 
 def published(stage: str, **fields: Any) -> Published:
     torch.manual_seed(0)
-    return shake(Published(stage, **fields), std=0.2)
+    return add_weight_noise(Published(stage, **fields), std=0.2)
 
 
 def save(model: nn.Module, path: Path, wrapper: str = "state_dict_ema", prefix: str = "") -> Path:
@@ -121,11 +121,11 @@ def test_its_model_is_ours_and_comes_back(stage: str, wrapper: str, prefix: str,
     theirs = published(stage)
     found = read(save(theirs, tmp_path / "model.pth.tar", wrapper, prefix), heads=2)
     assert (found.layout, found.description.family, found.model.config.stage) == ("t2t", "t2t", stage)
-    assert found.report.warnings == (SCALE,)
-    assert apart(found.model, theirs) <= 1e-5
-    rewrite(found, tmp_path / "own", "vitrail")
-    rewrite(read(tmp_path / "own"), tmp_path / "back.pth", "t2t")
-    same_tensors(torch.load(tmp_path / "back.pth", weights_only=True)["state_dict_ema"], theirs.state_dict())
+    assert found.report.warnings == (SCALE_WARNING,)
+    assert max_output_difference(found.model, theirs) <= 1e-5
+    write_checkpoint(found, tmp_path / "own", "vitrail")
+    write_checkpoint(read(tmp_path / "own"), tmp_path / "back.pth", "t2t")
+    assert_same_tensors(torch.load(tmp_path / "back.pth", weights_only=True)["state_dict_ema"], theirs.state_dict())
 
 
 @pytest.mark.parametrize("heads", [2, 4])
@@ -134,20 +134,20 @@ def test_a_scale_by_the_whole_width_is_asked_for(heads: int, tmp_path: Path) -> 
     path = save(theirs, tmp_path / "model.pth")
     found = read(path, source="t2t_by_width", heads=heads)
     assert found.layout == found.description.provenance["source"]["layout"] == "t2t_by_width"
-    assert apart(found.model, theirs) <= 1e-5
-    assert apart(read(path, heads=heads).model, theirs) > 0.01  # nothing in the file tells
-    rewrite(found, tmp_path / "back.pth", "t2t_by_width")
+    assert max_output_difference(found.model, theirs) <= 1e-5
+    assert max_output_difference(read(path, heads=heads).model, theirs) > 0.01  # nothing in the file tells
+    write_checkpoint(found, tmp_path / "back.pth", "t2t_by_width")
     back = torch.load(tmp_path / "back.pth", weights_only=True)["state_dict_ema"]
     for name, tensor in theirs.state_dict().items():
         torch.testing.assert_close(back[name], tensor, rtol=3e-7, atol=0)  # a root of 2 rounds twice
 
 
 def test_of_two_states_the_average_is_taken(tmp_path: Path) -> None:
-    one, other = published("performer").state_dict(), shake(Published("performer")).state_dict()
+    one, other = published("performer").state_dict(), add_weight_noise(Published("performer")).state_dict()
     torch.save({"state_dict": other, "state_dict_ema": one}, tmp_path / "both.pth")
     found = read(tmp_path / "both.pth", heads=2)
     assert torch.equal(found.model.cls_token, one["cls_token"])
-    assert found.report.warnings == (SCALE, "taken from 'state_dict_ema'; the file also has state_dict")
+    assert found.report.warnings == (SCALE_WARNING, "taken from 'state_dict_ema'; the file also has state_dict")
 
 
 def test_what_comes_with_the_layout(tmp_path: Path) -> None:
@@ -171,21 +171,21 @@ def test_another_size_and_other_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", vitrail.list_models("t2t_*"))
 def test_presets_are_found_again_in_their_shapes(name: str) -> None:
-    family, preset = find(name)
+    family, preset = find_preset(name)
     with torch.device("meta"):
         tensors = vitrail.create(name).state_dict()
-    assert family.configure(**architecture(tensors, "t2t", {})[0]) == preset
+    assert family.configure(**infer_t2t_config(tensors, "t2t", {})[0]) == preset
 
 
 def test_heads_are_known_of_published_shapes_alone(tmp_path: Path) -> None:
     wide = published("performer", width=64, heads=1)
     found = read(save(wide, tmp_path / "wide.pth"))
-    assert found.report.warnings == (SCALE,)
+    assert found.report.warnings == (SCALE_WARNING,)
     assert found.report.assumed == {"heads": 1}
-    assert apart(found.model, wide) <= 1e-5
+    assert max_output_difference(found.model, wide) <= 1e-5
     known = published("performer", width=256, heads=4, hidden=512)
     found = read(save(known, tmp_path / "known.pth"))
-    assert (found.model.config.heads, found.report.warnings) == (4, (SCALE,))
+    assert (found.model.config.heads, found.report.warnings) == (4, (SCALE_WARNING,))
     with pytest.raises(CheckpointError, match=r"how many heads share its width of 16; expected heads=…"):
         read(save(published("performer"), tmp_path / "model.pth"))
 
@@ -214,7 +214,7 @@ def test_bad_files_are_one_line(source: str, change: dict[str, Any], message: st
 
 
 def test_what_it_cannot_say_is_warned_of_or_refused(tmp_path: Path) -> None:
-    model = shake(vitrail.create("t2t_vit_7", **TOY, heads=2, norm_eps=0.1))
+    model = add_weight_noise(vitrail.create("t2t_vit_7", **TOY, heads=2, norm_eps=0.1))
     with pytest.warns(UserWarning, match=r"t2t cannot say norm_eps 0\.1, and its readers run with 1e-05"):
         write(model, tmp_path / "model.safetensors", "t2t")
     found = read(tmp_path / "model.safetensors", heads=2, norm_eps=0.1)

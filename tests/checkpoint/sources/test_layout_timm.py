@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import timm
 import torch
-from drawing import shake
-from round_trip import apart, round_trip
 from safetensors.torch import save_file
+from support.layout_round_trip import check_round_trip, max_output_difference
+from support.noisy_weights import add_weight_noise
 from timm.data.config import resolve_model_data_config
 from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType]
 
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def toy(kind: str, **changes: Any) -> Any:
     name, fields = KINDS[kind]
     fields = {**TOY, **fields, **changes}
-    return shake(timm.create_model(name, **fields))
+    return add_weight_noise(timm.create_model(name, **fields))
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pth"])
@@ -44,18 +44,18 @@ def test_its_models_are_ours_and_come_back(kind: str, ending: str, tmp_path: Pat
     theirs = toy(kind)
     path = tmp_path / f"weights{ending}"
     save_file(theirs.state_dict(), path) if ending == ".safetensors" else torch.save(theirs.state_dict(), path)
-    found = round_trip(path, tmp_path / f"back{ending}", to="timm", heads=4, source="timm")
-    assert apart(found.model, theirs) <= 1e-6
+    found = check_round_trip(path, tmp_path / f"back{ending}", to="timm", heads=4, source="timm")
+    assert max_output_difference(found.model, theirs) <= 1e-6
     assert len(found.report.matched) == len(theirs.state_dict())
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_small_r26_s32_224"])
 def test_hybrids(name: str, tmp_path: Path) -> None:
-    theirs = shake(timm.create_model(name, img_size=64, embed_dim=32, depth=1, num_heads=4, num_classes=5))
+    theirs = add_weight_noise(timm.create_model(name, img_size=64, embed_dim=32, depth=1, num_heads=4, num_classes=5))
     save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
-    found = round_trip(tmp_path / "weights.safetensors", tmp_path / "back.safetensors", to="timm", heads=4)
+    found = check_round_trip(tmp_path / "weights.safetensors", tmp_path / "back.safetensors", to="timm", heads=4)
     assert found.description.family == "hybrid"
-    assert apart(found.model, theirs, (64, 64)) <= 1e-5
+    assert max_output_difference(found.model, theirs, (64, 64)) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +66,7 @@ def test_a_folder_that_timm_opens_by_itself(kind: str, tmp_path: Path) -> None:
     how = vitrail.Preprocessing(image_size=32, crop=0.75, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
     write(found.model, tmp_path / "folder", "timm", preprocessing=how)
     opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
-    assert apart(opened, theirs) == 0
+    assert max_output_difference(opened, theirs) == 0
     data = resolve_model_data_config(opened)
     assert data["crop_pct"] == 0.75
     assert data["interpolation"] == "bilinear"
@@ -78,12 +78,12 @@ def test_a_folder_that_timm_opens_by_itself(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_folder_says_tanh(tmp_path: Path) -> None:
-    model = shake(
+    model = add_weight_noise(
         vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=2, activation="gelu_tanh", classes=3)
     )
     write(model, tmp_path / "folder", "timm")
     opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
-    assert apart(model, opened) <= 1e-6
+    assert max_output_difference(model, opened) <= 1e-6
     assert read(tmp_path / "folder").description.config["activation"] == "gelu_tanh"
 
 
@@ -95,7 +95,7 @@ def test_a_training_checkpoint_and_wrapped_names(tmp_path: Path) -> None:
     )
     found = read(tmp_path / "last.pth.tar", heads=4)
     assert found.description.provenance["source"]["layout"] == "timm"
-    assert apart(found.model, theirs) <= 1e-6
+    assert max_output_difference(found.model, theirs) <= 1e-6
 
 
 def test_a_patch_kernel_of_old_is_a_matrix(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_patch_kernel_of_old_is_a_matrix(tmp_path: Path) -> None:
     tensors = theirs.state_dict()
     tensors["patch_embed.proj.weight"] = tensors["patch_embed.proj.weight"].flatten(1)
     torch.save(tensors, tmp_path / "old.pth")
-    assert apart(read(tmp_path / "old.pth", heads=4).model, theirs) <= 1e-6
+    assert max_output_difference(read(tmp_path / "old.pth", heads=4).model, theirs) <= 1e-6
 
 
 def test_what_the_file_does_not_say_is_taken_from_its_name_and_said(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
     assert "trained_size" not in found.report.assumed
     asked = read(tmp_path / "oblong.safetensors", heads=4, image_size=(56, 32))
     assert asked.report.assumed["trained_size"] == (56, 32)  # 7×4, but 4×7 has as many places
-    assert apart(found.model, theirs, (56, 32)) <= 1e-6
+    assert max_output_difference(found.model, theirs, (56, 32)) <= 1e-6
     write(found.model, tmp_path / "folder", "timm")
     assert read(tmp_path / "folder", image_size=(112, 64)).report.resized.keys() == {"pos_embed"}
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["pretrained_cfg"]["input_size"] == [3, 56, 32]
@@ -152,11 +152,11 @@ def test_positions_that_can_be_read_in_two_ways(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a square, or \(48, 64\) .*; expected prefix_positions=False or True"):
         read(path, heads=4, image_size=(48, 64))
     found = read(path, heads=4, image_size=(48, 64), prefix_positions=True)
-    assert apart(found.model, theirs, (48, 64)) <= 1e-6
+    assert max_output_difference(found.model, theirs, (48, 64)) <= 1e-6
     assert not found.report.resized
     other = toy("class", img_size=56, no_embed_class=True)
     save_file(other.state_dict(), tmp_path / "square.safetensors")
-    assert apart(read(tmp_path / "square.safetensors", heads=4).model, other, (56, 56)) <= 1e-6
+    assert max_output_difference(read(tmp_path / "square.safetensors", heads=4).model, other, (56, 56)) <= 1e-6
     larger = read(tmp_path / "square.safetensors", heads=4, image_size=(48, 64), prefix_positions=False)
     assert larger.report.resized.keys() == {"pos_embed"}
 
@@ -177,7 +177,7 @@ def test_the_pool_is_in_the_card(tmp_path: Path) -> None:
     save_for_hf(theirs, str(tmp_path / "theirs"), model_args=args, safe_serialization=True)
     found = read(tmp_path / "theirs")
     assert found.model.config.pool == "mean"
-    assert apart(found.model, theirs) <= 1e-6
+    assert max_output_difference(found.model, theirs) <= 1e-6
     write(found.model, tmp_path / "ours", "timm")
     assert read(tmp_path / "ours").model.config == found.model.config
     with pytest.warns(UserWarning, match="timm cannot say pool 'mean'"):
@@ -207,4 +207,4 @@ def test_its_names_under_a_key_as_facebook_saves(tmp_path: Path) -> None:
     torch.save({"model": theirs.state_dict()}, tmp_path / "run.pth")
     found = read(tmp_path / "run.pth", heads=4)
     assert found.description.provenance["source"]["layout"] == "timm"
-    assert apart(found.model, theirs) <= 1e-6
+    assert max_output_difference(found.model, theirs) <= 1e-6

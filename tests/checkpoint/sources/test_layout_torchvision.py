@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import shake
-from round_trip import apart, round_trip, tensors_in
+from support.layout_round_trip import check_round_trip, max_output_difference, read_tensors
+from support.noisy_weights import add_weight_noise
 from torchvision.models import VisionTransformer
 
 import vitrail
@@ -17,7 +17,7 @@ from vitrail.errors import CheckpointError
 def toy(**fields: Any) -> Any:
     sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 48}
     fields = {**sizes, "num_classes": 5, **fields}
-    return shake(VisionTransformer(**fields))
+    return add_weight_noise(VisionTransformer(**fields))
 
 
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
@@ -25,9 +25,9 @@ def toy(**fields: Any) -> Any:
 def test_its_model_is_ours_and_comes_back(fields: dict[str, Any], ending: str, tmp_path: Path) -> None:
     theirs = toy(**fields)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = round_trip(tmp_path / "weights.pth", tmp_path / f"back{ending}", to="torchvision", heads=4)
-    assert apart(found.model, theirs) <= 1e-5
-    theirs.load_state_dict(tensors_in(tmp_path / f"back{ending}"))
+    found = check_round_trip(tmp_path / "weights.pth", tmp_path / f"back{ending}", to="torchvision", heads=4)
+    assert max_output_difference(found.model, theirs) <= 1e-5
+    theirs.load_state_dict(read_tensors(tmp_path / f"back{ending}"))
 
 
 def test_the_first_names_of_its_mlp(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_first_names_of_its_mlp(tmp_path: Path) -> None:
     for new, name in old.items():
         tensors = {key.replace(new, name): tensor for key, tensor in tensors.items()}
     torch.save(tensors, tmp_path / "weights.pth")
-    assert apart(read(tmp_path / "weights.pth", heads=4).model, theirs) <= 1e-5
+    assert max_output_difference(read(tmp_path / "weights.pth", heads=4).model, theirs) <= 1e-5
 
 
 def test_what_comes_with_the_family(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_representation_of_another_width_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_trained_with_tanh_is_written_with_a_warning_that_says_how_much(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "classes": 5}
-    tanh = shake(vitrail.create("ViT-Ti/16", **fields, activation="gelu_tanh"), 0.3)
+    tanh = add_weight_noise(vitrail.create("ViT-Ti/16", **fields, activation="gelu_tanh"), 0.3)
     with pytest.warns(UserWarning, match=r"cannot say activation 'gelu_tanh', .* differ by up to .*e-0[2-7]"):
         write(tanh, tmp_path / "weights.pth", "torchvision")
     exact = read(tmp_path / "weights.pth", heads=2).model
@@ -81,4 +81,8 @@ def test_a_model_trained_with_tanh_is_written_with_a_warning_that_says_how_much(
 def test_an_eps_that_it_cannot_say(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "classes": 5}
     with pytest.warns(UserWarning, match=r"torchvision cannot say norm_eps 0\.01, and its readers run with 1e-06"):
-        write(shake(vitrail.create("ViT-Ti/16", **fields, norm_eps=0.01)), tmp_path / "weights.pth", "torchvision")
+        write(
+            add_weight_noise(vitrail.create("ViT-Ti/16", **fields, norm_eps=0.01)),
+            tmp_path / "weights.pth",
+            "torchvision",
+        )

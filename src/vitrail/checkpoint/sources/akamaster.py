@@ -6,19 +6,27 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.contents import Contents
-from vitrail.checkpoint.convnets import RESNET
+from vitrail.checkpoint.convnet_tensors import RESNET_NAMES
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import IMAGENET, Found, Layout, found, holds, stripped, write_table
-from vitrail.checkpoint.names import entry
+from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.layout import (
+    IMAGENET_MEAN_STD,
+    Layout,
+    TranslatedCheckpoint,
+    check_representable,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
+)
+from vitrail.checkpoint.name_table import make_entry
 from vitrail.data.preprocessing import Preprocessing
 
-PREFIX = "module."  # as DataParallel names what it holds
-OTHERWISE = ("layer#.#.downsample", "fc")  # its shortcuts have no weights, and its head has another name
-SAME = tuple(name for name in RESNET if not name.startswith(OTHERWISE))
-TABLE = (*map(entry, SAME, SAME), entry("linear.*", "fc.*"))
-WRAPPED = tuple(entry(f"{PREFIX}{row.theirs[0]}", row.ours) for row in TABLE)
-ONLY = {
+WRAPPER_PREFIX = "module."  # as DataParallel names what it holds
+RENAMED_PREFIXES = ("layer#.#.downsample", "fc")  # its shortcuts have no weights, and its head has another name
+SHARED_NAMES = tuple(name for name in RESNET_NAMES if not name.startswith(RENAMED_PREFIXES))
+NAME_TABLE = (*map(make_entry, SHARED_NAMES, SHARED_NAMES), make_entry("linear.*", "fc.*"))
+WRAPPED_NAME_TABLE = tuple(make_entry(f"{WRAPPER_PREFIX}{row.theirs[0]}", row.ours) for row in NAME_TABLE)
+SUPPORTED_VALUES = {
     "block": ("basic",),
     "stem": ("cifar",),
     "shortcut": ("padding",),
@@ -27,39 +35,41 @@ ONLY = {
     "width": (16,),
     "number of stages": (3,),
 }
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, PREFIX)
+def matches(contents: RawContents) -> bool:
+    names = strip_prefixes(contents.tensors, WRAPPER_PREFIX)
     return "linear.weight" in names and "layer1.0.conv1.weight" in names
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    tensors = stripped(contents.tensors, PREFIX)
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+    tensors = strip_prefixes(contents.tensors, WRAPPER_PREFIX)
     head = tensors.get("linear.weight")
-    return found(
+    return translate_checkpoint(
         contents,
         tensors,
-        TABLE,
+        NAME_TABLE,
         layout="akamaster",
         family="resnet",
         known=known,
         policy="timm",
-        preprocessing=preprocessing,
-        labels=CIFAR10 if head is not None and len(head) == len(CIFAR10) else None,  # its code knows no other data
+        preprocessing=make_preprocessing,
+        labels=CIFAR10_CLASSES
+        if head is not None and len(head) == len(CIFAR10_CLASSES)
+        else None,  # its code knows no other data
     )
 
 
-def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """The whole picture; its code normalises CIFAR by ImageNet's numbers."""
-    return Preprocessing(image_size=config["image_size"], crop=1.0, **IMAGENET)
+    return Preprocessing(image_size=config["image_size"], crop=1.0, **IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
-    holds("akamaster", {**config, "number of stages": len(config["stages"])}, ONLY)
-    write_table("akamaster", tensors, WRAPPED, 1, path, wrapper="state_dict")
+    check_representable("akamaster", {**config, "number of stages": len(config["stages"])}, SUPPORTED_VALUES)
+    write_renamed_tensors("akamaster", tensors, WRAPPED_NAME_TABLE, 1, path, wrapper="state_dict")
     return {}
 
 

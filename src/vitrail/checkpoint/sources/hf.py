@@ -9,146 +9,152 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.contents import CONFIG, PREPROCESSOR, WEIGHTS, Contents
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES, RawContents
 from vitrail.checkpoint.layout import (
-    FIXED,
-    HALF,
-    IMAGENET,
-    TABLE_AT_STEM,
-    Found,
+    HALF_MEAN_STD,
+    IMAGENET_MEAN_STD,
+    OWNER_FIXED_FIELDS,
+    STEM_POSITION_VALUES,
     Layout,
-    agreed,
-    found,
-    holds,
-    stripped,
-    value,
-    with_prefix_rows,
-    with_register_rows,
-    without_register_rows,
-    write_table,
+    TranslatedCheckpoint,
+    add_prefix_rows,
+    add_register_rows,
+    check_representable,
+    get_typed_field,
+    merge_agreeing_fields,
+    remove_register_rows,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
 )
-from vitrail.checkpoint.names import HALVES, THIRDS, Entry, entry
+from vitrail.checkpoint.name_table import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.files import make_folder, write_whole
+from vitrail.files import make_folder, write_atomically
 from vitrail.models.checks import pair
 
 PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DEFAULT_HEADS = 12  # if config.json does not specify it
-RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
-EMBEDDINGS = (
-    entry("embeddings.cls_token", "cls_token"),
-    entry("embeddings.distillation_token", "dist_token"),
-    entry("embeddings.register_tokens", "reg_token"),
-    entry("embeddings.position_embeddings", "pos_embed"),
-    entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    entry("layernorm.*", "norm.*"),
-    entry("pooler.dense.*", "pre_logits.*"),
-    entry("classifier.*", "head.*"),
+PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+EMBEDDING_ENTRIES = (
+    make_entry("embeddings.cls_token", "cls_token"),
+    make_entry("embeddings.distillation_token", "dist_token"),
+    make_entry("embeddings.register_tokens", "reg_token"),
+    make_entry("embeddings.position_embeddings", "pos_embed"),
+    make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    make_entry("layernorm.*", "norm.*"),
+    make_entry("pooler.dense.*", "pre_logits.*"),
+    make_entry("classifier.*", "head.*"),
 )
-HEADS = (entry("cls_classifier.*", "head.*"), entry("distillation_classifier.*", "head_dist.*"))
-OLD, NEW = "encoder.layer.#.", "layers.#."
-QKV = "blocks.#.attn.qkv.*"
+HEAD_ENTRIES = (make_entry("cls_classifier.*", "head.*"), make_entry("distillation_classifier.*", "head_dist.*"))
+OLD_LAYER, NEW_LAYER = "encoder.layer.#.", "layers.#."
+QKV_NAME = "blocks.#.attn.qkv.*"
 
 
-def attention(layer: str) -> Iterator[Entry]:
+def attention_entries(layer: str) -> Iterator[NameEntry]:
     """On disk, then in memory; where both could be written, the first is."""
-    yield entry([f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")], QKV, THIRDS)
-    yield entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*")
-    yield entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], QKV, THIRDS)
-    yield entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*")
+    yield make_entry(
+        [f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")], QKV_NAME, THREE_PARTS
+    )
+    yield make_entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*")
+    yield make_entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], QKV_NAME, THREE_PARTS)
+    yield make_entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*")
 
 
-VIT = (
-    *EMBEDDINGS,
-    *(entry(f"{at}layernorm_before.*", "blocks.#.norm1.*") for at in (OLD, NEW)),
-    *(entry(f"{at}layernorm_after.*", "blocks.#.norm2.*") for at in (OLD, NEW)),
-    *(row for at in (OLD, NEW) for row in attention(at)),
-    entry(f"{OLD}intermediate.dense.*", "blocks.#.mlp.fc1.*"),
-    entry(f"{OLD}output.dense.*", "blocks.#.mlp.fc2.*"),
-    entry(f"{NEW}mlp.fc1.*", "blocks.#.mlp.fc1.*"),
-    entry(f"{NEW}mlp.fc2.*", "blocks.#.mlp.fc2.*"),
+VIT_TABLE = (
+    *EMBEDDING_ENTRIES,
+    *(make_entry(f"{at}layernorm_before.*", "blocks.#.norm1.*") for at in (OLD_LAYER, NEW_LAYER)),
+    *(make_entry(f"{at}layernorm_after.*", "blocks.#.norm2.*") for at in (OLD_LAYER, NEW_LAYER)),
+    *(row for at in (OLD_LAYER, NEW_LAYER) for row in attention_entries(at)),
+    make_entry(f"{OLD_LAYER}intermediate.dense.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{OLD_LAYER}output.dense.*", "blocks.#.mlp.fc2.*"),
+    make_entry(f"{NEW_LAYER}mlp.fc1.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{NEW_LAYER}mlp.fc2.*", "blocks.#.mlp.fc2.*"),
 )
-DEIT = (*HEADS, *VIT)
-DINO_LAYER = (
-    *EMBEDDINGS,
-    *(entry(f"{OLD}norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
-    *(entry(f"{OLD}layer_scale{n}.lambda1", f"blocks.#.ls{n}.gamma") for n in (1, 2)),
-    *attention(OLD),
+DEIT_TABLE = (*HEAD_ENTRIES, *VIT_TABLE)
+DINO_ENTRIES = (
+    *EMBEDDING_ENTRIES,
+    *(make_entry(f"{OLD_LAYER}norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
+    *(make_entry(f"{OLD_LAYER}layer_scale{n}.lambda1", f"blocks.#.ls{n}.gamma") for n in (1, 2)),
+    *attention_entries(OLD_LAYER),
 )
-DINO = (*DINO_LAYER, *(entry(f"{OLD}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)))
-SWIGLU = (
-    *DINO_LAYER,
-    entry(f"{OLD}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
-    entry(f"{OLD}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
-    entry([f"{OLD}mlp.gate_proj.*", f"{OLD}mlp.up_proj.*"], "blocks.#.mlp.fc1.*", HALVES),
-    entry(f"{OLD}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
+DINO_TABLE = (*DINO_ENTRIES, *(make_entry(f"{OLD_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)))
+SWIGLU_TABLE = (
+    *DINO_ENTRIES,
+    make_entry(f"{OLD_LAYER}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{OLD_LAYER}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
+    make_entry([f"{OLD_LAYER}mlp.gate_proj.*", f"{OLD_LAYER}mlp.up_proj.*"], "blocks.#.mlp.fc1.*", TWO_PARTS),
+    make_entry(f"{OLD_LAYER}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
 )
-TABLES = {"vit": VIT, "deit": DEIT, "dinov2": DINO, "dinov2_with_registers": DINO}
-ONLY = {
+NAME_TABLES = {"vit": VIT_TABLE, "deit": DEIT_TABLE, "dinov2": DINO_TABLE, "dinov2_with_registers": DINO_TABLE}
+SUPPORTED_VALUES = {
     "class_token": (True,),
     "pool": ("class",),
-    **TABLE_AT_STEM,
+    **STEM_POSITION_VALUES,
 }
 
 
-def unprefixed(contents: Contents) -> dict[str, Tensor]:
+def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
     """Without the model's name, which stands before all but the heads."""
-    tensors = stripped(contents.tensors, "module.")
+    tensors = strip_prefixes(contents.tensors, "module.")
     prefix = next((p for p in PREFIXES if f"{p}embeddings.cls_token" in tensors), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def matches(contents: Contents) -> bool:
-    return "embeddings.patch_embeddings.projection.weight" in unprefixed(contents)
+def matches(contents: RawContents) -> bool:
+    return "embeddings.patch_embeddings.projection.weight" in strip_model_prefix(contents)
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    tensors, config, warnings = unprefixed(contents), contents.config or {}, list[str]()
-    kind = value(config, "model_type", str, kind_of(tensors))
-    if kind not in TABLES:
-        raise CheckpointError(f"{contents.path} is a {kind!r} of transformers; expected one of {', '.join(TABLES)}")
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+    tensors, config, warnings = strip_model_prefix(contents), contents.config or {}, list[str]()
+    kind = get_typed_field(config, "model_type", str, detect_model_type(tensors))
+    if kind not in NAME_TABLES:
+        raise CheckpointError(
+            f"{contents.path} is a {kind!r} of transformers; expected one of {', '.join(NAME_TABLES)}"
+        )
     dino = kind.startswith("dinov2")
     left = [name for name in tensors if dino and name.startswith("classifier.")]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left}
     if left:
         warnings.append("the head of a DINOv2 asks two vectors an image, which ours does not: left out")
     if "embeddings.register_tokens" in tensors and "embeddings.position_embeddings" in tensors:
-        tensors["embeddings.position_embeddings"] = with_register_rows(
+        tensors["embeddings.position_embeddings"] = add_register_rows(
             tensors["embeddings.position_embeddings"], tensors["embeddings.register_tokens"]
         )
     distilled = "distillation_classifier.weight" in tensors
     if "embeddings.distillation_token" in tensors and not distilled:  # a token without a head of its own is a register
         tensors["embeddings.register_tokens"] = tensors.pop("embeddings.distillation_token")
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
-    fields = own_fields(config, kind, swiglu, "pooler.dense.weight" in tensors)
-    how, more = preprocessing_fields(contents.preprocessor, kind)
-    result = found(
+    fields = fields_from_config(config, kind, swiglu, "pooler.dense.weight" in tensors)
+    how, more = fields_from_processor(contents.preprocessor, kind)
+    result = translate_checkpoint(
         contents,
         tensors,
-        SWIGLU if swiglu else TABLES[kind],
+        SWIGLU_TABLE if swiglu else NAME_TABLES[kind],
         layout="hf",
         family="deit" if distilled else "vit",
-        known=agreed(fields, known) if config else known,
+        known=merge_agreeing_fields(fields, known) if config else known,
         policy="timm" if kind == "dinov2_with_registers" else "deit",  # there it is antialiased
         preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **how),
         ignore=r"embeddings\.mask_token|decoder\..*",
-        labels=labels_of(config),
+        labels=labels_from_config(config),
         variant={"model_type": kind},
         warnings=[*warnings, *more],
-        fixed=FIXED if config else ("pool", "trained_size"),
-        usual=fields,
+        fixed=OWNER_FIXED_FIELDS if config else ("pool", "trained_size"),
+        default_fields=fields,
         assumed_preprocessing=contents.preprocessor is None,
     )
-    size, made, late = result.description.config["image_size"], crop_size(contents.preprocessor or {}), list[str]()
+    size, made, late = result.description.config["image_size"], read_crop_size(contents.preprocessor or {}), list[str]()
     if made is not None and made != size:
-        late.append(f"{PREPROCESSOR} makes pictures of {made[0]}×{made[1]}, not {size[0]}×{size[1]}: taken as these")
+        late.append(
+            f"{PREPROCESSOR_FILE} makes pictures of {made[0]}×{made[1]}, not {size[0]}×{size[1]}: taken as these"
+        )
     return replace(result, ignored=(*result.ignored, *left), warnings=(*result.warnings, *late))
 
 
-def kind_of(tensors: Mapping[str, Tensor]) -> str:
+def detect_model_type(tensors: Mapping[str, Tensor]) -> str:
     if "embeddings.register_tokens" in tensors:
         return "dinov2_with_registers"
     if any("layer_scale1" in name for name in tensors):
@@ -156,21 +162,21 @@ def kind_of(tensors: Mapping[str, Tensor]) -> str:
     return "deit" if "embeddings.distillation_token" in tensors else "vit"
 
 
-def default_eps(kind: str) -> float:
+def default_norm_eps(kind: str) -> float:
     return 1e-6 if kind.startswith("dinov2") else 1e-12
 
 
-def own_fields(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool) -> dict[str, Any]:
+def fields_from_config(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool) -> dict[str, Any]:
     """What its config.json says and shapes do not."""
-    fields: dict[str, Any] = {"norm_eps": value(config, "layer_norm_eps", float, default_eps(kind))}
+    fields: dict[str, Any] = {"norm_eps": get_typed_field(config, "layer_norm_eps", float, default_norm_eps(kind))}
     if config:
-        fields["heads"] = value(config, "num_attention_heads", int, DEFAULT_HEADS)
+        fields["heads"] = get_typed_field(config, "num_attention_heads", int, DEFAULT_HEADS)
     if "image_size" in config:
         size = config["image_size"]
         fields["image_size"] = tuple(size) if isinstance(size, list) else size
-    if value(config, "pooler_act", str, "tanh") != "tanh" and pooled:
+    if get_typed_field(config, "pooler_act", str, "tanh") != "tanh" and pooled:
         raise CheckpointError(f"pooler_act is {config['pooler_act']!r}; expected tanh")
-    activation = value(config, "hidden_act", str, "gelu")
+    activation = get_typed_field(config, "hidden_act", str, "gelu")
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"hidden_act is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
     if not swiglu:
@@ -178,25 +184,29 @@ def own_fields(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool)
     return fields
 
 
-def labels_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+def labels_from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Its class names in order; LABEL_0, LABEL_1, … are none."""
-    names = value(config, "id2label", dict, {})
+    names = get_typed_field(config, "id2label", dict, {})
     try:
         ordered = [names[key] for key in sorted(names, key=int)]
     except ValueError:
-        raise CheckpointError(f"id2label of {CONFIG} has keys that are no numbers; expected class numbers") from None
+        raise CheckpointError(
+            f"id2label of {CONFIG_FILE} has keys that are no numbers; expected class numbers"
+        ) from None
     if not ordered or any(not isinstance(name, str) for name in ordered) or ordered[0] == "LABEL_0":
         return None
     return tuple(ordered)
 
 
-def crop_size(processor: Mapping[str, Any]) -> tuple[int, int] | None:
+def read_crop_size(processor: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of what its processor makes."""
-    cropped = value(processor, "do_center_crop", bool, "crop_size" in processor and "do_center_crop" not in processor)
-    return sides(processor.get("crop_size" if cropped else "size"))
+    cropped = get_typed_field(
+        processor, "do_center_crop", bool, "crop_size" in processor and "do_center_crop" not in processor
+    )
+    return parse_processor_size(processor.get("crop_size" if cropped else "size"))
 
 
-def sides(size: Any) -> tuple[int, int] | None:
+def parse_processor_size(size: Any) -> tuple[int, int] | None:
     if isinstance(size, int):
         return (size, size)
     if isinstance(size, dict) and isinstance(size.get("height"), int) and isinstance(size.get("width"), int):
@@ -206,27 +216,35 @@ def sides(size: Any) -> tuple[int, int] | None:
     return None
 
 
-def preprocessing_fields(processor: Mapping[str, Any] | None, kind: str) -> tuple[dict[str, Any], list[str]]:
+def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tuple[dict[str, Any], list[str]]:
     """What its processor does to pictures of any size, and what there is to say of it."""
     if processor is None:
-        known: dict[str, Any] = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear", **HALF}
+        known: dict[str, Any] = {
+            "crop": 1.0,
+            "middle": "floored",
+            "fit": "squash",
+            "interpolation": "bilinear",
+            **HALF_MEAN_STD,
+        }
         if kind != "vit":
-            known |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET}
+            known |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET_MEAN_STD}
         if kind.startswith("dinov2"):
             known["fit"] = "short_side"
         return known, []
     size = processor.get("size")
-    warnings, resized, cropped = list[str](), sides(size), crop_size(processor)
+    warnings, resized, cropped = list[str](), parse_processor_size(size), read_crop_size(processor)
     fields: dict[str, Any] = {
-        "crop": share(cropped[0], resized[0]) if cropped and resized else 1.0,
+        "crop": crop_fraction(cropped[0], resized[0]) if cropped and resized else 1.0,
         "fit": "short_side" if isinstance(size, dict) and "shortest_edge" in size else "squash",
         "middle": "floored",
-        "interpolation": RESAMPLING.get(value(processor, "resample", int, 3 if kind != "vit" else 2), "bicubic"),
+        "interpolation": PILLOW_RESAMPLING.get(
+            get_typed_field(processor, "resample", int, 3 if kind != "vit" else 2), "bicubic"
+        ),
     }
-    for name, default in HALF.items():
+    for name, default in HALF_MEAN_STD.items():
         given = processor.get(f"image_{name}", list(default))
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
-    if value(processor, "do_normalize", bool, True) is False:
+    if get_typed_field(processor, "do_normalize", bool, True) is False:
         fields |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     odd = {
         "do_resize": (True,),
@@ -237,44 +255,51 @@ def preprocessing_fields(processor: Mapping[str, Any] | None, kind: str) -> tupl
     }
     for name, usual in odd.items():
         if processor.get(name, usual[0]) not in usual:
-            warnings.append(f"{PREPROCESSOR} says {name} {processor[name]!r}, which ours cannot: taken as {usual[0]}")
+            warnings.append(
+                f"{PREPROCESSOR_FILE} says {name} {processor[name]!r}, which ours cannot: taken as {usual[0]}"
+            )
     return fields, warnings
 
 
-def share(kept: int, of: int) -> float:
+def crop_fraction(cropped: int, resized: int) -> float:
     """kept/of, rounded so that kept/share is not a hair below the whole number it was."""
-    ratio = kept / max(of, 1)
-    return ratio if floor(kept / ratio) == of else ratio * (1 - 1e-12)
+    ratio = cropped / max(resized, 1)
+    return ratio if floor(cropped / ratio) == resized else ratio * (1 - 1e-12)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """A folder for AutoModelForImageClassification (without a head AutoModel) and pipeline("image-classification")."""
-    config, kind = description.config, kind_for(description)
-    holds(f"transformers' {kind}", config, ONLY)
+    config, kind = description.config, choose_model_type(description)
+    check_representable(f"transformers' {kind}", config, SUPPORTED_VALUES)
     registers = config.get("registers", 0)
-    table, renamed = TABLES[kind], with_prefix_rows(tensors, config, 1 + (registers or config.get("distilled", False)))
+    table, renamed = (
+        NAME_TABLES[kind],
+        add_prefix_rows(tensors, config, 1 + (registers or config.get("distilled", False))),
+    )
     if kind.startswith("dinov2"):
-        renamed = without_register_rows("transformers", renamed, config)
-        table = SWIGLU if config.get("activation") == "swiglu" else table
+        renamed = remove_register_rows("transformers", renamed, config)
+        table = SWIGLU_TABLE if config.get("activation") == "swiglu" else table
     elif registers:
-        table = tuple(entry("embeddings.distillation_token", "reg_token") if r.ours == "reg_token" else r for r in VIT)
+        table = tuple(
+            make_entry("embeddings.distillation_token", "reg_token") if r.ours == "reg_token" else r for r in VIT_TABLE
+        )
     prefix = f"{kind}." if config["classes"] else ""
-    table = tuple(prefixed(row, prefix) for row in table)
-    card = hub_config(description, kind)
+    table = tuple(add_entry_prefix(row, prefix) for row in table)
+    card = make_hf_config(description, kind)
     make_folder(path)
-    write_table("hf", renamed, table, config["heads"], path / WEIGHTS[0])
-    texts = {CONFIG: card}
+    write_renamed_tensors("hf", renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
-        texts[PREPROCESSOR] = processor_of(description.preprocessing)
+        texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing)
     else:
-        (path / PREPROCESSOR).unlink(missing_ok=True)  # it would be of another model
+        (path / PREPROCESSOR_FILE).unlink(missing_ok=True)  # it would be of another model
     for name, data in texts.items():
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        write_whole(path / name, lambda place, text=text: place.write_text(text, "utf-8"))
+        write_atomically(path / name, lambda place, text=text: place.write_text(text, "utf-8"))
     return {}
 
 
-def kind_for(description: Description) -> str:
+def choose_model_type(description: Description) -> str:
     """Which of its models computes the same."""
     config = description.config
     if description.family == "hybrid":
@@ -289,16 +314,16 @@ def kind_for(description: Description) -> str:
         kind, allowed = "deit" if config.get("registers") else "vit", {"registers": (0, 1)}
         if config.get("head") == "mlp":
             allowed = {**allowed, "classes": (0,)}
-    holds(f"transformers' {kind}", {**config, "has a head": config["classes"] > 0}, allowed)
+    check_representable(f"transformers' {kind}", {**config, "has a head": config["classes"] > 0}, allowed)
     return kind
 
 
-def prefixed(row: Entry, prefix: str) -> Entry:
+def add_entry_prefix(row: NameEntry, prefix: str) -> NameEntry:
     own = row.ours.startswith("head")
-    return row if own else entry([prefix + name for name in row.theirs], row.ours, row.form)
+    return row if own else make_entry([prefix + name for name in row.theirs], row.ours, row.transform)
 
 
-def hub_config(description: Description, kind: str) -> dict[str, Any]:
+def make_hf_config(description: Description, kind: str) -> dict[str, Any]:
     config = description.config
     width, size, patch = config["width"], config["image_size"], config["patch_size"]
     hidden = config.get("mlp_width") or 4 * width
@@ -322,8 +347,8 @@ def hub_config(description: Description, kind: str) -> dict[str, Any]:
         "dtype": "float32",
     }
     if kind.startswith("dinov2"):
-        expected = swiglu_width(width) if config.get("activation") == "swiglu" else 4 * width
-        holds("transformers' dinov2", {"mlp_width": hidden}, {"mlp_width": (expected,)})
+        expected = compute_swiglu_width(width) if config.get("activation") == "swiglu" else 4 * width
+        check_representable("transformers' dinov2", {"mlp_width": hidden}, {"mlp_width": (expected,)})
         data |= {"mlp_ratio": 4, "use_swiglu_ffn": config.get("activation") == "swiglu", "use_mask_token": False}
         data |= {"num_register_tokens": config["registers"]} if config.get("registers") else {}
     else:
@@ -335,12 +360,12 @@ def hub_config(description: Description, kind: str) -> dict[str, Any]:
     return data
 
 
-def swiglu_width(width: int) -> int:
+def compute_swiglu_width(width: int) -> int:
     """How wide transformers makes the MLP of a DINOv2 with SwiGLU: two thirds of 4·width, in eights."""
     return (int(4 * width * 2 / 3) + 7) // 8 * 8
 
 
-def processor_of(how: Preprocessing) -> dict[str, Any]:
+def make_processor_config(how: Preprocessing) -> dict[str, Any]:
     height, width = pair(how.image_size)
     tall, wide = floor(height / how.crop), floor(width / how.crop)
     squash = how.fit == "squash" or height != width

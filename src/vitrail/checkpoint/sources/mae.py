@@ -6,27 +6,27 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.fixed_tables import is_table
+from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
-    FIXED,
-    OWNER_NAMED,
-    PATCHES_ALONE,
-    TABLE_AT_STEM,
-    Found,
+    OWNER_FIXED_FIELDS,
+    OWNER_NAMED_KEY,
+    PATCH_FAMILIES,
+    STEM_POSITION_VALUES,
     Layout,
-    found,
-    holds,
-    own_heads,
-    stripped,
-    write_table,
+    TranslatedCheckpoint,
+    check_representable,
+    find_heads_by_width,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
 )
+from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
 
-HEADS = {768: 12, 1024: 16, 1280: 16}  # by width
-DECODER = r"mask_token|decoder_.*"
-ONLY = {
+HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}  # by width
+DECODER_PATTERN = r"mask_token|decoder_.*"
+SUPPORTED_VALUES = {
     "class_token": (True,),
     "registers": (0,),
     "pool": ("class", "mean_norm"),
@@ -35,14 +35,14 @@ ONLY = {
     "qkv_bias": (True,),
     "distilled": (False,),
     "prefix_positions": (True,),
-    **TABLE_AT_STEM,
+    **STEM_POSITION_VALUES,
     "head": ("linear",),
     "activation": ("gelu", "gelu_tanh"),
 }
 
 
-def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, *timm.PREFIXES)
+def matches(contents: RawContents) -> bool:
+    names = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
@@ -50,30 +50,30 @@ def matches(contents: Contents) -> bool:
     return "patch_embed.proj.weight" in names and own and not hybrid and not others & names.keys()
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    tensors = stripped(contents.tensors, *timm.PREFIXES)
-    ours = bool(known.get(OWNER_NAMED)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
-    ours = ours or is_table(tensors.get("pos_embed"), columns_first=True)
-    return found(
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+    tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    ours = bool(known.get(OWNER_NAMED_KEY)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
+    ours = ours or is_sincos_table(tensors.get("pos_embed"), columns_first=True)
+    return translate_checkpoint(
         contents,
         tensors,
-        timm.PLAIN,
+        timm.BASE_TABLE,
         layout="mae",
         family="vit",
-        known={**(own_heads(tensors, "patch_embed.proj.weight", HEADS) if ours else {}), **known},
+        known={**(find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if ours else {}), **known},
         policy="deit",
-        preprocessing=deit.preprocessing,
-        fixed=FIXED if ours else (),
+        preprocessing=deit.make_preprocessing,
+        fixed=OWNER_FIXED_FIELDS if ours else (),
         assumed_preprocessing=not ours,
-        ignore=DECODER,
+        ignore=DECODER_PATTERN,
     )
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """The encoder, or the fine-tuned model; a decoder is not part of ours."""
-    holds("mae", description.config, ONLY)
-    write_table("mae", tensors, timm.PLAIN, description.config["heads"], path, wrapper="model")
-    return timm.ASSUMES
+    check_representable("mae", description.config, SUPPORTED_VALUES)
+    write_renamed_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
+    return timm.ASSUMED_FIELDS
 
 
-LAYOUT = Layout(name="mae", matches=matches, read=read, write=write, families=PATCHES_ALONE)
+LAYOUT = Layout(name="mae", matches=matches, read=read, write=write, families=PATCH_FAMILIES)

@@ -11,38 +11,38 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.fixed_tables import is_table
+from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
-    FIXED,
-    IMAGENET,
-    PATCHES_ALONE,
-    TABLE_AT_STEM,
-    Found,
+    IMAGENET_MEAN_STD,
+    OWNER_FIXED_FIELDS,
+    PATCH_FAMILIES,
+    STEM_POSITION_VALUES,
     Layout,
-    found,
-    holds,
-    own_heads,
-    stripped,
-    with_prefix_rows,
-    write_table,
+    TranslatedCheckpoint,
+    add_prefix_rows,
+    check_representable,
+    find_heads_by_width,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
 )
-from vitrail.checkpoint.names import Entry
+from vitrail.checkpoint.name_table import NameEntry
+from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 
-HEADS = {384: 12, 768: 12, 1024: 16, 1280: 16}  # by width
-ENCODER = "base_encoder."  # next to momentum_encoder. and predictor.
-KERNEL = "patch_embed.proj.weight"
-ONLY = {
+HEADS_BY_WIDTH = {384: 12, 768: 12, 1024: 16, 1280: 16}  # by width
+ENCODER_PREFIX = "base_encoder."  # next to momentum_encoder. and predictor.
+PATCH_KERNEL = "patch_embed.proj.weight"
+SUPPORTED_VALUES = {
     "class_token": (True,),
     "registers": (0,),
     "distilled": (False,),
     "pool": ("class",),
     "head": ("linear",),
-    **TABLE_AT_STEM,
+    **STEM_POSITION_VALUES,
     "layer_scale": (None,),
     "mlp_width": (None,),
     "qkv_bias": (True,),
@@ -50,57 +50,65 @@ ONLY = {
 }
 
 
-def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, "module.")
-    if ENCODER + KERNEL in names:
+def matches(contents: RawContents) -> bool:
+    names = strip_prefixes(contents.tensors, "module.")
+    if ENCODER_PREFIX + PATCH_KERNEL in names:
         return True
-    kernel = names.get(KERNEL)
-    wide = kernel is not None and kernel.ndim == 4 and kernel.shape[0] in HEADS
-    return wide and is_table(names.get("pos_embed"), columns_first=False)
+    kernel = names.get(PATCH_KERNEL)
+    wide = kernel is not None and kernel.ndim == 4 and kernel.shape[0] in HEADS_BY_WIDTH
+    return wide and is_sincos_table(names.get("pos_embed"), columns_first=False)
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     """The encoder without its projector, or the probe with its head."""
-    names = stripped(contents.tensors, "module.")
-    if ENCODER + KERNEL in names:
-        inside = {n.removeprefix(ENCODER): each for n, each in names.items() if n.startswith(ENCODER)}
+    names = strip_prefixes(contents.tensors, "module.")
+    if ENCODER_PREFIX + PATCH_KERNEL in names:
+        inside = {n.removeprefix(ENCODER_PREFIX): each for n, each in names.items() if n.startswith(ENCODER_PREFIX)}
         tensors = {name: each for name, each in inside.items() if not name.startswith("head.")}
     else:
         tensors = names
-    ignored = tuple(name for name in names if name.removeprefix(ENCODER) not in tensors or not name.startswith(ENCODER))
-    result = found(
+    ignored = tuple(
+        name
+        for name in names
+        if name.removeprefix(ENCODER_PREFIX) not in tensors or not name.startswith(ENCODER_PREFIX)
+    )
+    result = translate_checkpoint(
         contents,
         tensors,
-        timm.PLAIN,
+        timm.BASE_TABLE,
         layout="moco",
         family="vit",
-        known={**own_heads(tensors, KERNEL, HEADS), **known},
+        known={**find_heads_by_width(tensors, PATCH_KERNEL, HEADS_BY_WIDTH), **known},
         policy="deit",
-        preprocessing=preprocessing,
-        fixed=FIXED,
+        preprocessing=make_preprocessing,
+        fixed=OWNER_FIXED_FIELDS,
     )
     return replace(result, ignored=ignored if tensors is not names else ())
 
 
-def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """The preprocessing with which its authors evaluate a probe."""
-    return Preprocessing(image_size=config["image_size"], crop=0.875, interpolation="bilinear", **IMAGENET)
+    return Preprocessing(image_size=config["image_size"], crop=0.875, interpolation="bilinear", **IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Writes the base encoder alone, or with a head a probe, recognised by its table of positions."""
     config = description.config
-    holds("moco", config, ONLY)
-    holds("moco", config, {"heads": (HEADS.get(config["width"], config["heads"]),)})
-    if config["classes"] and not (is_table(tensors.get("pos_embed"), columns_first=False) and config["width"] in HEADS):
+    check_representable("moco", config, SUPPORTED_VALUES)
+    check_representable("moco", config, {"heads": (HEADS_BY_WIDTH.get(config["width"], config["heads"]),)})
+    if config["classes"] and not (
+        is_sincos_table(tensors.get("pos_embed"), columns_first=False) and config["width"] in HEADS_BY_WIDTH
+    ):
         raise CheckpointError(
             f"moco holds {config['classes']} classes only with its own table of positions; expected 0"
         )
-    before = "module." if config["classes"] else f"module.{ENCODER}"
-    rows = with_prefix_rows(tensors, config, 1)
-    table = tuple(Entry(tuple(before + name for name in row.theirs), row.ours, row.form) for row in timm.PLAIN)
-    write_table("moco", rows, table, config["heads"], path, wrapper="state_dict")
-    return timm.ASSUMES
+    before = "module." if config["classes"] else f"module.{ENCODER_PREFIX}"
+    rows = add_prefix_rows(tensors, config, 1)
+    table = tuple(
+        NameEntry(tuple(before + name for name in row.theirs), row.ours, row.transform) for row in timm.BASE_TABLE
+    )
+    write_renamed_tensors("moco", rows, table, config["heads"], path, wrapper="state_dict")
+    return timm.ASSUMED_FIELDS
 
 
-LAYOUT = Layout(name="moco", matches=matches, read=read, write=write, families=PATCHES_ALONE)
+LAYOUT = Layout(name="moco", matches=matches, read=read, write=write, families=PATCH_FAMILIES)

@@ -13,121 +13,141 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.architecture import Fields, count, heads_of, positions_of, shape
-from vitrail.checkpoint.contents import Contents
+from vitrail.checkpoint.config_from_shapes import (
+    ConfigFields,
+    count_numbered_names,
+    get_tensor_shape,
+    infer_heads,
+    infer_image_size,
+)
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import FIXED, IMAGENET, Found, Layout, found, stripped, write_table
-from vitrail.checkpoint.names import Entry, Form, entry
+from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.layout import (
+    IMAGENET_MEAN_STD,
+    OWNER_FIXED_FIELDS,
+    Layout,
+    TranslatedCheckpoint,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
+)
+from vitrail.checkpoint.name_table import NameEntry, TensorTransform, make_entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.catalog import families
+from vitrail.models.catalog import load_families
 
-STAGE = "tokens_to_token.attention#"
-FIRST = "tokens_to_token.attention1"
+STAGE_PREFIX = "tokens_to_token.attention#"
+FIRST_STAGE = "tokens_to_token.attention1"
 STRIDE = (16, 16)  # pixels to a token
-SCALE = (
+SCALE_WARNING = (
     "how attention was scaled is not in the file: taken as by the width of a head, as yitu's evaluation runs; "
     "of a training by the whole width: --from t2t_by_width"
 )
 
 
-def turned(tensor: Tensor) -> Tensor:
+def swap_keys_and_queries(tensor: Tensor) -> Tensor:
     """k, q, v ↔ q, k, v."""
     one, two, v = tensor.chunk(3)
     return torch.cat((two, one, v))
 
 
-KQV = Form(lambda parts: turned(parts[0]), lambda tensor, _: [turned(tensor)])
-SAME_NAMES = (
-    *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE}.norm1.*", f"{STAGE}.norm2.*"),
+KQV_TRANSFORM = TensorTransform(
+    lambda parts: swap_keys_and_queries(parts[0]), lambda tensor, _: [swap_keys_and_queries(tensor)]
+)
+SHARED_NAMES = (
+    *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE_PREFIX}.norm1.*", f"{STAGE_PREFIX}.norm2.*"),
     *(
         f"blocks.#.{part}"
         for part in ("norm1.*", "attn.qkv.weight", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
     ),
     *("norm.*", "head.*"),
 )
-PLAIN: tuple[Entry, ...] = tuple(map(entry, SAME_NAMES, SAME_NAMES))
-TABLES = {
+BASE_TABLE: tuple[NameEntry, ...] = tuple(map(make_entry, SHARED_NAMES, SHARED_NAMES))
+NAME_TABLES = {
     "performer": (
-        *PLAIN,
-        entry(f"{STAGE}.w", f"{STAGE}.w"),
-        entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV),
-        entry(f"{STAGE}.proj.*", f"{STAGE}.proj.*"),
-        entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
-        entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
+        *BASE_TABLE,
+        make_entry(f"{STAGE_PREFIX}.w", f"{STAGE_PREFIX}.w"),
+        make_entry(f"{STAGE_PREFIX}.kqv.*", f"{STAGE_PREFIX}.qkv.*", KQV_TRANSFORM),
+        make_entry(f"{STAGE_PREFIX}.proj.*", f"{STAGE_PREFIX}.proj.*"),
+        make_entry(f"{STAGE_PREFIX}.mlp.0.*", f"{STAGE_PREFIX}.mlp.fc1.*"),
+        make_entry(f"{STAGE_PREFIX}.mlp.2.*", f"{STAGE_PREFIX}.mlp.fc2.*"),
     ),
     "transformer": (
-        *PLAIN,
-        entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
-        entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
-        entry(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc1.*"),
-        entry(f"{STAGE}.mlp.fc2.*", f"{STAGE}.mlp.fc2.*"),
+        *BASE_TABLE,
+        make_entry(f"{STAGE_PREFIX}.attn.qkv.weight", f"{STAGE_PREFIX}.qkv.weight"),
+        make_entry(f"{STAGE_PREFIX}.attn.proj.*", f"{STAGE_PREFIX}.proj.*"),
+        make_entry(f"{STAGE_PREFIX}.mlp.fc1.*", f"{STAGE_PREFIX}.mlp.fc1.*"),
+        make_entry(f"{STAGE_PREFIX}.mlp.fc2.*", f"{STAGE_PREFIX}.mlp.fc2.*"),
     ),
 }
 
 
-def matches(contents: Contents) -> bool:
-    return "tokens_to_token.project.weight" in stripped(contents.tensors, *timm.PREFIXES)
+def matches(contents: RawContents) -> bool:
+    return "tokens_to_token.project.weight" in strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
 
 
-def read(contents: Contents, known: Mapping[str, Any], layout: str = "t2t") -> Found:
-    tensors = stripped(contents.tensors, *timm.PREFIXES)
-    stage = "performer" if f"{FIRST}.w" in tensors else "transformer"
-    return found(
+def read(contents: RawContents, known: Mapping[str, Any], layout: str = "t2t") -> TranslatedCheckpoint:
+    tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    stage = "performer" if f"{FIRST_STAGE}.w" in tensors else "transformer"
+    return translate_checkpoint(
         contents,
         tensors,
-        TABLES[stage],
+        NAME_TABLES[stage],
         layout=layout,
         family="t2t",
-        known={**published_heads(tensors), **known},
+        known={**find_published_heads(tensors), **known},
         policy="deit",
-        preprocessing=preprocessing,
-        shapes=architecture,
-        warnings=[SCALE] if layout == "t2t" else [],
-        fixed=FIXED,
+        preprocessing=make_preprocessing,
+        infer=infer_t2t_config,
+        warnings=[SCALE_WARNING] if layout == "t2t" else [],
+        fixed=OWNER_FIXED_FIELDS,
     )
 
 
-def published_heads(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def find_published_heads(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Of a model of a published shape."""
     hidden = tuple(tensors["blocks.0.mlp.fc1.weight"].shape) if "blocks.0.mlp.fc1.weight" in tensors else ()
-    presets = next(each.presets for each in families() if each.name == "t2t").values()
-    return next(({"heads": each.heads} for each in presets if (mlp_width(each), each.width) == hidden), {})
+    presets = next(each.presets for each in load_families() if each.name == "t2t").values()
+    return next(({"heads": each.heads} for each in presets if (get_mlp_width(each), each.width) == hidden), {})
 
 
-def mlp_width(config: Any) -> int:
+def get_mlp_width(config: Any) -> int:
     return config.mlp_width or 3 * config.width
 
 
-def architecture(tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]) -> tuple[Fields, Fields]:
+def infer_t2t_config(
+    tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]
+) -> tuple[ConfigFields, ConfigFields]:
     """Fields of the config from the shapes, and those of them that are uncertain."""
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    hidden, width = shape(sizes, "blocks.0.mlp.fc1.weight", 2)
-    places, doubts = positions_of(sizes, 1, STRIDE, {**known, "prefix_positions": True})
+    hidden, width = get_tensor_shape(sizes, "blocks.0.mlp.fc1.weight", 2)
+    places, doubts = infer_image_size(sizes, 1, STRIDE, {**known, "prefix_positions": True})
     fields: dict[str, Any] = {
         "image_size": places["image_size"],
-        "channels": shape(sizes, f"{FIRST}.qkv.weight", 2)[1] // 49,
-        "classes": shape(sizes, "head.weight", 2)[0] if "head.weight" in sizes else 0,
-        "stage": "performer" if f"{FIRST}.w" in sizes else "transformer",
-        "stage_width": shape(sizes, f"{FIRST}.proj.weight", 2)[0],
+        "channels": get_tensor_shape(sizes, f"{FIRST_STAGE}.qkv.weight", 2)[1] // 49,
+        "classes": get_tensor_shape(sizes, "head.weight", 2)[0] if "head.weight" in sizes else 0,
+        "stage": "performer" if f"{FIRST_STAGE}.w" in sizes else "transformer",
+        "stage_width": get_tensor_shape(sizes, f"{FIRST_STAGE}.proj.weight", 2)[0],
         "width": width,
-        "depth": count(sizes, r"blocks\.(\d+)\."),
+        "depth": count_numbered_names(sizes, r"blocks\.(\d+)\."),
         "mlp_width": hidden,
     }
     fields |= {name: known[name] for name in ("heads", "norm_eps") if name in known}
-    heads = fields.get("heads") or heads_of(fields)[0]
+    heads = fields.get("heads") or infer_heads(fields)[0]
     return {**fields, "heads": heads, "mlp_width": None if hidden == 3 * width else hidden}, doubts
 
 
-def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    return Preprocessing(image_size=config["image_size"], crop=0.9, **IMAGENET)
+def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+    return Preprocessing(image_size=config["image_size"], crop=0.9, **IMAGENET_MEAN_STD)
 
 
 def write(
     tensors: Mapping[str, Tensor], description: Description, path: Path, layout: str = "t2t"
 ) -> Mapping[str, Any]:
     config = description.config
-    write_table(layout, tensors, TABLES[config["stage"]], config["heads"], path, wrapper="state_dict_ema")
+    write_renamed_tensors(
+        layout, tensors, NAME_TABLES[config["stage"]], config["heads"], path, wrapper="state_dict_ema"
+    )
     return {"norm_eps": 1e-5}
 
 

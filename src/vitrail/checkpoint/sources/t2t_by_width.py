@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.contents import Contents
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import Found, Layout
+from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.layout import Layout, TranslatedCheckpoint
 from vitrail.checkpoint.sources import t2t
 
-NAME = "t2t_by_width"
+LAYOUT_NAME = "t2t_by_width"
 
 
-def scaled(tensors: Mapping[str, Tensor], by: float) -> dict[str, Tensor]:
+def scale_queries(tensors: Mapping[str, Tensor], by: float) -> dict[str, Tensor]:
     """With the rows of q in the blocks multiplied."""
     changed = dict(tensors)
     for name, tensor in tensors.items():
@@ -32,13 +32,13 @@ def scaled(tensors: Mapping[str, Tensor], by: float) -> dict[str, Tensor]:
     return changed
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    found = t2t.read(contents, known, NAME)
-    return replace(found, tensors=scaled(found.tensors, 1 / sqrt(found.description.config["heads"])))
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+    found = t2t.read(contents, known, LAYOUT_NAME)
+    return replace(found, tensors=scale_queries(found.tensors, 1 / sqrt(found.description.config["heads"])))
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    return t2t.write(scaled(tensors, sqrt(description.config["heads"])), description, path, NAME)
+    return t2t.write(scale_queries(tensors, sqrt(description.config["heads"])), description, path, LAYOUT_NAME)
 
 
-LAYOUT = Layout(name=NAME, matches=lambda _: False, read=read, write=write, families=("t2t",))
+LAYOUT = Layout(name=LAYOUT_NAME, matches=lambda _: False, read=read, write=write, families=("t2t",))

@@ -9,176 +9,198 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.contents import CONFIG, WEIGHTS, Contents
-from vitrail.checkpoint.convnets import NAMES as CONVNETS
-from vitrail.checkpoint.convnets import family_in
+from vitrail.checkpoint.convnet_tensors import CONVNET_NAMES as CONVNETS
+from vitrail.checkpoint.convnet_tensors import find_convnet_family
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, WEIGHT_FILES, RawContents
 from vitrail.checkpoint.layout import (
-    FIXED,
-    HALF,
-    IMAGENET,
-    TRANSFORMERS,
-    Found,
+    HALF_MEAN_STD,
+    IMAGENET_MEAN_STD,
+    OWNER_FIXED_FIELDS,
+    TRANSFORMER_FAMILIES,
     Layout,
-    agreed,
-    found,
-    holds,
-    stripped,
-    value,
-    write_table,
+    TranslatedCheckpoint,
+    check_representable,
+    get_typed_field,
+    merge_agreeing_fields,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
 )
-from vitrail.checkpoint.names import HALVES, Entry, entry
+from vitrail.checkpoint.name_table import TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.files import make_folder, write_whole
-from vitrail.models.catalog import families
+from vitrail.files import make_folder, write_atomically
+from vitrail.models.catalog import load_families
 
-ROOTS = ("patch_embed.backbone.stem.", "patch_embed.backbone.")
-UNIT = "patch_embed.backbone.stages.#.blocks.#."
-SAME_NAMES = (
+STEM_PREFIXES = ("patch_embed.backbone.stem.", "patch_embed.backbone.")
+UNIT_PREFIX = "patch_embed.backbone.stages.#.blocks.#."
+SHARED_NAMES = (
     *("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.proj.*"),
     *(f"blocks.#.{part}" for part in ("norm1.*", "attn.qkv.*", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")),
     *("norm.*", "fc_norm.*", "head.*", "head_dist.*", "attn_pool.latent"),
     *(f"attn_pool.{part}.*" for part in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")),
-    *(f"{root}{part}" for root in ROOTS for part in ("conv.weight", "norm.*")),
-    *(f"{UNIT}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
-    *(f"{UNIT}downsample.{part}" for part in ("conv.weight", "norm.*")),
+    *(f"{root}{part}" for root in STEM_PREFIXES for part in ("conv.weight", "norm.*")),
+    *(f"{UNIT_PREFIX}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
+    *(f"{UNIT_PREFIX}downsample.{part}" for part in ("conv.weight", "norm.*")),
 )
-PLAIN: tuple[Entry, ...] = (*map(entry, SAME_NAMES, SAME_NAMES), entry("pre_logits.fc.*", "pre_logits.*"))
-SCALES = (entry("blocks.#.ls1.gamma", "blocks.#.ls1.gamma"), entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"))
-TABLE = (*PLAIN, *SCALES)
-CAIT_MARK = "blocks_token_only.0.norm1.weight"  # a tensor that tells the family
-CLASS_BLOCK = tuple(f"blocks_token_only.#.{part}.*" for part in ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#"))
-CAIT_SAME = ("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*", *CLASS_BLOCK)
+BASE_TABLE: tuple[NameEntry, ...] = (
+    *map(make_entry, SHARED_NAMES, SHARED_NAMES),
+    make_entry("pre_logits.fc.*", "pre_logits.*"),
+)
+LAYER_SCALE_ENTRIES = (
+    make_entry("blocks.#.ls1.gamma", "blocks.#.ls1.gamma"),
+    make_entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"),
+)
+NAME_TABLE = (*BASE_TABLE, *LAYER_SCALE_ENTRIES)
+CAIT_MARKER = "blocks_token_only.0.norm1.weight"  # a tensor that tells the family
+CLASS_BLOCK_NAMES = tuple(
+    f"blocks_token_only.#.{part}.*" for part in ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
+)
+CAIT_SHARED_NAMES = ("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*", *CLASS_BLOCK_NAMES)
 CAIT_SCALES = tuple((f"blocks{kind}.#.", n) for kind in ("", "_token_only") for n in (1, 2))
-CAIT = (
-    *PLAIN,
-    *map(entry, CAIT_SAME, CAIT_SAME),
-    *(entry(f"{block}gamma_{n}", f"{block}ls{n}.gamma") for block, n in CAIT_SCALES),
-    entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", HALVES),
+CAIT_TABLE = (
+    *BASE_TABLE,
+    *map(make_entry, CAIT_SHARED_NAMES, CAIT_SHARED_NAMES),
+    *(make_entry(f"{block}gamma_{n}", f"{block}ls{n}.gamma") for block, n in CAIT_SCALES),
+    make_entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", TWO_PARTS),
 )
-ASSUMES = {"activation": "gelu", "constants": "timm", "norm_eps": 1e-6}
-ONLY = {
+ASSUMED_FIELDS = {"activation": "gelu", "constants": "timm", "norm_eps": 1e-6}
+SUPPORTED_VALUES = {
     "positions": ("learned", "sincos", "sincos_2d", "none"),
     "positions_at": ("stem",),
     "head": ("linear",),
 }
-CONVNET_ONLY = {"stem": ("imagenet",), "shortcut": ("projection",)}
-CONVNET_USUAL = {  # what its models have unless a tag says otherwise, as many do: another share, another size
+CONVNET_SUPPORTED_VALUES = {"stem": ("imagenet",), "shortcut": ("projection",)}
+CONVNET_DEFAULTS = {  # what its models have unless a tag says otherwise, as many do: another share, another size
     "resnet": {"crop_pct": 0.875, "interpolation": "bilinear"},
     "regnety": {"crop_pct": 0.95, "interpolation": "bicubic"},
 }
 SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size"}  # of a convnet
-TANH = re.compile(  # with the tanh form of GELU
+TANH_GELU_MODEL = re.compile(  # with the tanh form of GELU
     r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(giantopt|so400m)_patch16_siglip.*)"
 )
 HALF_TAGS, IMAGENET_TAGS = (
     ("augreg", "augreg2", "orig"),
     ("dino", "mae", "fb"),
 )  # tags in file names, by the mean they imply
-POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
-PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
+TIMM_POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
 
 
-def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, *PREFIXES)
-    return "patch_embed.proj.weight" in names or family_in(names) is not None
+def matches(contents: RawContents) -> bool:
+    names = strip_prefixes(contents.tensors, *WRAPPER_PREFIXES)
+    return "patch_embed.proj.weight" in names or find_convnet_family(names) is not None
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    tensors = unflattened(stripped(contents.tensors, *PREFIXES))
-    if (convnet := family_in(tensors)) is not None:
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+    tensors = unflatten_patch_kernel(strip_prefixes(contents.tensors, *WRAPPER_PREFIXES))
+    if (convnet := find_convnet_family(tensors)) is not None:
         return read_convnet(contents, tensors, convnet, known)
     if "patch_embed.proj.weight" not in tensors:
         raise CheckpointError(
             f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another --from"
         )
     card = contents.config or {}
-    name = value(card, "architecture", str, contents.path.name.split(".")[0])
-    refuse_others(name)
+    name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
+    refuse_incompatible_model(name)
     hybrid = any(each.startswith("patch_embed.backbone.") for each in tensors)
     family = "hybrid" if hybrid else "deit" if "dist_token" in tensors or name.startswith("deit") else "vit"
-    pretrained = value(card, "pretrained_cfg", dict, card)
-    if CAIT_MARK in tensors:
+    pretrained = get_typed_field(card, "pretrained_cfg", dict, card)
+    if CAIT_MARKER in tensors:
         family, pretrained = "cait", {"crop_pct": 1.0, **pretrained}
     width = tensors["patch_embed.proj.weight"].shape[0]
     imagenet = family in ("deit", "cait") or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
     tag = (contents.path.name.split(".")[1:] or [""])[0].split("_")[0]
     imagenet = imagenet or tag in IMAGENET_TAGS
-    told = size_in(pretrained) if family == "cait" else hints(pretrained, name, family, width)
+    told = (
+        image_size_from_card(pretrained)
+        if family == "cait"
+        else fields_from_model_name(pretrained, name, family, width)
+    )
     own_parts = family in ("cait", "hybrid")  # whose names only timm uses
-    owned = own_parts or "architecture" in card or preset_of(name, family, width) is not None
-    return found(
+    owned = own_parts or "architecture" in card or find_preset_of_width(name, family, width) is not None
+    return translate_checkpoint(
         contents,
         tensors,
-        CAIT if family == "cait" else TABLE,
+        CAIT_TABLE if family == "cait" else NAME_TABLE,
         layout="timm",
         family=family,
-        known={**told, **agreed(said(card, tensors), known)},
+        known={**told, **merge_agreeing_fields(fields_from_card(card, tensors), known)},
         policy="timm",
-        preprocessing=lambda config: preprocessing(config, pretrained, imagenet),
-        labels=label_names(card, pretrained),
-        fixed=("heads", *FIXED) if owned else (),
+        preprocessing=lambda config: preprocessing_from_card(config, pretrained, imagenet),
+        labels=labels_from_card(card, pretrained),
+        fixed=("heads", *OWNER_FIXED_FIELDS) if owned else (),
         assumed_preprocessing="mean" not in pretrained and not (owned and tag in (*HALF_TAGS, *IMAGENET_TAGS)),
     )
 
 
-def read_convnet(contents: Contents, tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]) -> Found:
+def read_convnet(
+    contents: RawContents, tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]
+) -> TranslatedCheckpoint:
     card = contents.config or {}
-    name = value(card, "architecture", str, contents.path.name.split(".")[0])
-    pretrained = value(card, "pretrained_cfg", dict, card)
+    name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
+    pretrained = get_typed_field(card, "pretrained_cfg", dict, card)
     odd = {"architecture": name} if name.startswith(("resnetblur", "resnetaa")) else {}  # filters without weights
-    odd |= {key: each for key, each in value(card, "model_args", dict, {}).items() if key not in SEEN_IN_SHAPES}
+    odd |= {
+        key: each for key, each in get_typed_field(card, "model_args", dict, {}).items() if key not in SEEN_IN_SHAPES
+    }
     if card.get("global_pool", "avg") != "avg":
         odd["global_pool"] = card["global_pool"]
     for key, given in odd.items():
         raise CheckpointError(f"{key} is {repr(given)[:40]}, which shapes do not show; expected a plain {family}")
-    return found(
+    return translate_checkpoint(
         contents,
         tensors,
-        tuple(map(entry, CONVNETS[family], CONVNETS[family])),
+        tuple(map(make_entry, CONVNETS[family], CONVNETS[family])),
         layout="timm",
         family=family,
-        known={**size_in(pretrained), **known},
+        known={**image_size_from_card(pretrained), **known},
         policy="timm",
-        preprocessing=lambda config: preprocessing(config, {**CONVNET_USUAL[family], **pretrained}, imagenet=True),
-        labels=label_names(card, pretrained),
+        preprocessing=lambda config: preprocessing_from_card(
+            config, {**CONVNET_DEFAULTS[family], **pretrained}, imagenet=True
+        ),
+        labels=labels_from_card(card, pretrained),
         assumed_preprocessing="mean" not in pretrained,
     )
 
 
-def refuse_others(name: str) -> None:
+def refuse_incompatible_model(name: str) -> None:
     """Models whose tensors have the names and shapes of a ViT, but not what is done with them."""
     if re.search(r"(^|_)(rope|rpn)(_|$)", name.split(".")[0]):
         raise CheckpointError(f"{name} has rotary positions or norms after its layers; expected a plain ViT or DeiT")
 
 
-def hints(pretrained: Mapping[str, Any], name: str, family: str, width: int) -> dict[str, Any]:
+def fields_from_model_name(pretrained: Mapping[str, Any], name: str, family: str, width: int) -> dict[str, Any]:
     """What its name tells and shapes do not."""
-    fields = size_in(pretrained)
-    preset = preset_of(name, family, width)
+    fields = image_size_from_card(pretrained)
+    preset = find_preset_of_width(name, family, width)
     if preset is not None:
         fields["heads"] = preset.heads
-    if TANH.fullmatch(name):
+    if TANH_GELU_MODEL.fullmatch(name):
         fields["activation"] = "gelu_tanh"
     return fields
 
 
-def preset_of(name: str, family: str, width: int) -> Any:
+def find_preset_of_width(name: str, family: str, width: int) -> Any:
     """The preset of this name, if it is of this width."""
-    preset = next(each.presets.get(name) for each in families() if each.name == family)
+    preset = next(each.presets.get(name) for each in load_families() if each.name == family)
     return preset if preset is not None and preset.width == width else None
 
 
-def size_in(pretrained: Mapping[str, Any]) -> dict[str, Any]:
-    return {"image_size": tuple(value(pretrained, "input_size", list, [])[1:])} if "input_size" in pretrained else {}
+def image_size_from_card(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+    return (
+        {"image_size": tuple(get_typed_field(pretrained, "input_size", list, [])[1:])}
+        if "input_size" in pretrained
+        else {}
+    )
 
 
-def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def fields_from_card(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the card of a folder says and shapes do not."""
-    fields, arguments = dict[str, Any](), value(card, "model_args", dict, {})
+    fields, arguments = dict[str, Any](), get_typed_field(card, "model_args", dict, {})
     if "num_heads" in arguments:
-        fields["heads"] = value(arguments, "num_heads", int, 0)
+        fields["heads"] = get_typed_field(arguments, "num_heads", int, 0)
     activation = arguments.get("act_layer")
     if activation in ("gelu", "gelu_tanh"):
         fields["activation"] = activation
@@ -196,7 +218,7 @@ def said(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, An
     return {**fields, "pool": pools[pool]}
 
 
-def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def unflatten_patch_kernel(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Very old files have the patch kernel as a matrix."""
     kernel = tensors.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
@@ -206,20 +228,20 @@ def unflattened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def preprocessing(config: Mapping[str, Any], pretrained: Mapping[str, Any], imagenet: bool) -> Preprocessing:
+def preprocessing_from_card(config: Mapping[str, Any], pretrained: Mapping[str, Any], imagenet: bool) -> Preprocessing:
     size = config["image_size"]
-    constants = IMAGENET if imagenet else HALF
+    constants = IMAGENET_MEAN_STD if imagenet else HALF_MEAN_STD
     return Preprocessing(
         image_size=size,
-        crop=value(pretrained, "crop_pct", float, 0.9 if max(size) < 384 else 1.0),
+        crop=get_typed_field(pretrained, "crop_pct", float, 0.9 if max(size) < 384 else 1.0),
         fit="squash" if pretrained.get("crop_mode") == "squash" else "short_side",
         interpolation="bilinear" if pretrained.get("interpolation") == "bilinear" else "bicubic",
-        mean=tuple(value(pretrained, "mean", list, list(constants["mean"]))),
-        std=tuple(value(pretrained, "std", list, list(constants["std"]))),
+        mean=tuple(get_typed_field(pretrained, "mean", list, list(constants["mean"]))),
+        std=tuple(get_typed_field(pretrained, "std", list, list(constants["std"]))),
     )
 
 
-def label_names(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
+def labels_from_card(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
     names = card.get("label_names", pretrained.get("label_names"))
     described = card.get("label_descriptions", pretrained.get("label_descriptions"))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -232,27 +254,30 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     config = description.config
     if description.family in CONVNETS:
         return write_convnet(tensors, description, path)
-    holds("timm", config, ONLY)
-    table = CAIT if description.family == "cait" else TABLE
+    check_representable("timm", config, SUPPORTED_VALUES)
+    table = CAIT_TABLE if description.family == "cait" else NAME_TABLE
     if path.suffix:
-        write_table("timm", tensors, table, config["heads"], path)
-        return {**ASSUMES, **({"pool": "class"} if config.get("class_token") and config["pool"] == "mean" else {})}
+        write_renamed_tensors("timm", tensors, table, config["heads"], path)
+        return {
+            **ASSUMED_FIELDS,
+            **({"pool": "class"} if config.get("class_token") and config["pool"] == "mean" else {}),
+        }
     if config.get("distilled") and not config["prefix_positions"]:
         raise CheckpointError("timm's distilled models have positions for both tokens; expected prefix_positions=True")
     if description.family == "hybrid":
         raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
-    write_folder(tensors, table, config["heads"], hub_card(description), path)
-    return {"norm_eps": ASSUMES["norm_eps"]}
+    write_timm_folder(tensors, table, config["heads"], make_timm_card(description), path)
+    return {"norm_eps": ASSUMED_FIELDS["norm_eps"]}
 
 
 def write_convnet(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config, family = description.config, description.family
-    holds("timm", config, CONVNET_ONLY)
-    table = tuple(map(entry, CONVNETS[family], CONVNETS[family]))
+    check_representable("timm", config, CONVNET_SUPPORTED_VALUES)
+    table = tuple(map(make_entry, CONVNETS[family], CONVNETS[family]))
     if path.suffix:
-        write_table("timm", tensors, table, 1, path)
+        write_renamed_tensors("timm", tensors, table, 1, path)
         return {}
-    presets = next(each.presets for each in families() if each.name == family)
+    presets = next(each.presets for each in load_families() if each.name == family)
     shape = config.keys() - {"image_size", "channels", "classes"}
     name = next((n for n, preset in presets.items() if all(getattr(preset, key) == config[key] for key in shape)), None)
     if name is None:
@@ -261,20 +286,20 @@ def write_convnet(tensors: Mapping[str, Tensor], description: Description, path:
             f"preset: {', '.join(presets)}"
         )
     card = {"architecture": name, "num_classes": config["classes"], "model_args": {"in_chans": config["channels"]}}
-    write_folder(tensors, table, 1, with_pictures(card, description), path)
+    write_timm_folder(tensors, table, 1, add_preprocessing_and_labels(card, description), path)
     return {}
 
 
-def write_folder(
-    tensors: Mapping[str, Tensor], table: Sequence[Entry], heads: int, card: Mapping[str, Any], path: Path
+def write_timm_folder(
+    tensors: Mapping[str, Tensor], table: Sequence[NameEntry], heads: int, card: Mapping[str, Any], path: Path
 ) -> None:
     text = json.dumps(card, indent=2, ensure_ascii=False)
     make_folder(path)
-    write_table("timm", tensors, table, heads, path / WEIGHTS[0])
-    write_whole(path / CONFIG, lambda place: place.write_text(text, "utf-8"))
+    write_renamed_tensors("timm", tensors, table, heads, path / WEIGHT_FILES[0])
+    write_atomically(path / CONFIG_FILE, lambda place: place.write_text(text, "utf-8"))
 
 
-def hub_card(description: Description) -> dict[str, Any]:
+def make_timm_card(description: Description) -> dict[str, Any]:
     config = description.config
     distilled, activation = config.get("distilled", False), config.get("activation", "gelu")
     hidden = (config.get("mlp_width") or 4 * config["width"]) * (2 if activation == "swiglu" else 1)
@@ -297,7 +322,7 @@ def hub_card(description: Description) -> dict[str, Any]:
         arguments |= {
             "class_token": config.get("class_token", True),
             "reg_tokens": config.get("registers", 0),
-            "global_pool": POOLS[config.get("pool", "class")],
+            "global_pool": TIMM_POOLS[config.get("pool", "class")],
             "fc_norm": config.get("pool") == "mean_norm",
         }
     if config.get("positions") == "none":
@@ -312,10 +337,10 @@ def hub_card(description: Description) -> dict[str, Any]:
         "num_features": config["width"],
         "model_args": arguments,
     }
-    return with_pictures(card, description)
+    return add_preprocessing_and_labels(card, description)
 
 
-def with_pictures(card: dict[str, Any], description: Description) -> dict[str, Any]:
+def add_preprocessing_and_labels(card: dict[str, Any], description: Description) -> dict[str, Any]:
     """The card with how pictures are prepared, and what the classes are called."""
     config, how = description.config, description.preprocessing
     size = [config["channels"], *config["image_size"]]
@@ -333,4 +358,6 @@ def with_pictures(card: dict[str, Any], description: Description) -> dict[str, A
     return card
 
 
-LAYOUT = Layout(name="timm", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "cait", *CONVNETS))
+LAYOUT = Layout(
+    name="timm", matches=matches, read=read, write=write, families=(*TRANSFORMER_FAMILIES, "cait", *CONVNETS)
+)

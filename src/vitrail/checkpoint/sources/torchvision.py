@@ -10,136 +10,150 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.contents import Contents
-from vitrail.checkpoint.convnets import RESNET, family_in, norm
+from vitrail.checkpoint.convnet_tensors import RESNET_NAMES, batch_norm_names, find_convnet_family
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
-    FIXED,
-    IMAGENET,
-    TABLE_AT_STEM,
-    TRANSFORMERS,
-    Found,
+    IMAGENET_MEAN_STD,
+    OWNER_FIXED_FIELDS,
+    STEM_POSITION_VALUES,
+    TRANSFORMER_FAMILIES,
     Layout,
-    found,
-    holds,
-    own_heads,
-    stripped,
-    with_prefix_rows,
-    write_table,
+    TranslatedCheckpoint,
+    add_prefix_rows,
+    check_representable,
+    find_heads_by_width,
+    strip_prefixes,
+    translate_checkpoint,
+    write_renamed_tensors,
 )
-from vitrail.checkpoint.names import Entry, entry
+from vitrail.checkpoint.name_table import NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 
-HEADS = {768: 12, 1024: 16, 1280: 16}  # by width, of its ViTs
-LAYER = "encoder.layers.encoder_layer_#."
-TABLE = (
-    entry("class_token", "cls_token"),
-    entry("conv_proj.*", "patch_embed.proj.*"),
-    entry("encoder.pos_embedding", "pos_embed"),
-    entry(f"{LAYER}ln_1.*", "blocks.#.norm1.*"),
-    entry(f"{LAYER}self_attention.in_proj_*", "blocks.#.attn.qkv.*"),
-    entry(f"{LAYER}self_attention.out_proj.*", "blocks.#.attn.proj.*"),
-    entry(f"{LAYER}ln_2.*", "blocks.#.norm2.*"),
-    entry(f"{LAYER}mlp.0.*", "blocks.#.mlp.fc1.*"),
-    entry(f"{LAYER}mlp.3.*", "blocks.#.mlp.fc2.*"),
-    entry(f"{LAYER}mlp.linear_1.*", "blocks.#.mlp.fc1.*"),
-    entry(f"{LAYER}mlp.linear_2.*", "blocks.#.mlp.fc2.*"),
-    entry("encoder.ln.*", "norm.*"),
-    entry("heads.pre_logits.*", "pre_logits.*"),
-    entry("heads.head.*", "head.*"),
+HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}  # by width, of its ViTs
+LAYER_PREFIX = "encoder.layers.encoder_layer_#."
+NAME_TABLE = (
+    make_entry("class_token", "cls_token"),
+    make_entry("conv_proj.*", "patch_embed.proj.*"),
+    make_entry("encoder.pos_embedding", "pos_embed"),
+    make_entry(f"{LAYER_PREFIX}ln_1.*", "blocks.#.norm1.*"),
+    make_entry(f"{LAYER_PREFIX}self_attention.in_proj_*", "blocks.#.attn.qkv.*"),
+    make_entry(f"{LAYER_PREFIX}self_attention.out_proj.*", "blocks.#.attn.proj.*"),
+    make_entry(f"{LAYER_PREFIX}ln_2.*", "blocks.#.norm2.*"),
+    make_entry(f"{LAYER_PREFIX}mlp.0.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{LAYER_PREFIX}mlp.3.*", "blocks.#.mlp.fc2.*"),
+    make_entry(f"{LAYER_PREFIX}mlp.linear_1.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{LAYER_PREFIX}mlp.linear_2.*", "blocks.#.mlp.fc2.*"),
+    make_entry("encoder.ln.*", "norm.*"),
+    make_entry("heads.pre_logits.*", "pre_logits.*"),
+    make_entry("heads.head.*", "head.*"),
 )
-ONLY = {
+SUPPORTED_VALUES = {
     "class_token": (True,),
     "registers": (0,),
     "distilled": (False,),
     "pool": ("class",),
-    **TABLE_AT_STEM,
+    **STEM_POSITION_VALUES,
     "layer_scale": (None,),
     "qkv_bias": (True,),
     "channels": (3,),
     "activation": ("gelu", "gelu_tanh"),
 }
 
-RESNET_ONLY = {
+RESNET_SUPPORTED_VALUES = {
     "stem": ("imagenet",),
     "shortcut": ("projection",),
     "channels": (3,),
     "width": (64,),
     "number of stages": (4,),
 }
-OUR_BLOCK, THEIR_BLOCK = re.compile(r"s(\d+)\.b(\d+)\."), re.compile(r"trunk_output\.block(\d+)\.block\1-(\d+)\.")
+OUR_BLOCK_PATTERN, THEIR_BLOCK_PATTERN = (
+    re.compile(r"s(\d+)\.b(\d+)\."),
+    re.compile(r"trunk_output\.block(\d+)\.block\1-(\d+)\."),
+)
 
 
-def regnety_table(block: str) -> tuple[Entry, ...]:
+def make_regnety_table(block: str) -> tuple[NameEntry, ...]:
     """With what a block's names begin with on both sides; how the two count blocks, no table says."""
     parts = {"f.a": "conv1", "f.b": "conv2", "f.c": "conv3", "proj": "downsample"}
     both = {"stem": "stem"} | {f"{block}{theirs}": f"{block}{ours}" for theirs, ours in parts.items()}
     norms = [
-        pair for theirs, ours in both.items() for pair in zip(norm(f"{theirs}.1"), norm(f"{ours}.bn"), strict=True)
+        pair
+        for theirs, ours in both.items()
+        for pair in zip(batch_norm_names(f"{theirs}.1"), batch_norm_names(f"{ours}.bn"), strict=True)
     ]
     return (
-        *(entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in both.items()),
-        *(entry(theirs, ours) for theirs, ours in norms),
-        *(entry(f"{block}f.se.fc{n}.*", f"{block}se.fc{n}.*") for n in (1, 2)),
-        entry("fc.*", "head.fc.*"),
+        *(make_entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in both.items()),
+        *(make_entry(theirs, ours) for theirs, ours in norms),
+        *(make_entry(f"{block}f.se.fc{n}.*", f"{block}se.fc{n}.*") for n in (1, 2)),
+        make_entry("fc.*", "head.fc.*"),
     )
 
 
-TABLES = {"vit": TABLE, "resnet": tuple(map(entry, RESNET, RESNET)), "regnety": regnety_table("s#.b#.")}
+NAME_TABLES = {
+    "vit": NAME_TABLE,
+    "resnet": tuple(map(make_entry, RESNET_NAMES, RESNET_NAMES)),
+    "regnety": make_regnety_table("s#.b#."),
+}
 
 
-def matches(contents: Contents) -> bool:
-    names = stripped(contents.tensors, "module.")
-    return "encoder.pos_embedding" in names or any(map(THEIR_BLOCK.match, names))
+def matches(contents: RawContents) -> bool:
+    names = strip_prefixes(contents.tensors, "module.")
+    return "encoder.pos_embedding" in names or any(map(THEIR_BLOCK_PATTERN.match, names))
 
 
-def read(contents: Contents, known: Mapping[str, Any]) -> Found:
-    tensors = stripped(contents.tensors, "module.")
-    family = "regnety" if any(map(THEIR_BLOCK.match, tensors)) else family_in(tensors) or "vit"
-    return found(
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+    tensors = strip_prefixes(contents.tensors, "module.")
+    family = "regnety" if any(map(THEIR_BLOCK_PATTERN.match, tensors)) else find_convnet_family(tensors) or "vit"
+    return translate_checkpoint(
         contents,
-        {THEIR_BLOCK.sub(lambda m: f"s{m[1]}.b{int(m[2]) + 1}.", name): each for name, each in tensors.items()},
-        TABLES[family],
+        {THEIR_BLOCK_PATTERN.sub(lambda m: f"s{m[1]}.b{int(m[2]) + 1}.", name): each for name, each in tensors.items()},
+        NAME_TABLES[family],
         layout="torchvision",
         family=family,
-        known={**own_heads(tensors, "conv_proj.weight", HEADS), **known},
+        known={**find_heads_by_width(tensors, "conv_proj.weight", HEADS_BY_WIDTH), **known},
         policy="torchvision",
-        preprocessing=preprocessing,
-        fixed=FIXED,
+        preprocessing=make_preprocessing,
+        fixed=OWNER_FIXED_FIELDS,
     )
 
 
-def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """What its transforms do: weights above 224 pixels are SWAG's, and vit_l_16 was evaluated from 242."""
     size = config["image_size"]
     large = max(size) > 224
     crop = 224 / 242 if config.get("width") == 1024 and config.get("patch_size") == (16, 16) else 0.875
     return Preprocessing(
-        image_size=size, crop=1.0 if large else crop, interpolation="bicubic" if large else "bilinear", **IMAGENET
+        image_size=size,
+        crop=1.0 if large else crop,
+        interpolation="bicubic" if large else "bilinear",
+        **IMAGENET_MEAN_STD,
     )
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
     if description.family == "resnet":
-        holds("torchvision", {**config, "number of stages": len(config["stages"])}, RESNET_ONLY)
-        write_table("torchvision", tensors, TABLES["resnet"], 1, path)
+        check_representable(
+            "torchvision", {**config, "number of stages": len(config["stages"])}, RESNET_SUPPORTED_VALUES
+        )
+        write_renamed_tensors("torchvision", tensors, NAME_TABLES["resnet"], 1, path)
         return {}
     if description.family == "regnety":
-        holds("torchvision", config, {"channels": (3,)})
-        places = {name: OUR_BLOCK.sub(their_block, name) for name in tensors}
-        table = regnety_table("trunk_output.block#.block#-#.")
-        write_table("torchvision", {places[name]: each for name, each in tensors.items()}, table, 1, path)
+        check_representable("torchvision", config, {"channels": (3,)})
+        places = {name: OUR_BLOCK_PATTERN.sub(rename_regnety_block, name) for name in tensors}
+        table = make_regnety_table("trunk_output.block#.block#-#.")
+        write_renamed_tensors("torchvision", {places[name]: each for name, each in tensors.items()}, table, 1, path)
         return {}
-    holds("torchvision", config, ONLY)
-    write_table("torchvision", with_prefix_rows(tensors, config, 1), TABLE, config["heads"], path)
+    check_representable("torchvision", config, SUPPORTED_VALUES)
+    write_renamed_tensors("torchvision", add_prefix_rows(tensors, config, 1), NAME_TABLE, config["heads"], path)
     return {"activation": "gelu", "norm_eps": 1e-6}
 
 
-def their_block(ours: re.Match[str]) -> str:
+def rename_regnety_block(ours: re.Match[str]) -> str:
     return f"trunk_output.block{ours[1]}.block{ours[1]}-{int(ours[2]) - 1}."
 
 
 LAYOUT = Layout(
-    name="torchvision", matches=matches, read=read, write=write, families=(*TRANSFORMERS, "resnet", "regnety")
+    name="torchvision", matches=matches, read=read, write=write, families=(*TRANSFORMER_FAMILIES, "resnet", "regnety")
 )

@@ -1,0 +1,155 @@
+"""Training pictures a second, from file to normalised batch, against Pillow and torchvision's transforms; one thread.
+
+    PYTHONPATH=tests .venv/bin/python benchmarks/image_pipeline.py [FOLDER]
+
+Both take turns, round after round on the same files, so that a busy moment of the machine hits both; a ratio is taken
+within each round and the median of the rounds is printed with the quartiles. Higher is faster. Without a folder the
+shared photos are taken, and where there are none, photos are drawn: smooth pictures of 500×375 as JPEG.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+
+# isort: split
+import numpy as np
+import torch
+from cyclopts import Parameter, run
+from PIL import Image
+from rich.progress import track
+from timm.data.auto_augment import rand_augment_transform
+from torchvision import transforms
+
+from vitrail.data.augment.batch_transforms import normalise
+from vitrail.data.augment.config import Augmentation
+from vitrail.data.augment.image_transforms import augment_image
+from vitrail.data.decoding import jpeg
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import make_view_keys
+from vitrail.text import format_table
+
+Epoch = Callable[[list[Path], int], None]
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+BATCH = 32
+PREPROCESSING = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+CROP_AND_FLIP = Augmentation(crop="resized", flip=0.5)
+RANDAUGMENT = Augmentation(crop="resized", flip=0.5, policy="rand")
+
+
+def vitrail_epoch(augmentation: Augmentation) -> Epoch:
+    def epoch(files: list[Path], number: int) -> None:
+        own = make_view_keys(0, number, np.arange(len(files)), 0).tolist()
+        for at in range(0, len(files), BATCH):
+            pairs = zip(files[at : at + BATCH], own[at : at + BATCH], strict=True)
+            pixels = torch.stack([augment_image(file, augmentation, PREPROCESSING, key) for file, key in pairs])
+            normalise(pixels, PREPROCESSING)
+
+    return epoch
+
+
+def torchvision_epoch(augmentation: Augmentation) -> Epoch:
+    rand: Any = rand_augment_transform  # at 8 always: at 10, which 9 ± 0.5 reaches, Pillow refuses to posterize
+    mean = tuple(round(255 * each) for each in PREPROCESSING.mean)
+    settings = {"img_mean": mean, "interpolation": Image.Resampling.BICUBIC}
+    steps: list[Any] = [
+        transforms.RandomResizedCrop(224, interpolation=transforms.InterpolationMode.BICUBIC),
+        transforms.RandomHorizontalFlip(),
+        *([rand("rand-m8-mstd0-inc1", settings)] if augmentation.policy == "rand" else []),
+        transforms.ToTensor(),
+        transforms.Normalize(PREPROCESSING.mean, PREPROCESSING.std),
+    ]
+    transform = transforms.Compose(steps)
+
+    def read(file: Path) -> Any:
+        with Image.open(file) as image:
+            return transform(image.convert("RGB"))
+
+    def epoch(files: list[Path], number: int) -> None:
+        torch.manual_seed(number)
+        for at in range(0, len(files), BATCH):
+            torch.stack([read(file) for file in files[at : at + BATCH]])
+
+    return epoch
+
+
+def without_simplejpeg(epoch: Epoch) -> Epoch:
+    def slower(files: list[Path], number: int) -> None:
+        kept: object = getattr(jpeg, "simplejpeg")  # noqa: B009
+        setattr(jpeg, "simplejpeg", None)  # noqa: B010
+        epoch(files, number)
+        setattr(jpeg, "simplejpeg", kept)  # noqa: B010
+
+    return slower
+
+
+def time_epoch(epoch: Epoch, files: list[Path], number: int) -> float:
+    start = time.perf_counter()
+    epoch(files, number)
+    return time.perf_counter() - start
+
+
+def measure_rows(name: str, files: list[Path], rounds: int) -> list[list[str]]:
+    """One line for each augmentation: pictures a second of the peer, then ratios to it."""
+    table: list[list[str]] = []
+    for label, augmentation in (("crop, flip", CROP_AND_FLIP), ("and RandAugment", RANDAUGMENT)):
+        mine = vitrail_epoch(augmentation)
+        epochs = {"peer": torchvision_epoch(augmentation), "own": mine, "without": without_simplejpeg(mine)}
+        times: dict[str, list[float]] = {each: [] for each in epochs}
+        order = list(epochs)
+        for number in track(range(rounds + 1), f"{name}: {label}", transient=True):
+            for each in order:
+                times[each].append(time_epoch(epochs[each], files, number))
+            order.append(order.pop(0))
+        peer, own, without = (times[each][1:] for each in epochs)  # the first round warms up
+        cells = [name, str(len(files)), label, f"{len(files) / statistics.median(peer):.0f}"]
+        table.append([*cells, format_ratio(peer, own), format_ratio(peer, without)])
+    return table
+
+
+def format_ratio(peer: list[float], own: list[float]) -> str:
+    low, middle, high = statistics.quantiles([theirs / mine for theirs, mine in zip(peer, own, strict=True)], n=4)
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+
+
+def list_photos(folder: Path, most: int) -> list[Path]:
+    """So many files of the folder, evenly spread."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    return found[:: max(len(found) // most, 1)][:most]
+
+
+def draw_photos(folder: Path, count: int) -> None:
+    draws = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(draws.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        coarse.resize((500, 375), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=90)
+
+
+def main(
+    folder: Annotated[Path | None, Parameter(help="of JPEGs")] = None, /, *, rounds: int = 15, files: int = 128
+) -> None:
+    """Measures every folder and prints the table."""
+    torch.set_num_threads(1)
+    quick = "installed" if find_spec("simplejpeg") else "missing"
+    print(f"torch {torch.__version__}, simplejpeg {quick}, {rounds} rounds; pictures/s of torchvision on Pillow, then")
+    print("ratios to it: median (quartiles)")
+    table: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as drawn:
+        shared = [SHARED / name for name in ("imagenet-val-1000", "ants-bees")]
+        folders = [folder] if folder else [each for each in shared if each.exists()]
+        if not folders:
+            draw_photos(Path(drawn), files)
+            folders = [Path(drawn)]
+        for each in folders:
+            table += measure_rows(each.name, list_photos(each, files), rounds)
+    heading = ("photos", "files", "augmentation", "peer", "vitrail", "without simplejpeg")
+    print("\n".join(format_table(heading, table, "lrlrrr")))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,37 @@
+"""docs/benchmarks.md: sections between marks, each replaced when it is measured again, the others left as they are."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vitrail.files import make_folder, write_atomically
+
+INTRODUCTION = """# Benchmarks of predicting
+
+`make bench` measures and writes this page; `benchmarks/prediction.py --only cold,folder` measures some of its sections
+again and leaves the others. Ratios are to be trusted, times are the machine's: in every section all ways take turns in
+shuffled order, round after round, and a ratio is taken within each round. Given is the median, with the quartiles.
+"""
+NOT_MEASURED = "Not measured yet."
+
+
+def read_sections(page: Path) -> dict[str, str]:
+    """What stands between the marks now, by name."""
+    text = page.read_text("utf-8") if page.exists() else ""
+    return dict(re.findall(r"<!-- begin (\w+) -->\n(.*?)\n<!-- end \1 -->", text, re.DOTALL))
+
+
+def write_page(page: Path, titles: Mapping[str, str], measured: Mapping[str, str]) -> None:
+    """Whole or not at all; of a section that was not measured now, the older text."""
+    texts = {**read_sections(page), **measured}
+    parts = [
+        f"## {title}\n\n<!-- begin {name} -->\n{texts.get(name, NOT_MEASURED).strip()}\n<!-- end {name} -->\n"
+        for name, title in titles.items()
+    ]
+    make_folder(page.parent)
+    write_atomically(page, lambda place: place.write_text("\n".join((INTRODUCTION, *parts)), "utf-8"))
+
+
+def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> str:
+    rule = ["---:" if side == "r" else "---" for side in sides]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heading, rule, *rows))

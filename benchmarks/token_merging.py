@@ -1,0 +1,139 @@
+"""Token merging on public weights: what R merges a layer save, and what they cost in accuracy, as a markdown table.
+
+    make bench
+
+Every photo of the 1,000 in ../shared/data is answered by all models, R after R, batch by batch; who begins a batch
+changes. A ratio to R = 0 is taken within each batch, decoding left out, and the median of the batches is printed with
+the quartiles. With --onnx the same for ONNX Runtime, each model exported as it stands, in a pass of its own.
+"""
+
+import csv
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from cyclopts import run
+from rich.progress import track
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.checkpoint import read
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import Preprocessing, preprocess_image
+from vitrail.inspection.summary import copy_to_meta
+from vitrail.models.token_merging import add_token_merging
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+WEIGHTS = {
+    "ViT-Ti/16": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+    "DeiT-Ti": "deit_tiny_patch16_224.pth",
+}
+Forward = Callable[[Tensor], Tensor]
+
+
+def iterate_batches(how: Preprocessing, batch: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the model's input and the right classes, spread evenly over all of them."""
+    with (SHARED / "imagenet-val-1000-reference.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    chosen = iter(rows[:: max(1, len(rows) // count)][:count])
+    while part := list(islice(chosen, batch)):
+        pictures = [preprocess_image(open_image(SHARED / "imagenet-val-1000" / row["file"]), how) for row in part]
+        yield torch.from_numpy(np.stack(pictures)), torch.tensor([int(row["label"]) for row in part])
+
+
+def measure(ways: dict[int, Forward], how: Preprocessing, batch: int, count: int, label: str) -> Any:
+    """Seconds of each batch and class of each photo, by R; and the right classes."""
+    times = {merges: list[float]() for merges in ways}
+    classes = {merges: list[Tensor]() for merges in ways}
+    labels, order = list[Tensor](), list(ways)
+    for images, right in track(iterate_batches(how, batch, count), label, total=-(-count // batch), transient=True):
+        if not labels:
+            for way in (*ways.values(), *ways.values()):
+                way(images)
+        labels.append(right)
+        for merges in order:
+            start = time.perf_counter()
+            logits = ways[merges](images)
+            times[merges].append((time.perf_counter() - start) / len(images))
+            classes[merges].append(logits.argmax(-1))
+        order.append(order.pop(0))
+    return times, {merges: torch.cat(each) for merges, each in classes.items()}, torch.cat(labels)
+
+
+def count_macs(model: Any) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        copy_to_meta(model)(torch.empty(1, model.config.channels, *model.config.image_size, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+def run_eager(model: nn.Module) -> Forward:
+    @torch.inference_mode()
+    def answer(images: Tensor) -> Tensor:
+        return model(images)
+
+    return answer
+
+
+def run_exported(model: Any, path: Path, threads: int) -> Forward:
+    import onnxruntime
+
+    example, shapes = torch.zeros(2, 3, *model.config.image_size), ({0: torch.export.Dim("batch", min=1)},)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own exporter
+        torch.onnx.export(model, (example,), path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+
+def format_rows(name: str, models: dict[int, nn.Module], measured: Any) -> Iterator[str]:
+    times, classes, right = measured
+    whole, costs = next(iter(models)), {merges: count_macs(model) for merges, model in models.items()}
+    for merges in models:
+        ratios = [first / mine for first, mine in zip(times[whole], times[merges], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        top, agree = ((classes[merges] == each).double().mean().item() for each in (right, classes[whole]))
+        speed, share = 1 / statistics.median(times[merges]), costs[merges] / costs[whole]
+        ratio = f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        yield f"| {name} | {merges} | {share:.0%} | {top:.1%} | {agree:.1%} | {speed:.1f} | {ratio} |"
+
+
+def main(
+    *,
+    merges: tuple[int, ...] = (0, 2, 4, 8, 12, 16),
+    batch: int = 8,
+    threads: int = 2,
+    images: int = 1000,
+    onnx: bool = False,
+) -> None:
+    """Prints the table, both models in it; the first R is what the others are compared with."""
+    torch.set_num_threads(threads)
+    lines = list[str]()
+    for name, file in WEIGHTS.items():
+        found = read(SHARED / "weights" / file)
+        assert found.description.preprocessing is not None
+        how = replace(found.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
+        models = {each: add_token_merging(found.model, each).eval() for each in merges}
+        ways = {each: run_eager(model) for each, model in models.items()}
+        lines += format_rows(name, models, measure(ways, how, batch, images, name))
+        if onnx:
+            with TemporaryDirectory() as folder:
+                ways = {each: run_exported(models[each], Path(folder) / f"{each}.onnx", threads) for each in merges}
+                lines += format_rows(f"{name}, ONNX", models, measure(ways, how, batch, images, f"{name}, ONNX"))
+    print(f"{images} photos, batches of {batch}, {threads} threads, torch {torch.__version__}\n")
+    print("| model | R | MACs | top-1 | agrees with R = 0 | images/s | to R = 0 (quartiles) |")
+    print("|---|---|---|---|---|---|---|", *lines, sep="\n")
+
+
+if __name__ == "__main__":
+    run(main)

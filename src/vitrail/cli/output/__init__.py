@@ -1,0 +1,1 @@
+"""What commands print and write: help text, progress bars, reports."""

@@ -1,0 +1,25 @@
+"""Docstrings as help: written in lines of one width, read on terminals of any."""
+
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import Any, TypeVar
+
+Documented = TypeVar("Documented", bound=Callable[..., Any])
+
+
+def reflow_docstring(documented: Documented) -> Documented:
+    """With each paragraph of its docstring on one line; examples and headings stay as they are."""
+    lines = list[str]()
+    for line in cleandoc(documented.__doc__ or "").splitlines():
+        last = lines[-1] if lines else ""
+        goes_on = line.strip() and last.strip() and indent_width(line) == indent_width(last)
+        if goes_on and not line.lstrip().startswith(("vitrail ", "---")) and not last.startswith("---"):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    documented.__doc__ = "\n".join(lines)
+    return documented
+
+
+def indent_width(line: str) -> int:
+    return len(line) - len(line.lstrip())

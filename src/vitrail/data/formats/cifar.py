@@ -1,0 +1,137 @@
+"""CIFAR-10 and CIFAR-100 as they are published: the binary files, and the pickled ones for Python."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.array_dataset import ArrayDataset, check_label_range
+from vitrail.data.formats.array_pickles import read_array_pickle
+from vitrail.errors import DataError, describe_error
+from vitrail.files import read_bytes
+
+IMAGE_SIDE = 32
+MAX_FILE_BYTES = 2**30  # bytes; CIFAR-100's largest has 155 million
+BYTES_PER_IMAGE = 3 * IMAGE_SIDE * IMAGE_SIDE  # of a picture: the reds row by row, the greens, the blues
+
+
+@dataclass(frozen=True)
+class CifarLayout:
+    """One of the four ways the two are published."""
+
+    classes: int
+    train: tuple[str, ...]
+    val: str
+    names_file: str  # the file with the names of the classes
+    label_bytes: int = 0  # in front of each picture, of which the last counts; 0 for pickles
+    labels_key: str = ""  # of pickles
+    names_key: str = ""
+
+    def is_present_in(self, folder: Path) -> bool:
+        """Any of its pictures; CIFAR-100's files have such plain names that its classes must be there, too."""
+        pictures = any((folder / name).is_file() for name in (*self.train, self.val))
+        return pictures and (self.classes == 10 or (folder / self.names_file).is_file())
+
+
+BATCH_NAMES = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFAR_LAYOUTS = (
+    CifarLayout(10, tuple(f"{name}.bin" for name in BATCH_NAMES), "test_batch.bin", "batches.meta.txt", label_bytes=1),
+    CifarLayout(10, BATCH_NAMES, "test_batch", "batches.meta", labels_key="labels", names_key="label_names"),
+    CifarLayout(100, ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2),
+    CifarLayout(100, ("train",), "test", "meta", labels_key="fine_labels", names_key="fine_label_names"),
+)
+
+
+def find_cifar_layout(folder: Path) -> CifarLayout | None:
+    return next((layout for layout in CIFAR_LAYOUTS if layout.is_present_in(folder)), None)
+
+
+def read_cifar(folder: Path, layout: CifarLayout) -> tuple[ArrayDataset | None, ArrayDataset | None, list[str]]:
+    """Training and validation, what there is of them, and what is missing."""
+    notes = [f"{folder / name} is missing" for name in layout.train if not (folder / name).is_file()]
+    classes = tuple(str(number) for number in range(layout.classes))
+    if (folder / layout.names_file).is_file():
+        classes = read_class_names(folder / layout.names_file, layout)
+    else:
+        notes.append(f"{folder / layout.names_file} is missing: the classes are called by their numbers")
+    train, val = (read_cifar_split(folder, names, layout, classes) for names in (layout.train, (layout.val,)))
+    return train, val, notes
+
+
+def read_cifar_split(
+    folder: Path, names: tuple[str, ...], layout: CifarLayout, classes: tuple[str, ...]
+) -> ArrayDataset | None:
+    files = [folder / name for name in names if (folder / name).is_file()]
+    if not files:
+        return None
+    parts = [
+        read_binary_file(file, layout) if layout.label_bytes else read_pickled_batch(file, layout) for file in files
+    ]
+    labels = [check_label_range(part[1], layout.classes, str(file)) for file, part in zip(files, parts, strict=True)]
+    colours = np.split(np.concatenate([part[0] for part in parts]), 3, axis=1)
+    images = np.stack(colours, axis=-1)  # three times as fast as a transposition
+    return ArrayDataset(
+        images.reshape(-1, IMAGE_SIDE, IMAGE_SIDE, 3), np.concatenate(labels), classes, f"{folder} ({names[0]})"
+    )
+
+
+def read_binary_file(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint8], Any]:
+    """Pictures as stored, (N, 3072), and labels."""
+    record = layout.label_bytes + BYTES_PER_IMAGE
+    data = np.frombuffer(read_cifar_bytes(path), np.uint8)
+    if not len(data) or len(data) % record:
+        raise DataError(f"{path} has {len(data)} bytes; expected a multiple of {record}: is it cut off?")
+    records = data.reshape(-1, record)
+    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]
+
+
+def read_pickled_batch(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint8], Any]:
+    batch = read_pickled_dict(path)
+    images: Any = batch.get("data")
+    labels: Any = batch.get(layout.labels_key)
+    if not isinstance(images, np.ndarray) or images.shape[1:] != (BYTES_PER_IMAGE,) or not is_list_of(labels, int):
+        raise DataError(
+            f"{path} has no pictures; expected 'data' of bytes (N, {BYTES_PER_IMAGE}) and '{layout.labels_key}'"
+        )
+    if len(labels) != len(images):
+        raise DataError(f"{path} has {len(images)} pictures and {len(labels)} labels; expected as many of each")
+    return images, labels
+
+
+def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
+    if layout.label_bytes:
+        names = read_cifar_bytes(path).decode("utf-8", "replace").split("\n")
+    else:
+        listed: Any = read_pickled_dict(path).get(layout.names_key)
+        names = [decode_text(name) for name in listed] if is_list_of(listed, str, bytes) else []
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) != layout.classes:
+        raise DataError(f"{path} has {len(names)} names of classes; expected {layout.classes}")
+    return tuple(names)
+
+
+def read_pickled_dict(path: Path) -> Mapping[str, Any]:
+    """The dictionary in a pickle; Python 2 wrote its keys as bytes."""
+    read: Any = read_array_pickle(read_cifar_bytes(path), path)
+    if not isinstance(read, dict):
+        raise DataError(f"{path} holds a {type(read).__name__}; expected the dictionary of a CIFAR batch")
+    return {decode_text(key): value for key, value in read.items() if isinstance(key, str | bytes)}
+
+
+def is_list_of(values: Any, *kinds: type) -> bool:
+    """Whether it is a flat list of these types; a list nested in itself would make an endless array."""
+    return isinstance(values, list) and all(type(value) in kinds for value in values)
+
+
+def decode_text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def read_cifar_bytes(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {describe_error(error)}; expected a file that may be read") from None

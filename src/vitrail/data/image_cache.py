@@ -1,0 +1,74 @@
+"""Pictures held decoded, for data sets that fit into memory; workers forked later share them."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.datasets import DatasetSplits, ImageDataset
+from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.errors import DataError
+
+
+class CachedDataset:
+    """Pictures decoded once and held; those that cannot be read fail each time they are asked for, as without it."""
+
+    def __init__(self, dataset: ImageDataset, on_image: Callable[[], object] = lambda: None) -> None:
+        self.dataset = dataset
+        self.classes = dataset.classes
+        self.decoded_images: list[NDArray[np.uint8] | DataError] = []
+        for index in range(len(dataset)):
+            try:
+                self.decoded_images.append(np.asarray(open_image(dataset.source(index))))
+            except DataError as error:
+                self.decoded_images.append(error)
+            on_image()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.source(index), self.label(index)
+
+    def source(self, index: int) -> NDArray[np.uint8]:
+        found = self.decoded_images[index]
+        if isinstance(found, DataError):
+            raise DataError(str(found))  # a new one: each raise adds its frames to an error, and this one stays
+        return found
+
+    def label(self, index: int) -> int:
+        return self.dataset.label(index)
+
+    def name(self, index: int) -> str:
+        return self.dataset.name(index)
+
+    def real_labels(self, index: int) -> tuple[int, ...] | None:
+        return self.dataset.real_labels(index)
+
+
+def estimate_decoded_bytes(dataset: ImageDataset, samples: int = 32) -> float:
+    """About what holding all pictures decoded would take, from the headers of a few; nothing to gain for arrays: 0."""
+    sizes = list[int]()
+    for index in np.linspace(0, len(dataset) - 1, min(samples, len(dataset))).astype(int).tolist():
+        source = dataset.source(index)
+        if isinstance(source, str | Path):
+            with suppress(DataError):
+                image = open_undecoded(
+                    read_image_file(source, str(source), DEFAULT_LIMITS), str(source), DEFAULT_LIMITS
+                )
+                sizes.append(3 * image.width * image.height)
+    return len(dataset) * sum(sizes) / max(len(sizes), 1)
+
+
+def cache_if_small(data: DatasetSplits, limit: float, on_image: Callable[[], object] = lambda: None) -> DatasetSplits:
+    """The data with its pictures in memory, if they are files and all of them take at most `limit` bytes."""
+    parts = {name: part for name in ("train", "val") if (part := getattr(data, name)) is not None}
+    size = sum(estimate_decoded_bytes(part) for part in parts.values())
+    if not 0 < size <= limit:
+        return data
+    return replace(data, **{name: CachedDataset(part, on_image) for name, part in parts.items()})

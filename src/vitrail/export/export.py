@@ -1,0 +1,176 @@
+"""An exported folder, written whole or not at all, and checked against torch before it appears."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from vitrail.checkpoint.files.checksums import checksum_tensors
+from vitrail.data.photos import make_photo_views
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import CheckpointError, describe_error
+from vitrail.export.agreement import count_agreeing_images
+from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
+from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
+from vitrail.export.export_module import ExportModule, check_output_available, compute_output
+from vitrail.export.onnx_file import export_torch_program, find_size_multiple, write_onnx
+from vitrail.export.onnx_session import run_onnx_file, silence_warnings
+from vitrail.export.quantise import import_onnx, quantise_onnx_file, write_description
+from vitrail.models.checks import pair
+from vitrail.models.token_merging import add_token_merging
+
+ExportFormat = Literal["onnx", "onnx-int8", "torch-export"]
+MAX_DIFFERENCE = 1e-4  # how far an exact export's probabilities, or its features by their largest, may be from torch's
+PHOTO_COUNT = 32  # views of the built-in photos that it is checked on
+NOISE_COUNT = 4  # pictures of noise besides
+
+
+@dataclass(frozen=True)
+class ExportCheck:
+    """What the file gave beside what torch gives."""
+
+    images: int
+    difference: float  # the largest, of probabilities or, of features, in shares of the largest number
+    same: int  # pictures with the same first class, or with features alike
+
+
+def export_model(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    preprocessing: Preprocessing,
+    labels: tuple[str, ...] | None = None,
+    to: ExportFormat = "onnx",
+    output: OutputKind = "logits",
+    dynamic: bool = False,
+    portable: bool = False,
+    merge: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+    images: NDArray[np.uint8] | None = None,
+    overwrite: bool = False,
+) -> tuple[ExportDescription, ExportCheck]:
+    """`pictures` (B, rows, columns, C), framed for the model, are checked besides the built-in photos and noise."""
+    folder = Path(folder)
+    check_target_folder(folder, overwrite=overwrite)
+    if to != "torch-export":
+        import_onnx()
+    check_output_available(model, output)
+    weights = compute_weights_digest(model)
+    model = convert_to_float32(model)
+    about = ExportDescription(
+        precision="int8" if to == "onnx-int8" else "fp32",
+        output=output,
+        classes=count_classes(model),
+        preprocessing=preprocessing,
+        labels=labels,
+        multiple=find_size_multiple(model) if dynamic else 0,
+        merge=merge,
+        provenance=provenance or {},
+        digest=weights,
+    )
+    shown = make_check_images(preprocessing, images)
+    lighter = add_token_merging(model, merge)
+    expected = compute_torch_outputs(lighter, about, shown)
+    with write_folder_atomically(folder, overwrite=overwrite) as place:
+        if to == "torch-export":
+            checked = write_torch_program(lighter, place, about, shown, expected, dynamic=dynamic)
+        else:
+            write_onnx(lighter, place / ONNX_FILE, preprocessing, output, dynamic=dynamic, portable=portable)
+            checked = check_onnx_file(place / ONNX_FILE, shown, expected, output, exact=True)
+            if to == "onnx-int8":
+                (place / ONNX_FILE).rename(place / "exact.onnx")
+                quantise_onnx_file(place / "exact.onnx", place / ONNX_FILE, shown[:8])
+                (place / "exact.onnx").unlink()
+                checked = check_onnx_file(place / ONNX_FILE, shown, expected, output, exact=False)
+                about = replace(about, agreement={"pictures": checked.images, "same": checked.same})
+            write_description(place, about)
+    return about, checked
+
+
+def convert_to_float32(model: nn.Module) -> nn.Module:
+    """On the CPU; what is there already is not copied."""
+    tensors = (*model.parameters(), *model.buffers())
+    if all(each.device.type == "cpu" and each.dtype in (torch.float32, torch.int64) for each in tensors):
+        return model.eval()
+    return deepcopy(model).cpu().float().eval()
+
+
+def make_check_images(preprocessing: Preprocessing, images: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    """Real pictures first, then noise: (B, rows, columns, C)."""
+    size, channels = pair(preprocessing.image_size), len(preprocessing.mean)
+    noise = np.random.default_rng(0).integers(0, 256, (NOISE_COUNT, *size, channels), dtype=np.uint8)
+    given = [] if images is None or not len(images) else [images]
+    return np.concatenate([*given, make_photo_views(PHOTO_COUNT, preprocessing), noise])
+
+
+def check_onnx_file(
+    path: Path, pixels: NDArray[np.uint8], expected: NDArray[np.float32], output: OutputKind, *, exact: bool
+) -> ExportCheck:
+    try:
+        found = run_onnx_file(path, pixels)
+    except Exception as error:
+        raise CheckpointError(f"what was exported cannot be run: {describe_error(error)}") from error
+    return compare_outputs(found, expected, output, exact=exact)
+
+
+def compute_torch_outputs(model: nn.Module, about: ExportDescription, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """As an engine of torch's answers."""
+    mean, std = (torch.tensor(each)[:, None, None] for each in (about.preprocessing.mean, about.preprocessing.std))
+    with torch.inference_mode():
+        images = ((torch.from_numpy(each[None]).permute(0, 3, 1, 2) / 255 - mean) / std for each in pixels)
+        return torch.cat([compute_output(model, each, about.output).float() for each in images]).numpy()
+
+
+def compare_outputs(
+    found: NDArray[np.float32], expected: NDArray[np.float32], output: OutputKind, *, exact: bool
+) -> ExportCheck:
+    if output == "logits":
+        a, b = (torch.from_numpy(each).softmax(-1) for each in (found, expected))
+        difference = float((a - b).abs().max())
+    else:
+        difference = float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12))
+    if not np.isfinite(difference):
+        raise CheckpointError("the model answers NaN; expected finite weights: load them again, or in float32")
+    if exact and difference > MAX_DIFFERENCE:
+        raise CheckpointError(
+            f"what was exported differs from torch by {difference:.2g}; expected at most {MAX_DIFFERENCE:g}"
+        )
+    return ExportCheck(len(found), difference, count_agreeing_images(found, expected, output))
+
+
+def write_torch_program(
+    model: nn.Module,
+    place: Path,
+    about: ExportDescription,
+    pixels: NDArray[np.uint8],
+    expected: NDArray[np.float32],
+    *,
+    dynamic: bool,
+) -> ExportCheck:
+    """For torch.export.load, which needs torch and nothing of vitrail."""
+    program = export_torch_program(ExportModule(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
+    file = BytesIO()  # by way of memory: on a full disk torch's own writing ends the process
+    with silence_warnings():
+        torch.export.save(program, file, extra_files={METADATA_KEY: about.to_json()})
+        (place / TORCH_PROGRAM_FILE).write_bytes(file.getbuffer())
+        about.write(place)
+        module = torch.export.load(place / TORCH_PROGRAM_FILE).module()
+    with torch.inference_mode():
+        found = torch.cat([module(torch.from_numpy(each[None])) for each in pixels]).numpy()
+    return compare_outputs(found, expected, about.output, exact=True)
+
+
+def compute_weights_digest(model: nn.Module) -> str:
+    """Of the weights, by name and value."""
+    return checksum_tensors(model.state_dict())[:32]
+
+
+def count_classes(model: Any) -> int:
+    return model.config.classes

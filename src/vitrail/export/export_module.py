@@ -1,0 +1,132 @@
+"""The module that is exported: pixels in as Pillow gives them, the normalisation in the first layer's weights.
+
+B batch, N tokens, D width, H heads, C channels, P×Q patch, n patches.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.export.description import OutputKind
+from vitrail.layers.attention import SelfAttention
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.positions import Grid
+from vitrail.models.token_merging import MergingBlocks
+
+
+class ExportModule(nn.Module):
+    """(B, rows, columns, C) pixels from 0 to 255 → logits (B, classes), or features (B, D), or all tokens (B, N, D).
+
+    The model given stays as it is. With `fused`, attention is one operator of ONNX Runtime's: to be exported, not run.
+    """
+
+    def __init__(
+        self, model: nn.Module, preprocessing: Preprocessing, output: OutputKind = "logits", *, fused: bool
+    ) -> None:
+        super().__init__()
+        check_output_available(model, output)
+        self.output: OutputKind = output
+        self.preprocessing = preprocessing
+        self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
+        embed = getattr(self.model, "patch_embed", None)
+        self.folds_normalisation = (
+            type(embed) is PatchEmbed
+        )  # a stem that pads its pictures would pad them with another colour
+        if isinstance(embed, PatchEmbed) and self.folds_normalisation:
+            self.model.patch_embed = PixelPatchEmbed(embed, preprocessing)
+        merges = any(isinstance(module, MergingBlocks) for module in self.model.modules())  # asks the attention itself
+        if fused and not merges:
+            for module in [*self.model.modules()]:
+                inner = getattr(module, "attn", None)
+                if type(inner) is SelfAttention and inner.positions is None:
+                    module.attn = FusedAttention(inner)
+        self.register_buffer("mean", torch.tensor(preprocessing.mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(preprocessing.std)[:, None, None])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        images = pixels.float().permute(0, 3, 1, 2)
+        if not self.folds_normalisation:
+            images = (images / 255 - self.get_buffer("mean")) / self.get_buffer("std")
+        return compute_output(self.model, images, self.output)
+
+
+def compute_output(model: Any, images: Tensor, output: OutputKind) -> Tensor:
+    """What is asked of a model: its logits, or its features after the final norm."""
+    if output == "logits":
+        return model(images)
+    if output == "class":
+        return (model.encode(images, queries=1) if hasattr(model, "encode") else model.tokens(images))[:, 0]
+    tokens = model.tokens(images)
+    return tokens if output == "tokens" else tokens[:, getattr(model, "prefix", 0) :].mean(1)
+
+
+def check_output_available(model: Any, output: OutputKind) -> None:
+    config = getattr(model, "config", None)
+    if output == "logits" and not getattr(config, "classes", 0):
+        raise ConfigError("the model has no head, so no classes to answer with; expected one with classes")
+    if output != "logits" and not hasattr(model, "tokens"):
+        raise ConfigError(f"{type(model).__name__} has no tokens; expected a model of vitrail's families for features")
+    if output == "class" and not has_class_token(model):
+        raise ConfigError("features 'class' of a model without a class token; expected mean or tokens")
+
+
+def has_class_token(model: Any) -> bool:
+    return getattr(model, "cls_token", None) is not None
+
+
+class PixelPatchEmbed(nn.Module):
+    """What `PatchEmbed` makes of normalised images, of pixels from 0 to 255 at once: (B, C, H, W) → (B, n, D).
+
+    W·((x/255 − mean)/std) + b = (W/(255·std))·x + (b − Σ W·mean/std).
+    """
+
+    def __init__(self, embed: PatchEmbed, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.patch = embed.patch
+        weight = embed.proj.weight.detach().double()  # (D, C, P, Q)
+        mean, std = (torch.tensor(each).double()[:, None, None] for each in (preprocessing.mean, preprocessing.std))
+        shift = (weight * mean / std).sum((1, 2, 3))
+        bias = -shift if embed.proj.bias is None else embed.proj.bias.detach().double() - shift
+        self.register_buffer("weight", (weight / (255 * std)).permute(2, 3, 1, 0).flatten(0, 2).float())  # (P·Q·C, D)
+        self.register_buffer("bias", bias.float())
+
+    def forward(self, images: Tensor) -> Tensor:
+        b, c, h, w = images.shape
+        p, q = self.patch
+        panes = images.permute(0, 2, 3, 1).reshape(b, h // p, p, w // q, q, c).transpose(2, 3)
+        return panes.reshape(b, (h // p) * (w // q), p * q * c) @ self.get_buffer("weight") + self.get_buffer("bias")
+
+
+class FusedAttention(nn.Module):
+    """`SelfAttention` whose operator splits the heads itself, without copies between: (B, N, D) → (B, N, D)."""
+
+    def __init__(self, inner: SelfAttention) -> None:
+        super().__init__()
+        self.heads, self.proj = inner.heads, inner.proj
+        for name, weight in zip(("q", "k", "v"), inner.qkv.weight.detach().chunk(3), strict=True):
+            self.register_buffer(name, weight.clone())
+        bias = inner.qkv.bias
+        self.register_buffer("bias", torch.zeros(len(inner.qkv.weight)) if bias is None else bias.detach().clone())
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,  # noqa: ARG002  # whose positions are not in the attention
+        queries: int | None = None,
+    ) -> Tensor:
+        asking = x if queries is None else x[:, :queries]
+        q, k, v = (F.linear(rows, self.get_buffer(name)) for rows, name in ((asking, "q"), (x, "k"), (x, "v")))
+        mixed = torch.onnx.ops.symbolic(  # stands for ONNX Runtime's operator; torch itself cannot compute it
+            "com.microsoft::MultiHeadAttention",
+            (q, k, v, self.get_buffer("bias")),
+            {"num_heads": self.heads},
+            dtype=q.dtype,
+            shape=q.shape,
+            version=1,
+        )
+        return self.proj(mixed)

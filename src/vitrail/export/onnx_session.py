@@ -1,0 +1,158 @@
+"""ONNX Runtime, which is wanted only where an exported model is run."""
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread, Timer
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.errors import CheckpointError, ConfigError, describe_error
+from vitrail.files import file_checksum, open_regular_file
+
+MAX_ONNX_BYTES = 2**31  # bytes of an ONNX file: the limit of protobuf
+TIMEOUT_SECONDS = 60.0  # seconds to open a graph, and for its first image: a malicious one may loop forever
+
+
+def import_onnxruntime() -> Any:
+    try:
+        import onnxruntime as found
+    except ImportError:
+        raise ConfigError(
+            "an exported model needs ONNX Runtime; expected it installed: pip install onnxruntime"
+        ) from None
+    return found
+
+
+def open_session(model: Path | bytes, threads: int = 0) -> Any:
+    """A call computes on so many threads; 0 is one a core. Weights in a file next to it are read, never mapped."""
+    runtime = import_onnxruntime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # what fails is raised
+    weights = b"" if isinstance(model, bytes) else read_external_data(model)
+    if weights and not isinstance(model, bytes):
+        # ONNX Runtime would map the file: overwriting it would change the model, truncating it would crash the process
+        add = getattr(options, "add_external_initializers_from_files_in_memory", None)
+        if add is None:
+            raise ConfigError(
+                f"{external_data_path(model)} needs a newer ONNX Runtime; update it: pip install -U onnxruntime"
+            )
+        add([external_data_path(model).name], [weights], [len(weights)])
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def external_data_path(model: Path) -> Path:
+    return model.with_name(f"{model.name}.data")
+
+
+def read_external_data(model: Path) -> bytes:
+    """The weights in the .data file next to the model; empty if there is none."""
+    if not os.path.lexists(external_data_path(model)):
+        return b""
+    with os.fdopen(open_regular_file(external_data_path(model)), "rb") as file:
+        return file.read()
+
+
+def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
+    """As `session`, and verifies the checksums, if there are any, while the session is built."""
+    size = model.stat().st_size
+    if size > MAX_ONNX_BYTES:
+        raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {MAX_ONNX_BYTES:,}")
+    found, before = dict[str, str](), get_file_state(model)
+    checked = [each for each in (model, external_data_path(model)) if each.name in checksums]
+    # not waited for at exit: constants are computed while a graph is opened, which may take hours
+    opener = SessionOpener(model, threads)
+    opener.start()
+    add_checksums(found, checked)
+    opener.join(TIMEOUT_SECONDS)
+    for path in checked:
+        if found.get(path.name) != checksums[path.name]:
+            raise CheckpointError(
+                f"{path} does not match its checksum in config.json: it is damaged, or was replaced; export the model "
+                'again, or, if you replaced it, delete "files" and "checksum" in config.json'
+            )
+    if opener.is_alive():
+        raise CheckpointError(f"{model} took longer than {TIMEOUT_SECONDS:g} s to open; expected an export of a model")
+    if opener.failure is not None:
+        raise CheckpointError(
+            f"{model} cannot be run: {describe_error(opener.failure)}; expected a complete ONNX file: export it again"
+        ) from None
+    if get_file_state(model) != before:
+        raise CheckpointError(f"{model} changed while it was opened; try again")
+    return opener.session
+
+
+class SessionOpener(Thread):
+    """Opens a graph in a thread that can be abandoned."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        super().__init__(daemon=True)
+        self.model, self.threads = model, threads
+        self.session: Any = None
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.session = open_session(self.model, self.threads)
+        except Exception as error:  # ONNX Runtime has a class per reason
+            self.failure = error
+
+
+def add_checksums(checksums: dict[str, str], files: Sequence[Path]) -> None:
+    for file in files:
+        try:
+            checksums[file.name] = file_checksum(file)
+        except OSError as error:
+            checksums[file.name] = describe_error(error)  # never equal to a checksum
+
+
+def get_file_state(file: Path) -> tuple[tuple[int, ...], ...]:
+    """Identifies the state of a model and its .data file: it changes when either is replaced or written to."""
+    found = [os.stat(each) for each in (file, external_data_path(file)) if each.exists()]  # noqa: PTH116
+    return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
+
+
+def run_with_timeout(
+    session: Any, pixels: NDArray[np.uint8], seconds: float | None = None, output_names: Sequence[str] | None = None
+) -> list[Any]:
+    """The outputs of a graph; an error if it takes longer than `seconds`, since it may loop forever."""
+    seconds = TIMEOUT_SECONDS if seconds is None else seconds
+    options = import_onnxruntime().RunOptions()
+    options.log_severity_level = 4
+    timer = Timer(seconds, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        return session.run(output_names, {"pixels": pixels}, options)
+    except Exception as error:
+        if options.terminate:
+            raise CheckpointError(f"it took longer than {seconds:g} s for {len(pixels)} images") from None
+        raise CheckpointError(describe_error(error)) from None
+    finally:
+        timer.cancel()
+
+
+def run_onnx_file(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Of pictures one by one: (B, rows, columns, C) → (B, …)."""
+    opened = open_session(model)
+    return np.concatenate([run_with_timeout(opened, each[None])[0] for each in pixels])
+
+
+@contextmanager
+def silence_warnings() -> Generator[None]:
+    """Exporters' and quantisers' remarks on their own insides are for their makers."""
+    import logging  # slow to import, and not needed to run a model
+    import warnings
+
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

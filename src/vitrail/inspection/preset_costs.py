@@ -1,0 +1,43 @@
+"""Parameters and MACs of every preset, kept in models/costs.json so that `vitrail models` answers without torch."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+import vitrail.models
+from vitrail.inspection.summary import summarize
+from vitrail.models.catalog import create, find_preset, list_models
+
+COSTS_FILE = Path(vitrail.models.__file__).with_name("costs.json")
+
+
+@dataclass(frozen=True)
+class PresetCost:
+    family: str
+    image_size: tuple[int, int]
+    parameters: int
+    macs: int
+    aliases: tuple[str, ...]
+
+
+def compute_preset_cost(name: str) -> PresetCost:
+    family, config = find_preset(name)
+    with torch.device("meta"):
+        summary = summarize(create(name), depth=1)
+    aliases = tuple(alias for alias, preset in family.aliases.items() if preset == name)
+    return PresetCost(family.name, config.image_size, summary.parameters, summary.macs, aliases)
+
+
+def format_costs_json(costs: dict[str, PresetCost]) -> str:
+    """One line a model, so that a change shows as a line."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in costs.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    COSTS_FILE.write_text(
+        format_costs_json({name: compute_preset_cost(name) for name in track(list_models(), "counting")}), "utf-8"
+    )

@@ -1,0 +1,230 @@
+"""The pictures of a job: files, folders, patterns and standard input; in order, one by one, however many there are."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from heapq import nsmallest
+from typing import BinaryIO
+
+from vitrail.data.formats.class_folders import SymlinkGuard, is_folder, is_image_name
+from vitrail.data.image_items import ImageItem
+from vitrail.errors import ConfigError, describe_error
+
+STDIN = "-"
+MAX_NAMES_IN_MEMORY = 100_000  # names of one folder that are held: one with a million is read ten times over
+URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+WILDCARD_PATTERN = re.compile(r"[*?[]")
+
+
+@dataclass
+class ImageListSummary:
+    """What a job is about to do."""
+
+    images: int = 0
+    repeated: int = 0  # given before, so not done again
+    problems: list[str] = field(default_factory=list[str])  # one a folder or pattern that gives nothing
+
+
+@dataclass(frozen=True)
+class FolderSearch:
+    """The pictures below a folder; of a pattern, those that match its `parts` or lie in a folder that does."""
+
+    argument: str
+    root: str
+    pattern_parts: tuple[str, ...] | None = None
+
+    def includes_file(self, names: Sequence[str]) -> bool:
+        """Whether the file that so many folders down has these names is one of them."""
+        if self.pattern_parts is None:
+            return is_image_name(names[-1])
+        if "." in self.pattern_parts[-1] and matches_pattern(names, self.pattern_parts):
+            return True  # who spells the ending means it
+        return is_image_name(names[-1]) and any(
+            matches_pattern(names[: n + 1], self.pattern_parts) for n in range(len(names))
+        )
+
+    def may_contain_matches(self, names: Sequence[str]) -> bool:
+        """Whether there may be some below this folder."""
+        return self.pattern_parts is None or may_match_below(names, self.pattern_parts)
+
+    def walk(self, ordered: bool) -> Iterator[tuple[str, str | None]]:
+        """Path and None of each picture; path and what is wrong of each folder that cannot be read."""
+        yield from self.walk_folder(self.root, (), (), ordered, SymlinkGuard())
+
+    def walk_folder(
+        self, folder: str, names: tuple[str, ...], above: tuple[str, ...], ordered: bool, links: SymlinkGuard
+    ) -> Iterator[tuple[str, str | None]]:
+        real = os.path.realpath(folder)
+        if real in above:  # a link that leads back to where it lies
+            return
+        try:
+            for name, holds_more in scan_visible_entries(folder or ".", ordered):
+                path, inside = os.path.join(folder, name), (*names, name)  # noqa: PTH118  # a million times
+                if holds_more:
+                    further = links.follow(path) if self.may_contain_matches(inside) else None
+                    if further is not None:
+                        yield from self.walk_folder(path, inside, (*above, real), ordered, further)
+                elif self.includes_file(inside):
+                    yield path, None
+        except OSError as error:
+            if names or self.pattern_parts is None:
+                yield folder, f"{folder!r} cannot be read: {describe_error(error)}; expected a folder that may be read"
+
+    @property
+    def nothing_found_message(self) -> str:
+        if self.pattern_parts is None:
+            return f"{self.argument!r} holds no pictures; expected some in it or below (.jpg, .png, .webp and others)"
+        return f"{self.argument!r} matches nothing; expected pictures there: a folder, or a pattern in quotes"
+
+
+class ImageList:
+    """All that was given, in order; nothing is opened, and a folder is read as its pictures are asked for."""
+
+    def __init__(self, arguments: Sequence[str], stdin: BinaryIO | None, max_bytes: int) -> None:
+        self.stdin, self.max_bytes, self.stdin_bytes = stdin, max_bytes, None
+        self.searches = [parse_image_argument(each) for each in arguments]
+        self.files, self.roots = dict[str, int](), dict[str, list[int]]()
+        self.last_folder = ("", os.path.realpath(""))  # the last one asked about, and its one true name
+        for number, place in enumerate(self.searches):
+            if isinstance(place, FolderSearch):
+                self.roots.setdefault(os.path.realpath(place.root), []).append(number)
+            else:
+                self.files.setdefault(self.canonical_path(place), number)
+
+    def __iter__(self) -> Iterator[ImageItem]:
+        for path, repeated, complaint in self.iterate_paths(ordered=True):
+            if complaint is None and not repeated:
+                yield ImageItem(self.read_stdin() if path == STDIN else path, path)
+
+    def summarize(self) -> ImageListSummary:
+        """Counts them all, which is quick beside anything that is done with them."""
+        result = ImageListSummary()
+        for _, repeated, complaint in self.iterate_paths(ordered=False):
+            if complaint is not None:
+                result.problems.append(complaint)
+            else:
+                result.images += not repeated
+                result.repeated += repeated
+        return result
+
+    def iterate_paths(self, *, ordered: bool) -> Iterator[tuple[str, bool, str | None]]:
+        """Path, whether it was given before, and what is wrong with it where it is no picture at all."""
+        for number, place in enumerate(self.searches):
+            if isinstance(place, str):
+                yield place, self.is_repeated(place, number), None
+                continue
+            empty = True
+            for path, complaint in place.walk(ordered):
+                empty = False
+                yield path, complaint is None and self.is_repeated(path, number), complaint
+            if empty:
+                yield place.argument, False, place.nothing_found_message
+
+    def is_repeated(self, path: str, number: int) -> bool:
+        """Whether an earlier argument has this file: found by what they say, since a list of all may be too long."""
+        if number == 0:
+            return False
+        whole = self.canonical_path(path)
+        if self.files.get(whole, number) < number:
+            return True
+        inner, names = whole, list[str]()
+        while (outer := os.path.dirname(inner)) != inner:  # noqa: PTH120
+            names.insert(0, os.path.basename(inner))  # noqa: PTH119
+            for earlier in self.roots.get(outer, ()):
+                place = self.searches[earlier]
+                if (
+                    earlier < number
+                    and isinstance(place, FolderSearch)
+                    and has_no_hidden_names(names)
+                    and place.includes_file(names)
+                ):
+                    return os.path.lexists(path)  # of what does not exist a folder has told nothing
+            inner = outer
+        return False
+
+    def canonical_path(self, path: str) -> str:
+        """One name for one file, however its folder was spelt."""
+        folder, name = os.path.split(path)
+        if path == STDIN:
+            return path
+        if folder != self.last_folder[0]:
+            self.last_folder = (folder, os.path.realpath(folder))
+        return os.path.join(self.last_folder[1], name)  # noqa: PTH118
+
+    def read_stdin(self) -> bytes:
+        """What stands on standard input; it can be read only once."""
+        if self.stdin_bytes is None:
+            self.stdin_bytes = b"" if self.stdin is None else self.stdin.read(self.max_bytes + 1)
+        return self.stdin_bytes
+
+
+def list_images(arguments: Sequence[str], *, stdin: BinaryIO | None = None, max_bytes: int = 2**28) -> ImageList:
+    """The pictures that these words mean: files, folders with all below them, patterns, `-` for standard input."""
+    if not arguments:
+        raise ConfigError("no pictures; expected at least one: a file, a folder, a pattern in quotes, or - for stdin")
+    for each in arguments:
+        if URL_PATTERN.match(each) and not os.path.lexists(each):
+            raise ConfigError(f"{each!r} is a URL, and URLs are not fetched; expected a file: download it first")
+        if not each or "\0" in each:
+            raise ConfigError(f"{each!r} names nothing; expected a file, a folder, a pattern in quotes, or -")
+    if STDIN in arguments and stdin is not None and stdin.isatty():
+        raise ConfigError("- with nothing piped in; expected a picture's bytes: vitrail predict MODEL - < photo.jpg")
+    return ImageList(arguments, stdin, max_bytes)
+
+
+def parse_image_argument(argument: str) -> FolderSearch | str:
+    if argument == STDIN:
+        return STDIN
+    if os.path.isdir(argument):  # noqa: PTH112  # of a name that is too long Path.is_dir is an error
+        return FolderSearch(argument, argument)
+    parts = re.sub(r"/+", "/", argument).split("/")
+    wild = next((n for n, part in enumerate(parts) if WILDCARD_PATTERN.search(part)), None)
+    if wild is None or os.path.lexists(argument):
+        return argument
+    root = "/".join(parts[:wild]) or ("/" if wild else "")
+    return FolderSearch(argument, root, tuple(part for part in parts[wild:] if part))
+
+
+def scan_visible_entries(folder: str, ordered: bool) -> Iterator[tuple[str, bool]]:
+    """Name and whether it is a folder, of all that is not hidden; no more than AT_ONCE of them are held."""
+    last = ""
+    while True:
+        with os.scandir(folder) as found:
+            shown = ((each.name, is_folder(each)) for each in found if each.name > last and is_visible_entry(each))
+            if not ordered:
+                yield from shown
+                return
+            part = nsmallest(MAX_NAMES_IN_MEMORY, shown)
+        yield from part
+        if len(part) < MAX_NAMES_IN_MEMORY:
+            return
+        last = part[-1][0]
+
+
+def is_visible_entry(entry: os.DirEntry[str]) -> bool:
+    """Neither hidden nor a pipe, which would be waited for; a link that leads nowhere is to be told of."""
+    return not entry.name.startswith(".") and (entry.is_symlink() or entry.is_dir() or entry.is_file())
+
+
+def matches_pattern(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
+    """Part by part as a shell does it; ** is any number of folders."""
+    if not pattern_parts or not names:
+        return not names and all(part == "**" for part in pattern_parts)
+    if pattern_parts[0] == "**":
+        return matches_pattern(names, pattern_parts[1:]) or matches_pattern(names[1:], pattern_parts)
+    return fnmatchcase(names[0], pattern_parts[0]) and matches_pattern(names[1:], pattern_parts[1:])
+
+
+def may_match_below(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
+    """Whether what lies below a folder of these names may match, or the folder itself does."""
+    if not names or not pattern_parts:
+        return True
+    return pattern_parts[0] == "**" or (
+        fnmatchcase(names[0], pattern_parts[0]) and may_match_below(names[1:], pattern_parts[1:])
+    )
+
+
+def has_no_hidden_names(names: Sequence[str]) -> bool:
+    return not any(name.startswith(".") for name in names)

@@ -1,0 +1,1 @@
+"""Files of results: predictions and features in every format, and the folder of an unfinished job."""

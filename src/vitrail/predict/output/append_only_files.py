@@ -1,0 +1,94 @@
+"""Files in OUT.partial: opened only if they are ours, appended to by whole records, and read up to the first damage."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitrail.files import open_regular_file
+
+MAX_RECORD_BYTES = 2**26  # bytes of one record: labels may be long, but not that long
+SAFE_OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def open_file_without_links(path: Path) -> int:
+    """Opens or creates a file for writing; a symbolic or hard link is an OSError, since another file would change."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | SAFE_OPEN_FLAGS, 0o666)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(f"{path} is a link or not a regular file; expected a regular file without links")
+    return descriptor
+
+
+def create_empty_file(path: Path) -> BinaryIO:
+    """Creates an empty file; an existing link is removed, not its target."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE_OPEN_FLAGS, 0o666), "wb")
+
+
+class AppendOnlyFile:
+    """A file to which whole records are added, each written as soon as `add` returns."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Whatever it holds beyond `size` was cut off in the middle."""
+        self.handle = open_file_without_links(path)
+        os.ftruncate(self.handle, size)
+        os.lseek(self.handle, 0, os.SEEK_END)
+
+    def add(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self.handle, left) :]
+
+    def replace_start(self, data: bytes) -> None:
+        os.pwrite(self.handle, data, 0)
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+
+def read_complete_lines(path: Path) -> Iterator[bytes]:
+    """Each line that ends; a last one that was cut off, or one too long to be ours, is none."""
+    if path.exists():
+        with os.fdopen(open_regular_file(path), "rb") as file:
+            while (line := file.readline(MAX_RECORD_BYTES)).endswith(b"\n"):
+                yield line
+
+
+def read_json_records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Each whole record of a file of JSON lines, and its bytes; up to the first that is damaged."""
+    for line in read_complete_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(row, dict) or not isinstance(row.get("file"), str):
+            return
+        yield row, line
+
+
+def read_csv_records(path: Path, columns: int) -> Iterator[tuple[list[str], bytes]]:
+    """Each whole record of a CSV file, its heading too, and its bytes; up to the first that is damaged."""
+    import csv  # slow to import, and not needed for a single photo
+
+    lines, quotes, length = list[bytes](), 0, 0
+    for line in read_complete_lines(path):
+        lines.append(line)  # a name may hold line ends, in quotes
+        quotes, length = quotes + line.count(b'"'), length + len(line)
+        if length > MAX_RECORD_BYTES:
+            return
+        if quotes % 2 == 0:
+            record = b"".join(lines)
+            try:
+                fields = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
+            except (csv.Error, StopIteration):
+                return
+            if len(fields) != columns:
+                return
+            yield fields, record
+            lines, quotes, length = [], 0, 0

@@ -1,0 +1,97 @@
+"""Pictures through an engine, in order and in bounded memory; some are decoded while others are computed."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from threading import Semaphore
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.image_items import ImageItem
+from vitrail.errors import DataError
+from vitrail.predict.output.completed_images import compute_file_stamp
+from vitrail.predict.predictions import NOT_FINITE_MESSAGE
+
+PrepareImage = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns, C)
+
+
+class Engine(Protocol):
+    """Whatever computes: eager, compiled, onnx, int8."""
+
+    name: str
+    exact: bool  # within 1e-4 of the model in float32
+    streams: int  # calls that may run at once
+
+    @property
+    def threads(self) -> int | None:
+        """That one call uses; None: what the library takes."""
+        ...
+
+    def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(B, rows, columns, C) → one row of numbers a picture, or a table of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """What came out for one picture, or why nothing did."""
+
+    name: str
+    values: NDArray[np.float32] | None
+    error: DataError | None = None
+    stamp: int = 0  # of its file, before it was read
+
+
+def run_pipeline(
+    engine: Engine, images: Iterable[ImageItem], prepare: PrepareImage, batch: int
+) -> Iterator[ImageResult]:
+    """One row a picture, in the order given; of the pictures no more than a few batches are taken ahead.
+
+    A worker takes a batch from its files to its answers: while one computes, another decodes.
+    """
+    workers, gate = max(2, engine.streams), Semaphore(engine.streams)
+
+    def answered(part: Sequence[ImageItem]) -> list[ImageResult]:
+        stamps = [compute_file_stamp(each.source) for each in part]
+        prepared = [prepare_or_error(each, prepare) for each in part]
+        good = [found for found in prepared if isinstance(found, np.ndarray)]
+        with gate:
+            values = iter(engine.run(np.stack(good)) if good else ())
+        return [
+            ImageResult(each.name, None, found, stamp)
+            if isinstance(found, DataError)
+            else make_result(each, next(values), stamp)
+            for each, found, stamp in zip(part, prepared, stamps, strict=True)
+        ]
+
+    pending, remaining = deque[Future[list[ImageResult]]](), iter(images)
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            while part := list(islice(remaining, batch)):
+                pending.append(pool.submit(answered, part))
+                if len(pending) > workers:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:  # also where nobody wants the rest
+            for each in pending:
+                each.cancel()
+
+
+def prepare_or_error(image: ImageItem, prepare: PrepareImage) -> NDArray[np.uint8] | DataError:
+    try:
+        return prepare(image.source)
+    except DataError as error:
+        return error
+
+
+def make_result(image: ImageItem, values: NDArray[np.float32], stamp: int) -> ImageResult:
+    """A row; an error if values are NaN, +inf or all -inf. Some -inf are allowed, since they may mask classes."""
+    if (values < np.inf).all() and np.isfinite(values).any():
+        return ImageResult(image.name, values, None, stamp)
+    name = repr(image.name) if image.name else "an image"
+    return ImageResult(image.name, None, DataError(f"{name}: {NOT_FINITE_MESSAGE}"), stamp)

@@ -1,0 +1,267 @@
+"""One self-contained page: its figures and its style inside, nothing to fetch, nothing that runs."""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unicodedata import category
+from xml.etree import ElementTree
+
+from PIL import Image
+
+from vitrail.errors import ConfigError
+from vitrail.figures import CaptionedFigure
+from vitrail.files import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, sides such as "llr"
+
+CSS_PIXELS_PER_INCH = 96  # of CSS, to an inch
+MIN_FIGURE_SCALE = 0.5  # of its own width: below that a figure's letters are too small, and it scrolls in its box
+PHONE_FIGURE_WIDTH = 312  # CSS pixels that a figure has on a phone of 360
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSection:
+    """A part of a page under a heading of its own. Paragraphs of `text` are parted by empty lines."""
+
+    title: str
+    text: str = ""
+    figures: Sequence[CaptionedFigure] = ()
+    table: TableCells | None = None
+    preformatted: str = ""
+
+
+def render_page(
+    title: str, lead: str, sections: Sequence[PageSection], *, progress: Callable[[int], object] | None = None
+) -> str:
+    """The page as HTML, to be written to one file; all texts are shown as they are, whatever they hold.
+
+    `progress` is called with 1 for each figure that is drawn.
+    """
+    contents = ""
+    if len(sections) > 1:
+        entries = (
+            f'<li><a href="#section-{n}">{escape_html(each.title)}</a></li>' for n, each in enumerate(sections, 1)
+        )
+        contents = f'<nav aria-label="Contents"><ol>{"".join(entries)}</ol></nav>'
+    bodies, figures = list[str](), 0
+    for number, section in enumerate(sections, 1):
+        bodies.append(render_section(section, number, figures, progress))
+        figures += len(section.figures)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape_html(title)}</title>
+<style>{STYLESHEET}</style>
+</head>
+<body>
+<main>
+<header><h1>{escape_html(title)}</h1>{render_paragraphs(lead)}{contents}</header>
+{"".join(bodies)}</main>
+</body>
+</html>
+"""
+
+
+def write_page(page: str, path: Path) -> None:
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{path} is to be a page; expected a name that ends in .html")
+    make_folder(path.parent)
+    write_atomically(path, lambda place: place.write_text(page, "utf-8"))
+
+
+def render_section(
+    section: PageSection, number: int, figures: int, progress: Callable[[int], object] | None = None
+) -> str:
+    """`figures` is how many the page has before it."""
+    parts = [f'<h2 id="section-{number}">{escape_html(section.title)}</h2>', render_paragraphs(section.text)]
+    if section.table is not None:
+        parts.append(render_table(section.table, section.title))
+    if section.figures:
+        drawn = list[str]()
+        for n, plate in enumerate(section.figures, figures + 1):
+            drawn.append(render_figure(plate, n))
+            if progress is not None:
+                progress(1)
+        parts.append(f'<div class="plates">{"".join(drawn)}</div>')
+    if section.preformatted:
+        parts.append(f'<pre tabindex="0">{escape_html(section.preformatted)}</pre>')
+    return f'<section aria-labelledby="section-{number}">{"".join(parts)}</section>\n'
+
+
+def render_table(table: TableCells, name: str) -> str:
+    heading, rows, sides = table
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        pairs = zip(cells, sides, strict=True)
+        return "".join(
+            f"<{tag}{' class=r' * (side == 'r')}>{escape_html(cell)}</{tag.split()[0]}>" for cell, side in pairs
+        )
+
+    head = f"<thead><tr>{line(heading, 'th scope=col')}</tr></thead>" if any(heading) else ""
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" role="region" aria-label="{escape_html(name)}" tabindex="0"><table>'
+        f"{head}<tbody>{body}</tbody></table></div>"
+    )
+
+
+def render_figure(plate: CaptionedFigure, number: int) -> str:
+    """As SVG, unless its PNG is the smaller of the two, as it is for photos: then as WebP, a tenth of that."""
+    figure = plate.draw()
+    width, height = (round(side * CSS_PIXELS_PER_INCH) for side in figure.get_size_inches())
+    said = f"{plate.title.rstrip('.')}. {plate.caption}"
+    vector, raster = render_inline_svg(figure, f"figure-{number}", said), encode_figure(figure, "png")
+    if len(vector) <= 4 * len(raster) / 3:
+        shown = vector
+    else:
+        data = b64encode(convert_to_webp(raster)).decode("ascii")
+        source = f"data:image/webp;base64,{data}"
+        shown = f'<img role="img" alt="{escape_html(said)}" width="{width}" height="{height}" src="{source}">'
+    least = round(width * MIN_FIGURE_SCALE)
+    scrolls = ' tabindex="0"' if least > PHONE_FIGURE_WIDTH else ""  # without a mouse: by the keys
+    return (
+        f'<figure id="figure-{number}" style="--own:{width}px;--least:{least}px">'
+        f'<div class="card"{scrolls}>{shown}</div>'
+        f"<figcaption><b>Figure {number}. {escape_html(plate.title.rstrip('.'))}.</b> "
+        f"{escape_html(plate.caption)}</figcaption>"
+        f"</figure>"
+    )
+
+
+def encode_figure(figure: "Figure", kind: str) -> bytes:
+    """Letters as shapes, so that no font has to be there; the same names inside for the same picture."""
+    import matplotlib as mpl
+
+    buffer = BytesIO()
+    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "vitrail"}):
+        figure.savefig(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def convert_to_webp(png: bytes) -> bytes:
+    buffer = BytesIO()
+    Image.open(BytesIO(png)).convert("RGB").save(buffer, "WEBP", quality=88)
+    return buffer.getvalue()
+
+
+def render_inline_svg(figure: "Figure", name: str, said: str) -> str:
+    """As part of an HTML page: without namespaces, comments and style, and with ids that no other figure has."""
+    root = ElementTree.fromstring(encode_figure(figure, "svg"))
+    used = {found for each in root.iter() for value in each.attrib.values() for found in find_id_references(value)}
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if strip_namespace(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    for each in root.iter():
+        each.tag = strip_namespace(each.tag)
+        attributes = {strip_namespace(key): value for key, value in each.attrib.items()}
+        if attributes.get("id") not in used:
+            attributes.pop("id", None)
+        each.attrib.clear()
+        for key, value in attributes.items():
+            each.set(key, f"{name}-{value}" if key == "id" else ID_REFERENCE.sub(rf"\1{name}-\2", value))
+    viewed = root.attrib["viewBox"]
+    root.attrib.clear()
+    root.attrib.update({"viewBox": viewed, "role": "img", "aria-label": escape_unprintable(said)})
+    return ElementTree.tostring(root, "unicode")
+
+
+ID_REFERENCE = re.compile(r"(^#|url\(#)([^)]+)")
+
+
+def find_id_references(value: str) -> list[str]:
+    return [found for _, found in ID_REFERENCE.findall(value)]
+
+
+def strip_namespace(name: str) -> str:
+    """{http://www.w3.org/2000/svg}path → path"""
+    return name.rpartition("}")[2]
+
+
+def render_paragraphs(text: str) -> str:
+    return "".join(f"<p>{escape_html(each.strip())}</p>" for each in re.split(r"\n\s*\n", text) if each.strip())
+
+
+def escape_html(text: str) -> str:
+    return escape(escape_unprintable(text))
+
+
+def escape_unprintable(text: str) -> str:
+    """What would turn the line around, cannot be written as UTF-8 or is no text is shown as Python writes it."""
+    kept = "\n\t\u200d"  # the last joins emoji
+    return "".join(
+        each if each.isprintable() or each in kept or category(each) == "Zs" else repr(each)[1:-1] for each in text
+    )
+
+
+STYLESHEET = """
+:root{--paper:#fdfcfa;--ink:#22262b;--soft:#5b626b;--line:#dedad2;--shade:#f3f1ec;--link:#1f5a9b;
+--text:Charter,"Bitstream Charter","Sitka Text",Cambria,Georgia,serif;
+--sans:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+@media screen and (prefers-color-scheme:dark){:root{--paper:#16181b;--ink:#dcdad5;--soft:#a2a7ae;--line:#363a40;
+--shade:#1e2125;--link:#8ab8ea}}
+*{box-sizing:border-box}
+html{background:var(--paper);color:var(--ink);font:1.0625rem/1.6 var(--text);-webkit-text-size-adjust:100%;
+text-size-adjust:100%}
+body{margin:0;overflow-wrap:anywhere}
+main{max-width:66rem;margin:0 auto;padding:3.5rem 1rem 5rem}
+header>*,section>*{max-width:42rem;margin-left:auto;margin-right:auto}
+header{margin-bottom:3.5rem}
+h1{font-size:clamp(1.7rem,1.2rem + 2.2vw,2.5rem);line-height:1.15;font-weight:600;letter-spacing:-.01em;
+margin-top:0;margin-bottom:1rem;text-wrap:balance}
+h2{font-size:1.35rem;line-height:1.3;font-weight:600;margin-top:3.5rem;margin-bottom:.75rem;padding-top:1rem;
+border-top:1px solid var(--line);scroll-margin-top:.5rem;text-wrap:balance}
+p{margin-top:0;margin-bottom:1em;white-space:pre-line;hyphens:auto}
+header p{font-size:1.15rem;color:var(--soft)}
+a{color:var(--link);text-decoration-thickness:1px;text-underline-offset:.18em}
+a:focus-visible,[tabindex]:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+nav{font:.95rem/1.5 var(--sans);border-top:1px solid var(--line);padding-top:1rem;margin-top:2rem}
+nav ol{margin:0;padding-left:1.6em;columns:17rem;column-gap:2.5rem}
+nav li{break-inside:avoid;padding:.15rem 0 .15rem .2rem}
+nav li::marker{color:var(--soft);font-variant-numeric:tabular-nums}
+nav a{text-decoration:none}
+nav a:hover{text-decoration:underline}
+section>.plates{max-width:none;display:flex;flex-wrap:wrap;justify-content:center;gap:2rem 1.75rem;margin-top:1.75rem;
+margin-bottom:2rem}
+figure{margin:0;min-width:0;width:calc(var(--own) + 1.5rem + 2px);max-width:100%}
+.card{background:#fff;color:#000;color-scheme:light;border:1px solid var(--line);border-radius:6px;padding:.75rem;
+overflow-x:auto}
+.card svg,.card img{display:block;width:100%;height:auto;max-width:var(--own);min-width:var(--least);margin:0 auto}
+.card svg{stroke-linejoin:round;stroke-linecap:butt}
+figcaption{font:.875rem/1.5 var(--sans);color:var(--soft);max-width:42rem;margin:.7rem auto 0;white-space:pre-line}
+figcaption b{color:var(--ink);font-weight:600}
+.scroll{overflow-x:auto;width:fit-content;min-width:min(100%,42rem);max-width:min(100%,64rem);margin-top:1.25rem;margin-bottom:1.5rem}
+table{border-collapse:collapse;font:.9rem/1.45 var(--sans);font-variant-numeric:tabular-nums;
+border-top:2px solid var(--ink);border-bottom:2px solid var(--ink)}
+th,td{padding:.4rem .9rem .4rem .1rem;text-align:left;vertical-align:baseline;max-width:24rem;min-width:1rem;
+overflow-wrap:break-word}
+th{font-weight:600;border-bottom:1px solid var(--ink);white-space:nowrap}
+tbody tr+tr td{border-top:1px solid var(--line)}
+.r{text-align:right;white-space:nowrap;padding-left:.9rem;padding-right:.1rem}
+.r+:not(.r){padding-left:1.2rem}
+pre{font:.8rem/1.5 var(--mono);background:var(--shade);border:1px solid var(--line);border-radius:6px;
+padding:.9rem 1rem;overflow-x:auto;overflow-wrap:normal;width:fit-content;min-width:min(100%,42rem);
+max-width:min(100%,64rem);tab-size:4}
+@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}figure{width:calc(var(--own) + .8rem + 2px)}
+h2{margin-top:2.5rem}}
+@media print{html{font-size:10pt;background:#fff;color:#000}main{max-width:none;padding:0}
+figure,tr,pre{break-inside:avoid}h2{break-after:avoid}
+.card{border:0;padding:0;overflow:visible}.card svg,.card img{min-width:0}nav{display:none}
+.scroll,pre{overflow:visible}pre{white-space:pre-wrap}@page{margin:2cm}}
+"""

@@ -1,0 +1,157 @@
+"""What came out of an ablation, row by row over the seeds and against the full row: as text and as files."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from vitrail.files import make_folder, write_atomically
+from vitrail.study.ablation_plan import AblationRow, AblationRun
+from vitrail.text import format_table
+from vitrail.train.run_list import read_run_summary
+
+HEADING = ("row", "what differs", "top-1", "to full", "loss", "seeds")
+SIDES = "llrrrr"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """Of one training: the last evaluation in its log; `failed` says why there is none."""
+
+    seed: int
+    folder: Path
+    top1: float | None = None
+    loss: float | None = None
+    failed: str = ""
+
+    @classmethod
+    def read(cls, folder: Path, seed: int, failed: str = "") -> "RunOutcome":
+        if failed:
+            return cls(seed=seed, folder=folder, failed=failed)
+        run = read_run_summary(folder)
+        return cls(seed=seed, folder=folder, top1=run.last_value("val_top1"), loss=run.last_value("val_loss"))
+
+    def to_json(self) -> dict[str, Any]:
+        told = {"seed": self.seed, "run": self.folder.name, "top1": self.top1, "loss": self.loss}
+        return told | ({"failed": self.failed} if self.failed else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationLine:
+    row: AblationRow
+    outcomes: tuple[RunOutcome, ...]
+
+    def list_values(self, name: str) -> list[float]:
+        return [value for each in self.outcomes if (value := getattr(each, name)) is not None]
+
+    def mean(self, name: str) -> float | None:
+        values = self.list_values(name)
+        return fmean(values) if values else None
+
+    def std(self, name: str) -> float | None:
+        """Of a sample, with n − 1; of one seed there is none."""
+        values = self.list_values(name)
+        return stdev(values) if len(values) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationTable:
+    recipe: str
+    data: str
+    lines: tuple[AblationLine, ...]  # the full row is the first
+
+    @classmethod
+    def read(
+        cls, recipe: str, data: str, rows: Sequence[AblationRow], runs: Sequence[AblationRun], failed: Mapping[str, str]
+    ) -> "AblationTable":
+        """From the logs of the runs; `failed` has the reason for each, by its folder's name, that did not end."""
+        lines = [
+            AblationLine(
+                row=row,
+                outcomes=tuple(
+                    RunOutcome.read(run.folder, run.seed, failed.get(run.folder.name, ""))
+                    for run in runs
+                    if run.row is row
+                ),
+            )
+            for row in rows
+        ]
+        return cls(recipe=recipe, data=data, lines=tuple(lines))
+
+    def gain_in_points(self, line: AblationLine) -> float | None:
+        """Percentage points of top-1 above the full row."""
+        mine, its = line.mean("top1"), self.lines[0].mean("top1")
+        return None if mine is None or its is None else 100 * (mine - its)
+
+    def cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                line.row.name,
+                line.row.description,
+                format_mean_and_std(line.mean("top1"), line.std("top1"), 100, 2) or format_failure(line),
+                "" if line is self.lines[0] or (points := self.gain_in_points(line)) is None else f"{points:+.2f}",
+                format_mean_and_std(line.mean("loss"), line.std("loss"), 1, 4),
+                format_seed_count(line),
+            )
+            for line in self.lines
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(format_table(HEADING, self.cells(), SIDES))
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "row": line.row.name,
+                "changes": {name: {"full": before, "here": now} for name, (before, now) in line.row.changes.items()},
+                "top1": line.mean("top1"),
+                "top1_std": line.std("top1"),
+                "points": self.gain_in_points(line),
+                "loss": line.mean("loss"),
+                "loss_std": line.std("loss"),
+                "runs": [each.to_json() for each in line.outcomes],
+            }
+            for line in self.lines
+        ]
+        return {"recipe": self.recipe, "data": self.data, "rows": rows}
+
+    def to_markdown(self) -> str:
+        about = "top-1 (in %) and loss of validation, mean ± standard deviation over seeds"
+        return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), SIDES)}\n"
+
+    def write(self, folder: Path) -> list[Path]:
+        return write_table_files(folder, self.to_json(), self.to_markdown())
+
+
+def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:
+    """As `text_table`, for a page."""
+    rule = ["---:" if side == "r" else "---" for side in sides]
+    rows = (heading, rule, *lines)
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def write_table_files(folder: Path, whole: Mapping[str, Any], page: str) -> list[Path]:
+    """table.json and table.md."""
+    make_folder(folder)
+    texts = {"table.json": json.dumps(whole, indent=2, ensure_ascii=False) + "\n", "table.md": page}
+    for name, text in texts.items():
+        write_atomically(folder / name, lambda place, text=text: place.write_text(text, "utf-8"))
+    return [folder / name for name in texts]
+
+
+def format_mean_and_std(mean: float | None, std: float | None, scale: float, digits: int) -> str:
+    if mean is None:
+        return ""
+    return f"{mean * scale:.{digits}f}" + ("" if std is None else f" ± {std * scale:.{digits}f}")
+
+
+def format_failure(line: AblationLine) -> str:
+    return "failed" if any(each.failed for each in line.outcomes) else ""
+
+
+def format_seed_count(line: AblationLine) -> str:
+    """How many trainings came to their end, of how many."""
+    ended, begun = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
+    return str(begun) if ended == begun else f"{ended} of {begun}"

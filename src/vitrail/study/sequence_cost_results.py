@@ -1,0 +1,251 @@
+"""What a study of cost found: exponents beside the theory, as tables, as JSON and as a picture."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import linear_regression
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail import __version__
+from vitrail.figures import COLOURS, CaptionedFigure, new_figure, style_axes
+from vitrail.files import make_folder, write_atomically
+from vitrail.study.bench_results import collect_versions, describe_machine
+from vitrail.study.timing import MedianAndQuartiles
+from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
+from vitrail.text import format_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FIT_FROM_TOKENS = 1024  # tokens: exponents are fitted from there on, where the work is larger than the call
+
+TableCells = tuple[tuple[str, ...], list[tuple[str, ...]], str]  # heading, rows, sides
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostCell:
+    """One way to mix so many tokens."""
+
+    mixer: str
+    tokens: int
+    seconds: MedianAndQuartiles  # of a call, over the rounds
+    rounds: tuple[float, ...]  # its seconds in each
+    memory: int | None  # bytes
+
+    @classmethod
+    def from_seconds(cls, seconds: Sequence[float], **about: Any) -> "CostCell":
+        return cls(seconds=MedianAndQuartiles.from_values(seconds), rounds=tuple(seconds), **about)
+
+
+def fit_exponent(points: Mapping[int, float]) -> float | None:
+    """p of cost ∝ n^p: the slope of a straight line through log n and log cost, by least squares, from FROM on."""
+    far = {math.log(n): math.log(cost) for n, cost in points.items() if n >= FIT_FROM_TOKENS and cost > 0}
+    return linear_regression(list(far), list(far.values())).slope if len(far) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostResults:
+    cells: tuple[CostCell, ...]
+    mixers: tuple[TokenMixer, ...]
+    width: int
+    rounds: int
+    notes: tuple[str, ...]  # what is left out, and why
+    seed: int
+    machine: str
+    versions: dict[str, str]
+    when: str
+
+    @classmethod
+    def from_cells(
+        cls, cells: Sequence[CostCell], *, mixers: Sequence[TokenMixer], notes: Sequence[str], **about: Any
+    ) -> "CostResults":
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        known = {"machine": describe_machine(), "versions": collect_versions(), "when": now}
+        return cls(cells=tuple(cells), mixers=tuple(mixers), notes=tuple(notes), **known, **about)
+
+    @property
+    def tokens(self) -> list[int]:
+        return sorted({cell.tokens for cell in self.cells})
+
+    def select_cells(self, name: str) -> list[CostCell]:
+        return [cell for cell in self.cells if cell.mixer == name]
+
+    def fit_time_exponent(self, name: str) -> MedianAndQuartiles | None:
+        """Fitted in each round by itself, whose cells were measured side by side; the median and its quartiles."""
+        cells = self.select_cells(name)
+        fits = [fit_exponent({cell.tokens: cell.rounds[n] for cell in cells}) for n in range(self.rounds)]
+        found = [each for each in fits if each is not None]
+        return MedianAndQuartiles.from_values(found) if found else None
+
+    def fit_memory_exponent(self, name: str) -> float | None:
+        return fit_exponent({cell.tokens: cell.memory for cell in self.select_cells(name) if cell.memory is not None})
+
+    def exponent_table(self) -> TableCells:
+        """The orders of table 1 of Vaswani 2017, or for * of its kind, then the exponents: theory, here."""
+        heading = (
+            "layer",
+            "operations",
+            "steps",
+            "path",
+            "time: theory",
+            "here",
+            "quartiles",
+            "memory: theory",
+            "here",
+        )
+        rows = list[tuple[str, ...]]()
+        for each in self.mixers:
+            time, memory = self.fit_time_exponent(each.name), self.fit_memory_exponent(each.name)
+            rows.append(
+                (
+                    f"{each.name}{'' if each.vaswani else ' *'}",
+                    *(f"O({order})" for order in (each.operations, each.steps, each.path)),
+                    f"n^{each.time:g}",
+                    "–" if time is None else f"n^{time.median:.2f}",
+                    "" if time is None else f"{time.low:.2f}–{time.high:.2f}",
+                    f"n^{each.memory:g}",
+                    "–" if memory is None else f"n^{memory:.2f}",
+                )
+            )
+        return heading, rows, "l" * len(heading)
+
+    def time_table(self) -> TableCells:
+        return self.table_by_tokens(
+            {(each.mixer, each.tokens): format_three_digits(1000 * each.seconds.median) for each in self.cells}
+        )
+
+    def memory_table(self) -> TableCells:
+        known = [cell for cell in self.cells if cell.memory is not None]
+        return self.table_by_tokens(
+            {(each.mixer, each.tokens): format_three_digits((each.memory or 0) / 1e6) for each in known}
+        )
+
+    def table_by_tokens(self, shown: Mapping[tuple[str, int], str]) -> TableCells:
+        rows = [(each.name, *(shown.get((each.name, n), "–") for n in self.tokens)) for each in self.mixers]
+        return ("layer", *(f"{n:,}" for n in self.tokens)), rows, "l" + "r" * len(self.tokens)
+
+    def __str__(self) -> str:
+        parts = [
+            f"Exponents from {FIT_FROM_TOKENS:,} tokens on, beside table 1 of Vaswani 2017 (* not in it): "
+            "operations of a layer, "
+            "steps one after another, longest path",
+            *format_table(*self.exponent_table()),
+            f"n tokens, width d = {self.width}; k = {KEYS_PER_QUERY} for Linformer, {KERNEL_SIZE} for the convolution; "
+            f"r = {KEYS_PER_QUERY}. "
+            "Attention is q, k, v → out, without the linear maps around it, which are O(n·d²) for all. "
+            "Paths are the table's: of windows that overlap, and of dilated kernels.",
+            f"\nms of processor time by tokens, one thread, median of {self.rounds} rounds",
+            *format_table(*self.time_table()),
+        ]
+        if any(cell.memory is not None for cell in self.cells):
+            parts += [
+                "\nMB by tokens: what the layer reads, and the most that it allocates",
+                *format_table(*self.memory_table()),
+            ]
+        return "\n".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "vitrail": __version__,
+            "when": self.when,
+            "machine": self.machine,
+            "versions": self.versions,
+            "seed": self.seed,
+            "width": self.width,
+            "rounds": self.rounds,
+            "fitted_from": FIT_FROM_TOKENS,
+            "layers": [self.layer_to_json(each) for each in self.mixers],
+            "cells": [asdict(cell) for cell in self.cells],
+            "notes": list(self.notes),
+        }
+
+    def layer_to_json(self, mixer: TokenMixer) -> dict[str, Any]:
+        time = self.fit_time_exponent(mixer.name)
+        return {
+            "name": mixer.name,
+            **{each: f"O({getattr(mixer, each)})" for each in ("operations", "steps", "path")},
+            "time": {"theory": mixer.time, "here": None if time is None else asdict(time)},
+            "memory": {"theory": mixer.memory, "here": self.fit_memory_exponent(mixer.name)},
+        }
+
+    def figure(self) -> CaptionedFigure:
+        fitted = [(each, self.fit_time_exponent(each.name)) for each in self.mixers]
+        said = ", ".join(f"{each.name} {time.median:.2f} ({each.time:g})" for each, time in fitted if time)
+        arrays = {"tokens": np.array(self.tokens)}
+        for each in self.mixers:
+            found = {cell.tokens: cell for cell in self.select_cells(each.name)}
+            row = [found[n].seconds.median if n in found else math.nan for n in self.tokens]
+            arrays[f"seconds of {each.name}"] = np.array(row)
+            memory = [found[n].memory if n in found else None for n in self.tokens]
+            arrays[f"bytes of {each.name}"] = np.array([math.nan if value is None else value for value in memory])
+        return CaptionedFigure(
+            name="cost",
+            title="What a layer costs as the sequence grows",
+            caption="Processor time and memory by the number of tokens, both logarithmic; dashed, through the "
+            "last point of each, is what theory says. Exponents of time"
+            + (
+                f", in brackets those of theory: {said}."
+                if said
+                else f" need two lengths of {FIT_FROM_TOKENS:,} tokens or more."
+            ),
+            arrays=arrays,
+            draw=lambda: draw_cost(self),
+        )
+
+    def write(self, folder: Path) -> list[Path]:
+        """cost.json, cost.txt and cost.png."""
+        make_folder(folder)
+        texts = {"cost.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False), "cost.txt": str(self)}
+        for name, text in texts.items():
+            write_atomically(folder / name, lambda place, text=text: place.write_text(f"{text}\n", "utf-8"))
+        return [*(folder / name for name in texts), *self.figure().save(folder)]
+
+
+def format_three_digits(number: float) -> str:
+    """Three figures, or all before the point."""
+    return f"{number:,.{max(0, 2 - math.floor(math.log10(number)))}f}" if 0 < number < 1000 else f"{number:,.0f}"
+
+
+def draw_cost(study: CostResults) -> "Figure":
+    """Two panels of one axis: time, and memory where it was measured."""
+    remembered = any(cell.memory is not None for cell in study.cells)
+    figure = new_figure(12 if remembered else 6.5, 5.2)
+    panels = figure.subplots(1, 2 if remembered else 1, squeeze=False)[0]
+    for number, mixer in enumerate(study.mixers):
+        colour, cells = COLOURS[number % len(COLOURS)], study.select_cells(mixer.name)
+        time, memory = study.fit_time_exponent(mixer.name), study.fit_memory_exponent(mixer.name)
+        times = {cell.tokens: 1000 * cell.seconds.median for cell in cells}
+        plot_cost_line(panels[0], times, mixer.time, colour, format_legend(mixer, mixer.time, time and time.median))
+        if remembered:
+            sizes = {cell.tokens: cell.memory / 1e6 for cell in cells if cell.memory is not None}
+            plot_cost_line(panels[1], sizes, mixer.memory, colour, format_legend(mixer, mixer.memory, memory))
+    style_axes(panels[0], f"processor time of a layer, ms (width {study.width}, one thread)")
+    if remembered:
+        style_axes(panels[1], "memory: what it reads, and the most that it allocates, MB")
+    for axes, label in zip(panels, ("ms", "MB"), strict=False):
+        axes.set(xscale="log", yscale="log", xlabel="tokens; dashed and in brackets: theory", ylabel=label)
+        axes.set_xticks(study.tokens, [f"{n:,}" for n in study.tokens], fontsize=8, rotation=30)
+        axes.minorticks_off()
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def format_legend(mixer: TokenMixer, theory: float, fitted: float | None) -> str:
+    return mixer.name if fitted is None else f"{mixer.name}: $n^{{{fitted:.2f}}}$ ({theory:g})"
+
+
+def plot_cost_line(axes: "Axes", points: Mapping[int, float], theory: float, colour: str, label: str) -> None:
+    """What was measured; and dashed, where exponents are fitted, a line of the theory's slope that ends in the last."""
+    if not points:
+        return
+    last = max(points)
+    axes.plot(list(points), list(points.values()), color=colour, marker="o", markersize=4, linewidth=1.6, label=label)
+    far = [n for n in points if n >= FIT_FROM_TOKENS]
+    axes.plot(far, [points[last] * (n / last) ** theory for n in far], color=colour, linestyle="--", alpha=0.7)

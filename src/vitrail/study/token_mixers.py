@@ -1,0 +1,157 @@
+"""Ways to let tokens know of each other, as bare functions, and what theory says of their cost.
+
+n tokens of width d, one head, a batch of one. q, k, v are given: the linear maps around an attention are O(n·d²)
+whatever it is, and are left out. A recurrence and a convolution are linear maps themselves, and are whole. Nothing
+here knows the families of models, whose own attentions are the same: a test sees to that.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.layers.attention import attention
+
+WINDOW_SIDE = 8  # of a window, in tokens
+KEYS_PER_QUERY = (
+    WINDOW_SIDE * WINDOW_SIDE
+)  # that a query has within its window (r), and after Linformer's projection (k)
+KERNEL_SIZE = 3  # tokens that a convolution sees at once
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d)·v with all n² scores in memory."""
+    return (q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+def linformer_attention(q: Tensor, k: Tensor, v: Tensor, k_map: Tensor, v_map: Tensor) -> Tensor:
+    """Keys and values are mixtures of all tokens, few of them: maps of (n, k) (Wang 2020, arXiv 2006.04768)."""
+    return attention(q, k_map.T @ k, v_map.T @ v)
+
+
+def axial_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Along the rows of a square grid, then along its columns: (1, 1, n, d) → the same (Ho 2019, arXiv 1912.12180)."""
+    q, k, v = (x.unflatten(2, square_grid(x)).transpose(1, 2)[0] for x in (q, k, v))  # (rows, 1, columns, d)
+    rows = attention(q, k, v)
+    columns = attention(q.transpose(0, 2), k.transpose(0, 2), rows.transpose(0, 2))  # (columns, 1, rows, d)
+    return columns.transpose(0, 2).reshape(1, 1, -1, columns.shape[-1])
+
+
+def windowed_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Within windows of SIDE × SIDE tokens of a square grid: (1, 1, n, d) → the same."""
+    rows, columns = square_grid(q)
+    cut = (rows // WINDOW_SIDE, WINDOW_SIDE, columns // WINDOW_SIDE, WINDOW_SIDE)
+    q, k, v = (x.unflatten(2, cut).transpose(3, 4).reshape(-1, 1, KEYS_PER_QUERY, x.shape[-1]) for x in (q, k, v))
+    out = attention(q, k, v).reshape(1, 1, cut[0], cut[2], WINDOW_SIDE, WINDOW_SIDE, -1)
+    return out.transpose(3, 4).flatten(2, 5)
+
+
+def square_grid(x: Tensor) -> tuple[int, int]:
+    side = math.isqrt(x.shape[2])
+    return side, side
+
+
+@dataclass(frozen=True)
+class MixerStep:
+    """Something that can be run again and again, and all the tensors that it reads."""
+
+    run: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(each.nbytes for each in self.inputs)
+
+
+def build_full_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
+    return MixerStep(lambda: attention(q, k, v), (q, k, v))
+
+
+def build_explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
+    return MixerStep(lambda: explicit_attention(q, k, v), (q, k, v))
+
+
+def build_linformer(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
+    tokens = q.shape[2]
+    k_map, v_map = torch.randn(2, tokens, min(KEYS_PER_QUERY, tokens)).div(math.sqrt(tokens)).unbind()
+    return MixerStep(lambda: linformer_attention(q, k, v, k_map, v_map), (q, k, v, k_map, v_map))
+
+
+def build_axial_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
+    return MixerStep(lambda: axial_attention(q, k, v), (q, k, v))
+
+
+def build_windowed_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
+    return MixerStep(lambda: windowed_attention(q, k, v), (q, k, v))
+
+
+def build_lstm(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
+    layer = nn.LSTM(q.shape[-1], q.shape[-1], batch_first=True).requires_grad_(False).eval()
+    return MixerStep(lambda: layer(q[0])[0], (q, *layer.parameters()))
+
+
+def build_convolution(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
+    layer = nn.Conv1d(q.shape[-1], q.shape[-1], KERNEL_SIZE, padding="same").requires_grad_(False).eval()
+    x = q[0].transpose(1, 2).contiguous()  # (1, d, n)
+    return MixerStep(lambda: layer(x), (x, *layer.parameters()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMixer:
+    """A way to mix tokens. Operations, steps one after another and the longest path are table 1's of Vaswani 2017."""
+
+    name: str
+    build: Callable[[Tensor, Tensor, Tensor], MixerStep]
+    operations: str
+    steps: str
+    path: str
+    time: float  # its exponent of n in theory
+    memory: float
+    scores: int = 0  # copies of n² numbers that it has in memory at once
+    vaswani: bool = True  # is it in that table?
+
+
+TOKEN_MIXERS = (
+    TokenMixer(
+        name="full, fused", build=build_full_attention, operations="n²·d", steps="1", path="1", time=2, memory=1
+    ),
+    TokenMixer(
+        name="full, explicit",
+        build=build_explicit_attention,
+        operations="n²·d",
+        steps="1",
+        path="1",
+        time=2,
+        memory=2,
+        scores=2,
+    ),
+    TokenMixer(
+        name="Linformer",
+        build=build_linformer,
+        operations="k·n·d",
+        steps="1",
+        path="1",
+        time=1,
+        memory=1,
+        vaswani=False,
+    ),
+    TokenMixer(
+        name="axial",
+        build=build_axial_attention,
+        operations="n·√n·d",
+        steps="1",
+        path="1",
+        time=1.5,
+        memory=1,
+        vaswani=False,
+    ),
+    TokenMixer(
+        name="windowed", build=build_windowed_attention, operations="r·n·d", steps="1", path="n/r", time=1, memory=1
+    ),
+    TokenMixer(name="LSTM", build=build_lstm, operations="n·d²", steps="n", path="n", time=1, memory=1),
+    TokenMixer(
+        name="convolution", build=build_convolution, operations="k·n·d²", steps="1", path="log_k n", time=1, memory=1
+    ),
+)

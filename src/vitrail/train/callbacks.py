@@ -1,0 +1,139 @@
+"""Who watches a training: the console, TensorBoard, or anything of yours with the same methods."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStart:
+    """What is known when the first step is about to be taken."""
+
+    steps: int
+    steps_per_epoch: int
+    steps_done: int = 0  # steps, in a run that is resumed
+    folder: Path | None = None
+
+
+class Callback(Protocol):
+    def on_start(self, start: TrainingStart) -> None: ...
+
+    def on_step(self, step: int) -> None:
+        """After each step; cheap, since there are many."""
+        ...
+
+    def on_log(self, record: Mapping[str, float]) -> None:
+        """A line of the log: `loss`, or at an evaluation `val_top1`."""
+        ...
+
+    def on_finish(self) -> None: ...
+
+
+def format_record(record: Mapping[str, float]) -> str:
+    """A record as one line."""
+    words = [f"epoch {record['epoch']:.2f}", f"step {record['step']:.0f}"]
+    if "val_top1" in record:
+        words += [f"validation: top-1 {record['val_top1']:.2%}", f"loss {record['val_loss']:.4f}"]
+    else:
+        words += [f"loss {record['loss']:.4f}"]
+        words += [f"{name} {value:.2%}" for name, value in record.items() if name in ("accuracy", "agreement")]
+        words += [f"lr {record['lr']:.2e}", f"{record['images_per_second']:.0f} img/s"]
+    return "  ".join(words)
+
+
+@dataclass
+class TerminalCallback:
+    """A live line under the results of each evaluation; plain lines, few of them, where there is no terminal."""
+
+    console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
+    seconds_between_lines: float = 30.0  # seconds between plain lines
+    progress: Progress | None = None
+    task: TaskID | None = None
+    last_line_time: float = 0.0
+
+    def on_start(self, start: TrainingStart) -> None:
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[now]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+            )
+            self.progress = Progress(*columns, console=self.console, refresh_per_second=2)
+            self.task = self.progress.add_task("", total=start.steps, completed=start.steps_done, epoch="0.00", now="")
+            self.progress.start()
+        self.last_line_time = monotonic()
+
+    def on_step(self, step: int) -> None:
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=step)
+
+    def on_log(self, record: Mapping[str, float]) -> None:
+        if "val_top1" in record:
+            self.console.print(format_record(record))
+        elif self.progress is not None and self.task is not None:
+            _, _, now = format_record(record).partition("  step ")
+            self.progress.update(self.task, epoch=f"{record['epoch']:.2f}", now=now.partition("  ")[2])
+        elif monotonic() - self.last_line_time > self.seconds_between_lines:
+            self.last_line_time = monotonic()
+            self.console.print(format_record(record))
+
+    def on_finish(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+@dataclass
+class TensorBoardCallback:
+    """Scalars for TensorBoard; needs the extra `log`."""
+
+    writer: Any = None
+
+    def on_start(self, start: TrainingStart) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+
+        if start.folder is not None:
+            self.writer = SummaryWriter(str(start.folder / "tensorboard"), purge_step=start.steps_done + 1)
+
+    def on_step(self, step: int) -> None:
+        pass
+
+    def on_log(self, record: Mapping[str, float]) -> None:
+        if self.writer is not None:
+            for name, value in record.items():
+                if name not in ("step", "epoch", "seconds"):
+                    part = "validation" if name.startswith("val_") else "training"
+                    self.writer.add_scalar(f"{part}/{name.removeprefix('val_')}", value, int(record["step"]))
+
+    def on_finish(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+@dataclass(frozen=True)
+class CallbackList:
+    callbacks: Sequence[Callback] = ()
+
+    def on_start(self, start: TrainingStart) -> None:
+        for watch in self.callbacks:
+            watch.on_start(start)
+
+    def on_step(self, step: int) -> None:
+        for watch in self.callbacks:
+            watch.on_step(step)
+
+    def on_log(self, record: Mapping[str, float]) -> None:
+        for watch in self.callbacks:
+            watch.on_log(record)
+
+    def on_finish(self) -> None:
+        for watch in self.callbacks:
+            watch.on_finish()

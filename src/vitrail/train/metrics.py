@@ -1,0 +1,240 @@
+"""How well a model answers, counted batch by batch: only sums are held, and the sums of several ranks can be added."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import DataError, VitrailError
+from vitrail.text import format_table
+
+CALIBRATION_BINS = 15  # of the calibration error, as in Guo 2017 (1706.04599)
+MAX_CLASSES_IN_CONFUSION = 4096  # classes up to which every pair is counted: 128 MB
+MAX_REPORT_ROWS = 10  # classes, pairs and files in a report
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    index: int
+    label: str
+    images: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    label: str
+    taken_for: str
+    images: int
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Answers of like confidence: were they right as often as they were sure?"""
+
+    low: float
+    high: float
+    images: int
+    confidence: float | None  # their mean; None where there are none
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """What came out; `str()` of it is a report. Accuracies are shares, from 0 to 1."""
+
+    images: int
+    loss: float  # mean cross-entropy
+    top1: float
+    top5: float
+    calibration_error: float  # mean distance of confidence and accuracy over the bins (ECE)
+    real: float | None = None  # share of the pictures with ReaL answers where the first guess is among them
+    real_images: int = 0
+    per_class: tuple[ClassResult, ...]  # those that have pictures
+    bins: tuple[CalibrationBin, ...]
+    labels: tuple[str, ...]  # of all classes of the model
+    confusion: Tensor | None = field(repr=False)  # int64 (classes, classes): rows what it is, columns what was said
+    skipped: tuple[str, ...] = ()  # why pictures could not be read, one line each
+    seconds: float = 0.0
+
+    def list_confused_pairs(self) -> list[ConfusedPair]:
+        """Every pair of classes that was confused, the most frequent first."""
+        if self.confusion is None:
+            return []
+        wrong = self.confusion.clone().fill_diagonal_(0)
+        rows, columns = wrong.nonzero(as_tuple=True)
+        counts = wrong[rows, columns]
+        order = counts.argsort(descending=True, stable=True)
+        found = zip(rows[order].tolist(), columns[order].tolist(), counts[order].tolist(), strict=True)
+        return [ConfusedPair(self.labels[row], self.labels[column], count) for row, column, count in found]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it in plain values; the confusion as its pairs, most of a thousand classes are never confused."""
+        plain = ("images", "loss", "top1", "top5", "calibration_error", "real", "real_images", "seconds")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "classes": [vars(each) for each in self.per_class],
+            "confused": [vars(each) for each in self.list_confused_pairs()],
+            "bins": [vars(each) for each in self.bins],
+            "skipped": list(self.skipped),
+        }
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            filter(
+                None,
+                (
+                    self.format_headline(),
+                    self.format_class_table(),
+                    self.format_confused_table(),
+                    self.format_skipped(),
+                ),
+            )
+        )
+
+    def format_headline(self) -> str:
+        five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # of five or fewer it says nothing
+        speed = f", {self.images / self.seconds:,.0f} images/s" if self.seconds else ""
+        line = f"top-1 {self.top1:.2%}{five}, loss {self.loss:.4f}, calibration error {self.calibration_error:.4f}"
+        line = f"{line}; {self.images:,} images{speed}"
+        if self.real is None:
+            return line
+        return f"{line}\nReaL top-1 {self.real:.2%} of the {self.real_images:,} images that have answers"
+
+    def format_class_table(self) -> str:
+        worst = sorted(self.per_class, key=lambda each: each.accuracy)
+        some = len(worst) > 2 * MAX_REPORT_ROWS
+        rows = [
+            (make_printable(each.label), f"{each.images:,}", f"{each.accuracy:.1%}")
+            for each in worst[: MAX_REPORT_ROWS if some else None]
+        ]
+        heading = f"worst of {len(worst):,} classes" if some else "class"
+        return "\n".join(format_table((heading, "images", "right"), rows, "lrr"))
+
+    def format_confused_table(self) -> str:
+        rows = [
+            (make_printable(each.label), make_printable(each.taken_for), f"{each.images:,}")
+            for each in self.list_confused_pairs()[:MAX_REPORT_ROWS]
+        ]
+        return "\n".join(format_table(("most confused", "taken for", "images"), rows, "llr")) if rows else ""
+
+    def format_skipped(self) -> str:
+        if not self.skipped:
+            return ""
+        more = [f"and {len(self.skipped) - MAX_REPORT_ROWS:,} more"] if len(self.skipped) > MAX_REPORT_ROWS else []
+        return "\n".join(
+            [
+                f"left out, {len(self.skipped):,} unreadable:",
+                *map(make_printable, self.skipped[:MAX_REPORT_ROWS]),
+                *more,
+            ]
+        )
+
+
+class MetricAccumulator:
+    """Sums over all pictures seen so far; an Evaluation is made of them."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        pairs = classes if classes <= MAX_CLASSES_IN_CONFUSION else 0
+        shapes = ((6,), (3, CALIBRATION_BINS), (2, classes), (pairs, pairs))
+        sizes = [prod(shape) for shape in shapes]
+        self.sums = torch.zeros(sum(sizes), dtype=torch.float64)  # counts too: they are whole up to 2^53
+        views = (part.view(shape) for part, shape in zip(self.sums.split(sizes), shapes, strict=True))
+        self.totals, self.bins, self.per_class, self.confusion = views  # all in the memory of `sums`
+
+    def add_batch(
+        self, logits: Tensor, labels: Tensor, real_labels: Sequence[tuple[int, ...] | None] | None = None
+    ) -> None:
+        """Logits (B, classes) and the right classes (B,); `answers` are the ReaL labels of each picture, if known."""
+        logits, labels = logits.detach().float().cpu().double(), labels.cpu()
+        if not len(labels):
+            return
+        if not logits.isfinite().all():
+            raise VitrailError(
+                "the model answers NaN or infinity; expected finite weights: load them again, or in float32"
+            )
+        lowest, highest = labels.min().item(), labels.max().item()
+        if lowest < 0 or highest >= self.classes:
+            wrong = lowest if lowest < 0 else highest
+            raise DataError(f"a label is {wrong}; expected 0 to {self.classes - 1}, the classes of the model")
+        said, confidence = logits.argmax(-1), logits.softmax(-1).amax(-1)
+        right = (said == labels).double()
+        among = [
+            guess in each for guess, each in zip(said.tolist(), real_labels or (), strict=bool(real_labels)) if each
+        ]
+        loss = F.cross_entropy(logits, labels, reduction="sum").item()
+        five = (compute_label_ranks(logits, labels) < 5).sum().item()
+        self.totals += torch.tensor([len(labels), loss, right.sum(), five, len(among), sum(among)], dtype=torch.float64)
+        places = (confidence * CALIBRATION_BINS).ceil().long().clamp(
+            1, CALIBRATION_BINS
+        ) - 1  # the upper end of a bin belongs to it
+        self.bins.index_add_(1, places, torch.stack([torch.ones_like(right), right, confidence]))
+        self.per_class.index_add_(1, labels, torch.stack([torch.ones_like(right), right]))
+        if self.confusion.numel():
+            self.confusion.index_put_((labels, said), torch.ones_like(right), accumulate=True)
+
+    def get_sums(self) -> Tensor:
+        """All sums as one flat tensor of float64: its sum over the ranks is the state of the whole."""
+        return self.sums.clone()
+
+    def add_sums(self, sums: Tensor) -> None:
+        self.sums += sums.cpu()
+
+    def compute_evaluation(
+        self, labels: Sequence[str], *, skipped: Sequence[str] = (), seconds: float = 0.0
+    ) -> Evaluation:
+        """What the sums say; `labels` names the classes of the model."""
+        images, loss, first, five, asked, among = self.totals.tolist()
+        if not images:
+            raise DataError(
+                f"no picture to evaluate; {len(skipped)} cannot be read, for instance {skipped[0]}"
+                if skipped
+                else "no picture to evaluate; expected at least one"
+            )
+        _, right, confidence = self.bins
+        per_class = [
+            ClassResult(index, label, int(count), hits / count)
+            for index, (label, count, hits) in enumerate(zip(labels, *self.per_class.tolist(), strict=True))
+            if count
+        ]
+        return Evaluation(
+            images=int(images),
+            loss=loss / images,
+            top1=first / images,
+            top5=five / images,
+            calibration_error=(right - confidence).abs().sum().item() / images,
+            real=among / asked if asked else None,
+            real_images=int(asked),
+            per_class=tuple(per_class),
+            bins=tuple(
+                CalibrationBin(
+                    n / CALIBRATION_BINS,
+                    (n + 1) / CALIBRATION_BINS,
+                    int(count),
+                    *((sure / count, hits / count) if count else (None, None)),
+                )
+                for n, (count, hits, sure) in enumerate(self.bins.T.tolist())
+            ),
+            labels=tuple(labels),
+            confusion=self.confusion.long() if self.confusion.numel() else None,
+            skipped=tuple(skipped),
+            seconds=seconds,
+        )
+
+
+def compute_label_ranks(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many classes come before the right one: 0 is the first guess; of equal ones the first comes first."""
+    own = logits.gather(1, labels[:, None])
+    earlier = torch.arange(logits.shape[1]) < labels[:, None]
+    return ((logits > own) | ((logits == own) & earlier)).sum(1)
+
+
+def make_printable(text: str, max_length: int = 100) -> str:
+    """Names of files and classes are anybody's: what would move the cursor is shown as ?, and a novel is cut."""
+    shown = "".join(each if each.isprintable() else "?" for each in text)
+    return shown if len(shown) <= max_length else f"{shown[: max_length - 1]}…"

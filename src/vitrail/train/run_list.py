@@ -1,0 +1,165 @@
+"""Run folders as trainings left them, also where one was killed or damaged: what each says of itself."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.checkpoint.files.raw_contents import CONFIG_FILE
+from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.locks import LOCK_FILE_NAME
+from vitrail.train import run_folder as runs
+from vitrail.train.run_folder import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    MODEL_FOLDER,
+    PLAN_FILE,
+    LogRecord,
+    count_damaged_lines,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run at a glance; what its folder does not say is empty or None."""
+
+    name: str
+    folder: Path
+    state: str  # finished, stopped at step k, or damaged: why
+    model: str = ""
+    data: str = ""
+    recipe: str = ""
+    step: int = 0  # the last one that was logged
+    steps: int | None = None  # planned
+    records: tuple[LogRecord, ...] = ()
+
+    def last_value(self, name: str) -> float | None:
+        values = self.list_values(name)
+        return values[-1] if values else None
+
+    def best_value(self, name: str) -> float | None:
+        return max(self.list_values(name), default=None)
+
+    def list_values(self, name: str) -> list[float]:
+        return [row[name] for row in self.records if name in row]
+
+    def to_json(self) -> dict[str, Any]:
+        told = ("name", "state", "model", "data", "recipe", "step", "steps")
+        return {
+            "folder": str(self.folder),
+            **{name: getattr(self, name) for name in told},
+            "best_val_top1": self.best_value("val_top1"),
+            **{
+                name: self.last_value(name)
+                for name in ("val_top1", "val_top5", "val_loss", "loss", "accuracy", "seconds")
+            },
+        }
+
+
+def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
+    """The runs in a folder, by name, or the one that it is itself."""
+    try:
+        places = (
+            [folder]
+            if (folder / PLAN_FILE).exists()
+            else sorted(each for each in folder.iterdir() if is_run_folder(each))
+        )
+    except OSError as error:
+        hint = "expected a folder of runs, as vitrail train makes"
+        raise DataError(f"{folder} cannot be read: {describe_error(error)}; {hint}") from None
+    if not places:
+        raise DataError(f"{folder} holds no runs; expected folders with a {PLAN_FILE}, as vitrail train makes")
+    return tuple(map(read_run_summary, places))
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Holds something of a run, or nothing at all: one that was killed as it began."""
+    try:
+        names = {each.name for each in folder.iterdir()}
+    except OSError:  # a file, or not ours to read
+        return False
+    return names <= {LOCK_FILE_NAME} or not names.isdisjoint((PLAN_FILE, LOG_FILE, CHECKPOINTS_FOLDER))
+
+
+def read_run_summary(folder: Path) -> RunSummary:
+    """Never fails: what is wrong stands in `state`."""
+    rows, damage = try_read_log(folder / LOG_FILE)
+    plan, fault = try_read_plan(folder / PLAN_FILE)
+    step = int(rows[-1]["step"]) if rows else 0
+    state = "finished" if is_run_finished(folder) else f"stopped at step {step}"
+    steps = plan.get("steps")
+    return RunSummary(
+        name=folder.resolve().name,
+        folder=folder,
+        state=f"damaged: {fault or damage}" if fault or damage else state,
+        model=get_recorded_name(plan.get("model")),
+        data=get_recorded_name(plan.get("data")),
+        recipe=get_recorded_name(plan.get("recipe")),
+        step=step,
+        steps=steps if type(steps) is int else None,
+        records=rows,
+    )
+
+
+def try_read_plan(path: Path) -> tuple[dict[str, Any], str]:
+    """What the run was told, and what is damaged."""
+    try:
+        plan = runs.read_plan(path)
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{path.name}: {describe_error(error)}"
+    return (plan, "") if plan else ({}, f"{path.name}: it is not a run's plan")
+
+
+def try_read_log(path: Path) -> tuple[tuple[LogRecord, ...], str]:
+    """The finite numbers of each line, and what is damaged; a last line that was cut off is no damage, but a kill."""
+    try:
+        lines = list(runs.iterate_log(path))
+    except FileNotFoundError:
+        return (), ""
+    except (OSError, ValueError) as error:
+        return (), f"{path.name}: {describe_error(error)}"
+    broken = count_damaged_lines(lines)
+    rows = tuple(record for _, record in lines if record is not None)
+    return rows, f"{broken} broken lines in {path.name}" if broken else ""
+
+
+def get_recorded_name(part: object) -> str:
+    """Of the model, the data or the recipe in a plan."""
+    name = part.get("name") if isinstance(part, dict) else part
+    return name if isinstance(name, str) else ""
+
+
+def is_run_finished(folder: Path) -> bool:
+    return (folder / MODEL_FOLDER / CONFIG_FILE).is_file()  # which `save` writes last
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """The model of a finished run, and which pictures it was not trained on."""
+
+    model: Path
+    data: str | None = None
+    seed: int = 0
+    val_share: float = 0.2
+
+
+def find_finished_run(folder: Path) -> FinishedRun | None:
+    """None where it is no run's folder; a run that has no model yet is refused."""
+    if not (folder / PLAN_FILE).is_file():
+        return None
+    if not is_run_finished(folder):
+        hint = f"go on with it: vitrail train --resume {folder}"
+        raise ConfigError(
+            f"{folder} is a run that has not finished; expected one with its {MODEL_FOLDER}/ inside: {hint}"
+        )
+    plan, fault = try_read_plan(folder / PLAN_FILE)
+    if fault:
+        warnings.warn(f"{folder}: {fault}; its validation images are unknown", stacklevel=2)
+    asked, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
+    data, seed, share = asked.get("data"), recipe.get("seed"), asked.get("val_share")
+    return FinishedRun(
+        model=folder / MODEL_FOLDER,
+        data=data if isinstance(data, str) else None,
+        seed=seed if isinstance(seed, int) else 0,
+        val_share=share if isinstance(share, float) else 0.2,
+    )

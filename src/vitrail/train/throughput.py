@@ -1,0 +1,94 @@
+"""How fast a training would go and what memory it would take, measured on a copy of the model before it begins."""
+
+import resource
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from math import floor
+from time import monotonic
+
+import torch
+
+from vitrail.data.datasets import DatasetSubset
+from vitrail.data.loader import Batch, report_dead_workers
+from vitrail.errors import ConfigError
+from vitrail.train.evaluate import evaluate
+from vitrail.train.plan import Plan
+from vitrail.train.trainer import Trainer
+
+MIN_TIMED_SECONDS = 4.0  # seconds of steps, at least
+BUDGET_SHARE = 0.97  # of a budget is planned for
+
+
+@dataclass(frozen=True)
+class Throughput:
+    step_seconds: float  # seconds
+    evaluation_seconds: float  # seconds, of the whole validation part
+    peak_bytes: float  # bytes at the peak, of the process or on the GPU
+
+    def estimate_seconds(self, steps: int, steps_per_epoch: int, eval_every: int) -> float:
+        """Of a whole training."""
+        evaluations = 1 + (steps // (steps_per_epoch * eval_every) if eval_every else 0)
+        return steps * self.step_seconds + evaluations * self.evaluation_seconds
+
+    def steps_within(self, seconds: float, steps_per_epoch: int, eval_every: int) -> int:
+        """As many as fit into a budget, with its evaluations."""
+        left = seconds * BUDGET_SHARE - self.evaluation_seconds
+        each = self.step_seconds + (self.evaluation_seconds / (steps_per_epoch * eval_every) if eval_every else 0.0)
+        if left < each:
+            raise ConfigError(
+                f"a budget of {max(seconds, 0):.0f} s is left, and one step with the evaluation at the end takes "
+                f"{each + self.evaluation_seconds:.1f} s; expected more --minutes"
+            )
+        return floor(left / each)
+
+
+def measure_throughput(plan: Plan) -> Throughput:
+    """Takes a few steps on a copy, and evaluates on a few pictures; nothing of it is left afterwards."""
+    before, recipe, data = torch.get_rng_state(), plan.recipe, plan.data
+    training = plan.with_model(deepcopy(plan.model)).create_trainer(10**6)
+    with report_dead_workers(plan.workers):
+        batches = plan.load_batches(range(2000))
+        step = measure_step_seconds(training, batches)
+        if training.uses_early_size:  # both halves of a training with growing pictures
+            training.steps_done = training.steps - 1000
+            share = recipe.loop.early_share
+            step = share * step + (1 - share) * measure_step_seconds(training, batches)
+    seconds = 0.0
+    if data.val is not None and len(data.val):
+        some = min(len(data.val), max(recipe.loop.batch, 64))
+        start = monotonic()
+        evaluate(
+            training.trained_model,
+            DatasetSubset(data.val, range(some)),
+            plan.preprocessing,
+            batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
+            device=plan.device,
+        )
+        seconds = (monotonic() - start) * len(data.val) / some / plan.ranks.world_size
+    torch.set_rng_state(before)
+    gpu = plan.device.type == "cuda"
+    memory = torch.cuda.max_memory_allocated(plan.device) if gpu else get_peak_memory()
+    return plan.ranks.broadcast_object(Throughput(step, seconds, memory))
+
+
+def measure_step_seconds(trainer: Trainer, batches: Iterator[Batch]) -> float:
+    """Seconds a step, once it is compiled and caches are full."""
+    for _ in range(2):
+        trainer.step(batches)
+    start, steps = monotonic(), 0
+    more = torch.ones(1)
+    while more.item():  # as long as any process wants to, since all must take the same steps
+        trainer.step(batches)
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize(trainer.device)
+        steps += 1
+        more = trainer.ranks.all_reduce_max(
+            torch.tensor([float(steps < 3 or (monotonic() - start < MIN_TIMED_SECONDS and steps < 400))])
+        )
+    return (monotonic() - start) / steps
+
+
+def get_peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)

@@ -1,0 +1,84 @@
+"""Which class is meant by a name, a number, one of several names."""
+
+import re
+
+import pytest
+
+from vitrail.checkpoint.class_mapping import map_classes, split_label
+from vitrail.errors import DataError
+
+IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
+
+
+@pytest.mark.parametrize(
+    ("labels", "data", "expected", "note"),
+    [
+        (("ants", "bees"), ("ants", "bees"), (0, 1), ""),
+        (("bees", "ants"), ("ants", "bees"), (1, 0), ""),
+        (("Ankle boot", "T-shirt/top"), ("t_shirt/top", "ankle-boot"), (1, 0), ""),
+        (IMAGENET, ("goldfish", "tench"), (1, 0), ""),
+        (IMAGENET, ("n03126707", "Tinca tinca"), (3, 0), ""),
+        (("3", "1"), ("1", "3"), (1, 0), ""),
+        (("an ant", "ant", "ant, emmet"), ("ant", "emmet"), (1, 2), ""),
+        (IMAGENET, ("000", "001"), (0, 1), "classes by number: .*, so 000 is n01440764 tench, Tinca tinca$"),
+        (None, ("3", "0"), (3, 0), "classes by number: the data's names are the model's$"),
+        (None, ("a", "b", "c", "d"), (0, 1, 2, 3), "the model's classes have no names: taken in order, a as class 0"),
+        (None, ("1", "2", "3", "4"), (0, 1, 2, 3), "the model's classes have no names: taken in order"),
+        (
+            ("tench", "goldfish"),
+            ("n01440764", "n01443537"),
+            (0, 1),
+            "the data's classes are WordNet's numbers: taken in order, n01440764 as class 0",
+        ),
+    ],
+)
+def test_whose_classes(
+    labels: tuple[str, ...] | None, data: tuple[str, ...], expected: tuple[int, ...], note: str
+) -> None:
+    mapping, said = map_classes(labels, 4 if labels is None else len(labels), data)
+    assert mapping == expected
+    assert bool(said) == bool(note)
+    assert re.match(note, said), said
+
+
+@pytest.mark.parametrize(
+    ("labels", "data", "message"),
+    [
+        (
+            ("cats", "dogs"),
+            ("ants", "bees"),
+            r"^2 of the data's 2 classes \(ants, bees\) are none of the model's 2 \(cats",
+        ),
+        (
+            ("cats", "dogs"),
+            ("cats", "bees"),
+            r"^1 of the data's 2 classes \(bees\) are none of the model's 2 \(cats, dogs\)",
+        ),
+        (IMAGENET, ("crane", "tench"), r"^1 of the data's 2 classes \(crane\) are none"),  # there are two
+        (
+            IMAGENET,
+            ("tench", "Tinca tinca"),
+            r"^2 of the data's 2 classes \(tench, Tinca tinca\) are none",
+        ),  # one class
+        (None, ("a", "b"), r"^2 of the data's 2 classes \(a, b\) are none of the model's 4, which have no names; "),
+        (None, ("1", 5000 * "9"), "none of the model's 4"),
+    ],
+)
+def test_classes_that_do_not_fit(labels: tuple[str, ...] | None, data: tuple[str, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        map_classes(labels, 4 if labels is None else len(labels), data)
+
+
+@pytest.mark.parametrize(
+    ("label", "names"),
+    [
+        ("n01440764 tench, Tinca tinca", ["tench", "Tinca tinca"]),
+        ("n01440764: tench", ["tench"]),
+        ("n01440764", ["n01440764"]),  # better than none
+        ("ant", ["ant"]),
+        (" , b", ["b"]),
+        ("", []),
+    ],
+)
+def test_what_a_label_lists(label: str, names: list[str]) -> None:
+    assert split_label(label) == names

@@ -1,0 +1,94 @@
+"""What `write` takes can be loaded again to the same outputs; what it does not take leaves nothing behind."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.noisy_weights import add_weight_noise, randomise_batch_norms
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.checkpoint.reading import get_family, list_layouts
+from vitrail.errors import CheckpointError
+
+TINY: dict[str, Any] = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "classes": 3}
+VIT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no head": {"classes": 0},
+    "mean": {"pool": "mean"},
+    "mean norm": {"pool": "mean_norm"},
+    "map": {"pool": "map", "class_token": False},
+    "no class token": {"pool": "mean", "class_token": False},
+    "registers": {"registers": 2, "classes": 0},
+    "registers without positions": {"registers": 2, "prefix_positions": False, "classes": 0},
+    "no class position": {"prefix_positions": False},
+    "layer scale": {"layer_scale": 0.1},
+    "layer scale, no head": {"layer_scale": 0.1, "classes": 0},
+    "tanh layer": {"head": "mlp"},
+    "tanh layer, no head": {"head": "mlp", "classes": 0},
+    "no bias": {"qkv_bias": False},
+    "narrow": {"mlp_width": 48},
+    "swiglu": {"activation": "swiglu", "mlp_width": 88, "classes": 0, "layer_scale": 0.1},
+    "tanh": {"activation": "gelu_tanh"},
+    "oblong": {"image_size": (32, 48)},
+    "oblong with a square's places": {"image_size": (16, 64)},
+    "fixed": {"positions": "sincos_2d"},
+    **{positions: {"positions": positions} for positions in ("none", "learned_2d", "relative", "rotary")},
+    "in layers": {"positions_at": "layers"},
+    "grey": {"channels": 1},
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"vit, {name}": ("ViT-Ti/16", {**TINY, **fields}) for name, fields in VIT.items()},
+    "deit": ("DeiT-Ti", TINY),
+    "deit distilled": ("DeiT-Ti-distilled", TINY),
+    "deit distilled, no head": ("DeiT-Ti-distilled", {**TINY, "classes": 0}),
+    "deit III": ("DeiT-Ti", {**TINY, "layer_scale": 0.1, "prefix_positions": False}),
+    "hybrid": ("R50+ViT-B/16", {**TINY, "stages": (1, 1, 1)}),
+    "hybrid of a root": ("R50+ViT-B/16", {**TINY, "stages": (), "patch_size": 4}),
+    "cait": ("cait_xxs24_224", {**TINY, "class_depth": 1}),
+    "t2t": ("t2t_vit_7", TINY),
+    "resnet": ("resnet18", {"image_size": 32, "stages": (1, 1), "width": 8, "classes": 3}),
+    "resnet for CIFAR": (
+        "resnet18",
+        {"stem": "cifar", "shortcut": "padding", "image_size": 32, "stages": (1, 1, 1), "width": 16, "classes": 10},
+    ),
+}
+ENDINGS = {"google": (".npz",), "hf": ("",), "timm": (".pth", ".safetensors", ""), "vitrail": ("",)}
+GIVEN = ("heads", "activation", "norm_eps", "pool", "positions", "constants")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:.*(cannot say|has no place|written, but)")
+def test_what_is_written_loads_to_the_same_outputs(name: str, tmp_path: Path) -> None:
+    preset, fields = MODELS[name]
+    torch.manual_seed(0)
+    model = randomise_batch_norms(add_weight_noise(vitrail.create(preset, **fields))).eval()
+    config = asdict(model.config)
+    images = torch.randn(2, config["channels"], *model.config.image_size)
+    with torch.no_grad():
+        expected = model(images)
+    written = 0
+    for layout in (each.name for each in list_layouts()):
+        for ending in ENDINGS.get(layout, (".pth", ".safetensors")):
+            path = tmp_path / f"{layout}{ending}"
+            try:
+                write(model, path, layout)
+            except CheckpointError:
+                assert not path.exists(), f"{layout} left {path.name}"
+                continue
+            source = layout if layout == "t2t_by_width" else None
+            with torch.no_grad():
+                assert torch.allclose(outputs_of(path, source, config, images), expected, atol=1e-4), path.name
+            written += 1
+    assert written, "our own layout holds everything"
+
+
+def outputs_of(path: Path, source: str | None, config: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
+    """Of the model that is loaded again, with what its file cannot say given if its family has such a field."""
+    said = {"trained_size": config["image_size"], **{name: config[name] for name in ("heads",) if name in config}}
+    family = get_family(vitrail.describe(path, source=source, **said).family, str(path))
+    names = family.config.__dataclass_fields__
+    known = {name: config[name] for name in GIVEN if name in config and name in names}
+    return read(path, source=source, trained_size=config["image_size"], **known).model(images)

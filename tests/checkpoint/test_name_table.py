@@ -1,0 +1,49 @@
+"""Name tables run both ways, and what does not fit them is named."""
+
+import pytest
+import torch
+
+from vitrail.checkpoint.name_table import THREE_PARTS, make_entry, rename_to_ours, rename_to_theirs
+from vitrail.errors import CheckpointError
+
+TABLE = (
+    make_entry("tok", "cls_token"),
+    make_entry("layer%.unit#.w.*", "blocks.#.conv#.*"),
+    make_entry([f"layer%.{part}.*" for part in "qkv"], "blocks.#.attn.qkv.*", THREE_PARTS),
+    make_entry("old%.qkv.*", "blocks.#.attn.qkv.*"),
+)
+
+
+def test_there_and_back() -> None:
+    theirs = {
+        "tok": torch.randn(1),
+        "layer1.unit2.w.bias": torch.randn(2),
+        "layer10.unit0.w.weight": torch.randn(2),
+        **{f"layer1.{part}.weight": torch.randn(2, 3) for part in "kqv"},
+    }
+    ours, unknown = rename_to_ours({**theirs, "more": torch.randn(1)}, TABLE)
+    assert unknown == ("more",)
+    assert set(ours) == {"cls_token", "blocks.0.conv2.bias", "blocks.9.conv0.weight", "blocks.0.attn.qkv.weight"}
+    expected = torch.cat([theirs[f"layer1.{part}.weight"] for part in "qkv"])
+    assert torch.equal(ours["blocks.0.attn.qkv.weight"], expected)
+    back = rename_to_theirs(ours, TABLE, heads=1)
+    assert back.keys() == theirs.keys()
+    assert all(torch.equal(back[name], theirs[name]) for name in theirs)
+
+
+def test_another_name_for_the_same_is_read_and_the_first_is_written() -> None:
+    ours, _ = rename_to_ours({"old1.qkv.weight": torch.arange(6.0).view(6, 1)}, TABLE)
+    assert sorted(rename_to_theirs(ours, TABLE, heads=1)) == ["layer1.k.weight", "layer1.q.weight", "layer1.v.weight"]
+
+
+def test_what_does_not_fit_is_named() -> None:
+    one = torch.randn(2, 3)
+    with pytest.raises(CheckpointError, match=r"is made of 3 tensors, and only layer1\.q\.weight is there"):
+        rename_to_ours({"layer1.q.weight": one}, TABLE)
+    with pytest.raises(CheckpointError, match=r"is there twice, as old1\.qkv\.weight and as layer1\.q\.weight"):
+        rename_to_ours({"layer1.q.weight": one, "old1.qkv.weight": one}, TABLE)
+    parts = {"layer1.q.weight": one, "layer1.k.weight": torch.randn(2, 4), "layer1.v.weight": one}
+    with pytest.raises(CheckpointError, match=r"cannot be made of layer1\.q\.weight \(2, 3\), layer1"):
+        rename_to_ours(parts, TABLE)
+    with pytest.raises(CheckpointError, match=r"head\.weight has no name in this layout"):
+        rename_to_theirs({"head.weight": one}, TABLE, heads=1)

@@ -1,0 +1,187 @@
+"""Jobs that are killed, interrupted, or out of room, and what --resume makes of them: in processes of their own."""
+
+import csv
+import io
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_processes import drop_engine_notes, kill_process, start_command, wait_for_exit, wait_until
+from support.saved_models import write_model_folder
+from support.toy_datasets import write_image
+from support.unreadable_images import add_unreadable_images
+
+Run = Callable[..., Any]
+# nothing to be measured first, and a picture's numbers to the bit the same however the job is cut
+PLAIN = ("--engine", "eager", "--batch", "1", "--streams", "1", "--threads", "1")
+
+
+NAMES = ["photos/a/1.png", "photos/a/2.png", "photos/b/1.png", "photos/b/c/3.jpg"]
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def many(folder: Path, count: int) -> list[str]:
+    first = write_image(folder / "00000.png").read_bytes()
+    for number in range(1, count):
+        (folder / f"{number:05}.png").write_bytes(first)
+    return [str(folder / f"{number:05}.png") for number in range(count)]
+
+
+def torture(words: list[str], watched: Path, out: Path, kills: int) -> int:
+    """Kills the job at random moments, mostly after it got on, sometimes while it begins; how often in time."""
+    chance, killed = random.Random(0), 0
+    for attempt in range(kills):
+        before, process = size(watched), start_command(words)
+        if attempt % 5:
+            wait_until(process, lambda before=before: size(watched) > before or out.exists())
+        killed += kill_process(process, chance.uniform(0, 0.02))
+    assert wait_for_exit(start_command(words)) == 0
+    return killed
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_killed_at_random_moments_it_is_complete(
+    vitrail_: Run, model: Path, photos: Path, tmp_path: Path, kills: int, kind: str
+) -> None:
+    """20 times here; with --kills as often as you like."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+        kills = kills // 4
+    names, out = many(tmp_path / "many", 40 * kills), tmp_path / f"out.{kind}"
+    words = ["predict", str(model), str(tmp_path / "many"), "-o", str(out), "--resume", "--top", "1", *PLAIN]
+    rows = tmp_path / f"{out.name}.partial" / ("rows.csv" if kind == "csv" else "rows.jsonl")
+    assert torture(words, rows, out, kills) > kills / 2, "the job was over too soon to be killed"
+    assert not list(tmp_path.glob("*.partial"))
+    whole = vitrail_("predict", model, tmp_path / "many", "-o", f"whole.{kind}", "--top", 1, *PLAIN)
+    assert whole.code == 0
+    if kind == "csv":
+        rows = rows_of(out.read_text())
+        assert out.read_bytes() == Path("whole.csv").read_bytes()
+    else:
+        from pyarrow.parquet import read_table
+
+        table: Any = read_table(out)
+        rows = table.to_pylist()
+    assert [row["file"] for row in rows] == names
+
+
+def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    names, words = many(tmp_path / "many", 2500), ["--top", "1", *PLAIN]
+    process = start_command(
+        ["predict", model, "many", "-o", "out.csv", *words], stdout=Path("said"), stderr=Path("told")
+    )
+    wait_until(process, lambda: size(tmp_path / "out.csv.partial" / "rows.csv") >= 1000)
+    os.kill(process.pid or 0, signal.SIGINT)
+    assert (wait_for_exit(process), Path("said").read_text()) == (130, "")
+    line = "vitrail: stopped; what is done is in out.csv.partial: the same again with --resume goes on\n"
+    assert drop_engine_notes(Path("told")) == line
+    done = len((tmp_path / "out.csv.partial" / "rows.csv").read_text().splitlines()) - 1
+    said = vitrail_("predict", model, "many", "-o", "out.csv", "--resume", *words)
+    assert said.code == 0
+    assert (
+        drop_engine_notes(said.err) == f"vitrail: note: {done} pictures were done before, 0 of which failed; going on\n"
+    )
+    assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == [
+        f"many/{Path(name).name}" for name in names
+    ]
+
+
+def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    add_unreadable_images(photos)
+    assert vitrail_("predict", model, photos, "-o", "whole.csv", *PLAIN).code == 1
+    words = ("predict", model, photos, "-o", "out.csv", *PLAIN, "--resume")
+    whole = Path("whole.csv").read_bytes()
+    half_done(vitrail_, words, whole[: len(whole) // 2])
+    said = vitrail_(*words, "--top", 1)
+    assert (said.code, said.out) == (2, "")
+    assert drop_engine_notes(said.err).startswith(
+        "vitrail: out.csv.partial was begun with top 3, not 1; expected the same to go on"
+    )
+    other = write_model_folder(tmp_path / "other")
+    for changed, what in (((other, photos), "model"), ((model, Path.cwd() / "photos"), "started in")):
+        said = vitrail_("predict", *changed, "-o", "out.csv", "--resume")
+        assert (said.code, f"was begun with {what} " in drop_engine_notes(said.err)) == (2, True), drop_engine_notes(
+            said.err
+        )
+    said = vitrail_(*words)
+    assert said.code == 1
+    assert drop_engine_notes(said.err).endswith("7 of 11 pictures could not be read; the others are in out.csv\n")
+    assert Path("out.csv").read_bytes() == whole
+    assert vitrail_(*words) == (
+        0,
+        "out.csv: whole\n",
+        "vitrail: note: out.csv is already complete; nothing to resume: use --overwrite to start over\n",
+    )
+    assert vitrail_(*words[:-1], "--overwrite", "--top", 1).code == 1
+    assert Path("out.csv").read_bytes() != whole
+
+
+def half_done(vitrail_: Run, words: Any, rows: bytes) -> None:
+    """As a kill would leave it."""
+    from vitrail.predict.output import prediction_files
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prediction_files.PredictionFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
+        assert vitrail_(*words).code == 130
+    Path("out.csv.partial/rows.csv").write_bytes(rows)
+
+
+def test_pictures_that_came_meanwhile_are_done_too(vitrail_: Run, model: Path, photos: Path) -> None:
+    words = ("predict", model, photos, "-o", "out.csv", "--resume")
+    assert vitrail_("predict", model, photos, "-o", "whole.csv").code == 0
+    half_done(vitrail_, words, b"".join(Path("whole.csv").read_bytes().splitlines(keepends=True)[:3]))
+    write_image(photos / "a" / "0.png")
+    assert vitrail_(*words).code == 0
+    names = [row["file"] for row in rows_of(Path("out.csv").read_text())]
+    assert names == [*NAMES[:2], "photos/a/0.png", *NAMES[2:]]
+
+
+def test_a_full_disk(model: Path, photos: Path, tmp_path: Path, vitrail_: Run) -> None:
+    names = many(tmp_path / "many", 200)
+    words = ["predict", model, tmp_path / "many", "-o", "out.csv", *PLAIN]
+    process = start_command(words, stdout=Path("said"), stderr=Path("told"), longest_file=3000)
+    assert (wait_for_exit(process), Path("said").read_text()) == (1, "")
+    assert drop_engine_notes(Path("told")) == (
+        "vitrail: out.csv cannot be written: File too large; "
+        "what is done is kept: make room for it, then the same again with --resume\n"
+    )
+    assert size(tmp_path / "out.csv.partial" / "rows.csv") == 3000
+    assert vitrail_(*words, "--resume").code == 0
+    assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == names
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_behind_stdout(model: Path, photos: Path) -> None:
+    process = start_command(
+        ["predict", model, photos, "--format", "csv"], stdout=Path("/dev/full"), stderr=Path("told")
+    )
+    assert wait_for_exit(process) == 2
+    assert drop_engine_notes(Path("told")) == "vitrail: the output cannot be written: No space left on device\n"
+
+
+def test_nobody_reads_on(model: Path, photos: Path, tmp_path: Path) -> None:
+    """As with `| head -1`: it ends soon, and without a word."""
+    many(tmp_path / "many", 3000)
+    os.mkfifo("pipe")
+    words = ["predict", model, "many", "--format", "jsonl", "--top", 1, *PLAIN]
+    process = start_command(words, stdout=Path("pipe"), stderr=Path("told"))
+    with Path("pipe").open() as stream:
+        first = stream.readline()
+        closed = time.monotonic()
+    assert (wait_for_exit(process), drop_engine_notes(Path("told"))) == (0, "")
+    assert json.loads(first)["file"] == "many/00000.png"
+    assert time.monotonic() - closed < 2

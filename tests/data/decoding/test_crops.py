@@ -1,0 +1,198 @@
+"""The random box as torchvision draws it, and a JPEG decoded no finer than the box needs."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image, ImageOps
+from torchvision.transforms import RandomResizedCrop
+
+from vitrail.data.decoding import jpeg as decoder
+from vitrail.data.decoding.crops import UNIFORMS_PER_BOX, CropBox, decode_crop, random_resized_crop_box
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.rng import make_view_keys, uniform_randoms
+from vitrail.errors import DataError
+
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+def smooth(rows: int, columns: int) -> Image.Image:
+    colours = np.random.default_rng(0).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    return Image.fromarray(colours).resize((columns, rows), Image.Resampling.BICUBIC)
+
+
+def jpeg(image: Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **{"quality": 95, **options})
+    return file.getvalue()
+
+
+def apart(mine: Any, other: Any) -> int:
+    assert mine.shape == np.asarray(other).shape
+    return int(np.abs(mine.astype(int) - np.asarray(other)).max())
+
+
+def everything(rows: int, columns: int) -> CropBox:
+    return CropBox(0, 0, rows, columns)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.integers(1, 3000),
+    columns=st.integers(1, 3000),
+    area=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted),
+    aspect=st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)).map(sorted),
+    key=st.integers(0, 2**64 - 1),
+)
+def test_the_box_lies_inside(rows: int, columns: int, area: list[float], aspect: list[float], key: int) -> None:
+    draws = uniform_randoms(np.array([key], np.uint64), UNIFORMS_PER_BOX)[0].tolist()
+    box = random_resized_crop_box(rows, columns, area, aspect, draws)
+    assert 0 <= box.top <= box.top + box.rows <= rows
+    assert 0 <= box.left <= box.left + box.columns <= columns
+    assert box.rows > 0
+    assert box.columns > 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(375, 500), (500, 375), (224, 224), (100, 400)])
+def test_boxes_are_distributed_as_torchvisions(rows: int, columns: int) -> None:
+    count = 4000
+    many = uniform_randoms(make_view_keys(0, 0, np.arange(count), 0), UNIFORMS_PER_BOX).tolist()
+    mine = np.array([random_resized_crop_box(rows, columns, AREA, ASPECT, draws) for draws in many], float)
+    image = Image.new("L", (columns, rows))
+    theirs: Any = RandomResizedCrop.get_params
+    other = np.array([theirs(image, AREA, ASPECT) for _ in range(count)], float)
+    shares = mine[:, 2] * mine[:, 3] / (rows * columns)
+    assert shares.min() > 0.07
+    assert shares.max() <= 1
+    inside = np.abs(np.log(mine[:, 3] / mine[:, 2])) < np.log(4 / 3) + 0.05
+    assert inside.all()
+    scale = np.array([rows, columns, rows, columns])
+    assert np.abs(mine.mean(0) - other.mean(0)).max() / scale.max() < 0.02
+    for share in (0.05, 0.25, 0.5, 0.75, 0.95):
+        assert (np.abs(np.quantile(mine, share, 0) - np.quantile(other, share, 0)) / scale).max() < 0.04
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(10, 1000), (1000, 10), (30, 30)])
+def test_where_no_box_fits_it_is_torchvisions_in_the_middle(rows: int, columns: int) -> None:
+    theirs: Any = RandomResizedCrop.get_params
+    expected = theirs(Image.new("L", (columns, rows)), (2.0, 2.0), ASPECT)
+    assert random_resized_crop_box(rows, columns, (2.0, 2.0), ASPECT, [0.5] * UNIFORMS_PER_BOX) == expected
+
+
+def test_a_part_is_cut_out_of_anything(tmp_path: Path) -> None:
+    image = smooth(50, 70)
+    path = tmp_path / "a.png"
+    image.save(path)
+    data = path.read_bytes()
+    expected = np.asarray(image)[7:37, 11:61]
+
+    def choose(rows: int, columns: int) -> CropBox:
+        assert (rows, columns) == (50, 70)
+        return CropBox(7, 11, 30, 50)
+
+    for source in (
+        path,
+        str(path),
+        data,
+        bytearray(data),
+        memoryview(data),
+        io.BytesIO(data),
+        image,
+        np.asarray(image),
+    ):
+        assert apart(decode_crop(source, choose, (8, 8)), expected) == 0
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(("target", "shrink"), [(200, 1), (100, 2), (50, 4), (33, 4), (25, 8), (3, 8)])
+def test_a_jpeg_is_decoded_no_finer_than_needed(
+    target: int, shrink: int, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not quick:
+        monkeypatch.setattr(decoder, "simplejpeg", None)
+    image = smooth(331, 447)
+
+    def choose(rows: int, columns: int) -> CropBox:
+        return CropBox(104, 200, 200, 240)
+
+    mine = decode_crop(jpeg(image), choose, (target, target))
+    assert mine.shape == (200 // shrink, 240 // shrink, 3)
+    exact = image.resize((mine.shape[1], mine.shape[0]), Image.Resampling.BOX, (200, 104, 440, 304))
+    assert np.abs(mine.astype(int) - np.asarray(exact)).mean() < 3
+
+
+@pytest.mark.parametrize("options", [{}, {"subsampling": 2}, {"progressive": True}, {"keep_rgb": True}])
+@pytest.mark.parametrize("target", [300, 150, 60, 20])
+def test_simplejpeg_and_pillow_decode_alike(
+    options: dict[str, Any], target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    data = jpeg(smooth(331, 447), **options)
+    quick = decode_crop(data, everything, (target, target))
+    monkeypatch.setattr(decoder, "simplejpeg", None)
+    assert apart(quick, decode_crop(data, everything, (target, target))) <= 2
+
+
+def test_simplejpeg_and_pillow_decode_photos_alike(
+    shared: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::100]
+    quick = [decode_crop(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
+    monkeypatch.setattr(decoder, "simplejpeg", None)
+    slow = [decode_crop(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
+    assert max(apart(mine, other) for mine, other in zip(quick, slow, strict=True)) <= 2
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("target", [200, 40])
+def test_a_turned_photo_is_upright_and_its_box_too(orientation: int, target: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    data = jpeg(smooth(200, 320), exif=exif)
+    with Image.open(io.BytesIO(data)) as image:
+        upright = ImageOps.exif_transpose(image)
+
+    def choose(rows: int, columns: int) -> CropBox:
+        assert (columns, rows) == upright.size
+        return CropBox(8, 16, 160, 176)
+
+    mine = decode_crop(data, choose, (target, target))
+    expected = upright.resize((mine.shape[1], mine.shape[0]), Image.Resampling.BOX, (16, 8, 192, 168))
+    assert mine.shape == ((160, 176, 3) if target == 200 else (40, 44, 3))
+    assert np.abs(mine.astype(int) - np.asarray(expected)).mean() < 3
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr"])
+def test_other_jpegs_are_read_as_open_image_reads_them(mode: str) -> None:
+    data = jpeg(smooth(40, 60).convert(mode))
+    assert apart(decode_crop(data, everything, (50, 50)), open_image(data)) == 0
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    whole = jpeg(smooth(200, 300))
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.jpg").write_text("no picture")
+    for source, says in (
+        (tmp_path / "none.jpg", "does not exist"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "cut.jpg", "cannot be read"),
+        (tmp_path / "text.jpg", "is not an image"),
+        (b"", "is empty"),
+        ("a\0b", "cannot be read"),
+        (7, "expected a path, bytes"),
+    ):
+        with pytest.raises(DataError, match=says):
+            decode_crop(source, everything, (8, 8))
+
+
+def test_decompression_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = jpeg(smooth(40, 60))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(DataError, match="is 40×60 pixels; expected at most 1000 pixels"):
+        decode_crop(data, everything, (8, 8))

@@ -1,0 +1,119 @@
+"""What simplejpeg is trusted with: JPEGs of which it gives Pillow's bits, and whose orientation is beyond doubt."""
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.data.decoding import jpeg
+from vitrail.data.decoding.rgb_image import read_exif_orientation
+
+EXIF = {
+    "little": b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0",
+    "big": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0%c\0\0\0\0\0\0",
+}
+ANOTHER = EXIF["big"].replace(b"\x01\x12", b"\x01\x13")  # not the orientation
+XMP = b'http://ns.adobe.com/xap/1.0/\0<rdf:Description tiff:Orientation="6"/>'
+
+
+def encoded(mode: str = "RGB", rows: int = 40, columns: int = 60, **options: Any) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def noted(*segments: bytes) -> bytes:
+    """A JPEG with these APP1 segments right after its start."""
+    said = b"".join(b"\xff\xe1" + (len(each) + 2).to_bytes(2, "big") + each for each in segments)
+    data = encoded()
+    return data[:2] + said + data[2:]
+
+
+def by_pillow(data: bytes) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of broken EXIF
+        return read_exif_orientation(Image.open(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("turn", range(1, 10))
+@pytest.mark.parametrize("order", EXIF)
+def test_the_orientation_in_either_order_of_bytes(order: str, turn: int) -> None:
+    data = noted(EXIF[order] % turn)
+    assert jpeg.find_jpeg_orientation(data) == by_pillow(data) == turn
+
+
+@pytest.mark.parametrize(
+    ("segments", "turn"),
+    [
+        ((), 1),
+        ((b"http://ns.adobe.com/xap/1.0/\0<nothing/>",), 1),
+        ((ANOTHER % 6,), 1),
+        ((XMP, EXIF["big"] % 3), 3),  # XMP is not asked
+        ((EXIF["big"] % 8, XMP), 8),
+    ],
+)
+def test_where_the_orientation_is_plain(segments: tuple[bytes, ...], turn: int) -> None:
+    assert jpeg.find_jpeg_orientation(noted(*segments)) == by_pillow(noted(*segments)) == turn
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        (b"Exif\0\0",),
+        (b"Exif\0\0rubbish that is long enough",),
+        ((EXIF["little"] % 6)[:-8],),  # cut short
+        (EXIF["little"].replace(b"\x03\0\x01", b"\x04\0\x01") % 6,),  # a long, not a short
+        (EXIF["little"].replace(b"\x01\0\x12\x01", b"\xff\xff\x12\x01") % 6,),  # more entries than there are
+        (EXIF["little"].replace(b"\x08\0\0\0", b"\xff\xff\xff\xff") % 6,),  # far behind its end
+        (EXIF["little"] % 6, EXIF["little"] % 3),
+        (XMP,),
+        (ANOTHER % 6, XMP),
+    ],
+)
+def test_what_is_unusual_is_left_to_pillow(segments: tuple[bytes, ...]) -> None:
+    assert jpeg.find_jpeg_orientation(noted(*segments)) is None
+    assert jpeg.read_jpeg_header(noted(*segments)) is None
+    by_pillow(noted(*segments))
+
+
+def test_a_walk_that_got_lost() -> None:
+    data = encoded()
+    assert jpeg.find_jpeg_orientation(data[:20]) is None
+    assert jpeg.find_jpeg_orientation(data[:2] + b"\0\0" + data[2:]) is None
+    assert jpeg.find_jpeg_orientation(b"\xff\xd8") is None
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "L"}, {"keep_rgb": True}, {"progressive": True}, {"rows": 1, "columns": 7}], ids=str
+)
+def test_pillows_bits_at_every_size(options: dict[str, Any]) -> None:
+    pytest.importorskip("simplejpeg")
+    data = encoded(**options)
+    header = jpeg.read_jpeg_header(data)
+    assert header is not None
+    assert header == (options.get("rows", 40), options.get("columns", 60), 1)
+    for by in (1, 2, 4, 8) if header.rows > 1 else (1,):
+        image = Image.open(io.BytesIO(data))
+        if by > 1:
+            image.draft(image.mode, (image.width // by, image.height // by))
+        pixels = jpeg.decode_jpeg(data, header, by)
+        assert pixels is not None
+        assert np.array_equal(pixels, np.asarray(image.convert("RGB")))
+
+
+def test_what_simplejpeg_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg")
+    data = encoded()
+    assert jpeg.read_jpeg_header(encoded("CMYK")) is None
+    assert jpeg.read_jpeg_header(b"") is None
+    assert jpeg.read_jpeg_header(b"no picture") is None
+    assert jpeg.read_jpeg_header(data[:50]) is None
+    header = jpeg.read_jpeg_header(data)
+    assert header is not None
+    assert jpeg.decode_jpeg(data[: len(data) // 2], header) is None  # Pillow says what is wrong
+    monkeypatch.setattr(jpeg, "simplejpeg", None)
+    assert jpeg.read_jpeg_header(data) is None

@@ -1,0 +1,151 @@
+"""What an exported folder says of itself: read back whole, and nothing else is taken for it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from support.toy_exports import LABELS, PREPROCESSING, ExportFinder
+
+from vitrail.errors import CheckpointError
+from vitrail.export.description import (
+    CONFIG_FILE,
+    METADATA_KEY,
+    ONNX_FILE,
+    TORCH_PROGRAM_FILE,
+    ExportDescription,
+    find_onnx_file,
+    is_exported,
+    read_description,
+)
+
+ABOUT = ExportDescription(
+    precision="int8",
+    output="logits",
+    classes=5,
+    preprocessing=PREPROCESSING,
+    labels=LABELS,
+    multiple=16,
+    merge=2,
+    agreement={"pictures": 36, "same": 35},
+    provenance={"checkpoint": "weights/ö.pth"},
+    digest="0123",
+)
+
+
+def changed(**fields: Any) -> str:
+    return json.dumps({**json.loads(ABOUT.to_json()), **fields})
+
+
+def test_a_description_is_read_back() -> None:
+    assert ExportDescription.from_json(ABOUT.to_json(), "here") == ABOUT
+    assert ExportDescription.from_json(changed(colour="blue"), "here") == ABOUT, "a newer vitrail may say more"
+    assert ExportDescription.from_json(changed(agreement=None, labels=None), "here").labels is None
+
+
+def without(name: str) -> str:
+    return json.dumps({key: value for key, value in json.loads(ABOUT.to_json()).items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "does not describe an exported model"),
+        ("{}", "does not describe an exported model"),
+        ('{"format": 1, "family": "vit", "config": {}}', "does not describe an exported model"),
+        (changed(exported="yes"), "does not describe an exported model"),
+        (changed(format=2), "of format 2; expected 1: update vitrail"),
+        (changed(format=None), "of format None"),
+        (changed(precision="fp16"), "unknown precision 'fp16'"),
+        (without("precision"), "unknown precision None"),
+        (changed(output="nonsense"), "unknown output 'nonsense'"),
+        (without("output"), "unknown output None"),
+        (without("classes"), "classes"),
+        (changed(classes="5"), "classes is '5'"),
+        (changed(classes=True), "classes is True"),
+        (changed(classes=-5, labels=None), "classes is -5"),
+        (changed(multiple=-1), "multiple is -1"),
+        (changed(merge=1.5), "merge is 1.5"),
+        (changed(labels=["a"]), "1 labels for 5 classes"),
+        (changed(labels="abcde"), "labels is 'abcde'"),
+        (changed(labels=[1, 2, 3, 4, 5]), "labels is [1, 2"),
+        (changed(agreement={"pictures": 3}), "agreement is {'pictures': 3}"),
+        (changed(agreement={"pictures": 3, "same": "all"}), "agreement is"),
+        (changed(agreement=[1, 2]), "agreement is [1, 2]"),
+        (changed(provenance=[]), "provenance is []"),
+        (changed(digest=7), "digest is 7"),
+        (changed(preprocessing=None), "preprocessing is None"),
+        (without("preprocessing"), "preprocessing is None"),
+        (changed(preprocessing={"colour": "blue"}), "unknown preprocessing field 'colour'"),
+        (changed(preprocessing={"image_size": "large"}), "image_size is 'large'"),
+        (changed(preprocessing={"mean": [0.5], "std": [0.5, 0.5]}), "1 means and 2 stds"),
+        (changed(preprocessing={"std": [0, 1, 1]}), "std is (0, 1, 1)"),
+        (changed(preprocessing={"mean": [float("nan")] * 3}), "mean is"),
+    ],
+)
+def test_what_is_no_description_is_refused(text: str, says: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        ExportDescription.from_json(text, "this/config.json")
+    assert str(caught.value).startswith("this/config.json")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def files(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_what_is_taken_for_an_export(tmp_path: Path) -> None:
+    assert is_exported(files(tmp_path / "a", ONNX_FILE))
+    assert is_exported(files(tmp_path / "b", TORCH_PROGRAM_FILE))
+    assert is_exported("some.onnx")
+    only_words = files(tmp_path / "c")
+    (only_words / CONFIG_FILE).write_text(ABOUT.to_json())
+    assert is_exported(only_words), "so that it is told what is missing"
+    assert not is_exported(files(tmp_path / "d", "model.safetensors", CONFIG_FILE))
+    assert not is_exported(files(tmp_path / "e", "model.safetensors", CONFIG_FILE, ONNX_FILE)), "as hubs have both"
+    assert not is_exported(files(tmp_path / "f"))
+    assert not is_exported(tmp_path / "none")
+    assert not is_exported("hf-hub:owner/model")
+
+
+def test_the_file_and_what_is_there_instead(tmp_path: Path) -> None:
+    assert find_onnx_file(files(tmp_path / "a", ONNX_FILE)) == tmp_path / "a" / ONNX_FILE
+    assert find_onnx_file(tmp_path / "a" / ONNX_FILE) == tmp_path / "a" / ONNX_FILE
+    with pytest.raises(CheckpointError, match=r"holds a program for torch\.export\.load.*expected model\.onnx"):
+        find_onnx_file(files(tmp_path / "b", TORCH_PROGRAM_FILE))
+    with pytest.raises(CheckpointError, match=r"model\.onnx is missing; expected what `vitrail export` wrote"):
+        find_onnx_file(files(tmp_path / "c"))
+    with pytest.raises(CheckpointError, match=r"none\.onnx is missing"):
+        find_onnx_file(tmp_path / "none.onnx")
+
+
+def test_the_description_beside_the_file_goes_before_the_one_inside(exported: ExportFinder, tmp_path: Path) -> None:
+    folder = exported("onnx")
+    inside = {each.key: each.value for each in onnx.load(folder / ONNX_FILE).metadata_props}
+    about = ExportDescription.from_json((folder / CONFIG_FILE).read_text(), "here")
+    assert ExportDescription.from_json(inside[METADATA_KEY], "inside") == about
+    assert (about.labels, about.preprocessing, about.classes) == (LABELS, PREPROCESSING, 5)
+
+    shutil.copytree(folder, tmp_path / "own")
+    edited = {**json.loads((folder / CONFIG_FILE).read_text()), "labels": [*"vwxyz"]}
+    (tmp_path / "own" / CONFIG_FILE).write_text(
+        json.dumps({name: edited[name] for name in edited if name != "checksum"})
+    )
+    assert read_description(tmp_path / "own", inside).labels == tuple("vwxyz")
+    assert read_description(tmp_path / "own" / ONNX_FILE, inside).labels == LABELS, "the file was given, not the folder"
+    (tmp_path / "own" / CONFIG_FILE).unlink()
+    assert read_description(tmp_path / "own", inside).labels == LABELS
+    with pytest.raises(CheckpointError, match="does not say how it sees pictures"):
+        read_description(tmp_path / "own", {})
+    (tmp_path / "own" / CONFIG_FILE).mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        read_description(tmp_path / "own", inside)

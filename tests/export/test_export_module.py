@@ -1,0 +1,91 @@
+"""The module that is exported answers as the model does, of pixels instead of normalised images."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.toy_exports import (
+    PREPROCESSING,
+    TOY_FIELDS,
+    make_toy_model,
+    random_pixels,
+    reference_probabilities,
+    softmax_rows,
+)
+from torch import nn
+
+from vitrail.errors import ConfigError
+from vitrail.export.export_module import ExportModule, PixelPatchEmbed, check_output_available, compute_output
+from vitrail.layers.embed import PatchEmbed
+
+
+@pytest.mark.parametrize("name", TOY_FIELDS)
+def test_pixels_in_and_the_models_answer_out(name: str) -> None:
+    """Of every family, with the normalisation folded in where that is exact."""
+    model, pixels = make_toy_model(name), random_pixels()
+    shipped = ExportModule(model, PREPROCESSING, fused=False)
+    with torch.inference_mode():
+        found = shipped(torch.from_numpy(pixels)).numpy()
+    expected = reference_probabilities(model, pixels)
+    assert np.ptp(expected, axis=1).min() > 0.05, "a model of even odds would agree with anything"
+    assert np.abs(softmax_rows(found) - expected).max() < 1e-5
+    assert shipped.folds_normalisation == (type(getattr(model, "patch_embed", None)) is PatchEmbed)
+
+
+def test_the_model_given_stays_as_it_is() -> None:
+    model = make_toy_model("vit")
+    before, weights = repr(model), deepcopy(model.state_dict())
+    ExportModule(model, PREPROCESSING, fused=True)
+    assert repr(model) == before
+    assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_panes_are_patches_of_pixels(bias: bool) -> None:
+    embed = PatchEmbed(8, (4, 2), 3)
+    nn.init.normal_(embed.proj.weight)
+    nn.init.normal_(embed.proj.bias)  # pyright: ignore[reportArgumentType]
+    if not bias:
+        embed.proj.bias = None
+    how = replace(PREPROCESSING, mean=(0.1, 0.5, 0.9), std=(0.1, 0.5, 1.0))
+    pixels = torch.from_numpy(random_pixels(2, (8, 6))).permute(0, 3, 1, 2).float()
+    mean, std = (torch.tensor(each)[:, None, None] for each in (how.mean, how.std))
+    with torch.inference_mode():
+        expected = embed((pixels / 255 - mean) / std)
+        found = PixelPatchEmbed(embed, how)(pixels)
+    assert found.shape == expected.shape == (2, 6, 8)
+    assert torch.allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "map", "rotary", "distilled", "hybrid", "cct", "cait", "resnet", "regnety"])
+def test_features(name: str) -> None:
+    model, images = make_toy_model(name), torch.randn(2, 3, 48, 32)
+    prefix = getattr(model, "prefix", 0)
+    with torch.inference_mode():
+        tokens = model.tokens(images)
+        assert torch.equal(compute_output(model, images, "tokens"), tokens)
+        assert torch.allclose(compute_output(model, images, "mean"), tokens[:, prefix:].mean(1), atol=1e-6)
+        if getattr(model, "cls_token", None) is not None:
+            assert torch.allclose(compute_output(model, images, "class"), tokens[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "output", "says"),
+    [
+        (make_toy_model("vit", classes=0), "logits", "no head, so no classes"),
+        (nn.Linear(2, 2), "tokens", "Linear has no tokens"),
+        (make_toy_model("mean"), "class", "without a class token; expected mean or tokens"),
+        (make_toy_model("cct"), "class", "without a class token"),
+        (make_toy_model("resnet"), "class", "without a class token"),
+    ],
+)
+def test_what_a_model_does_not_have(model: Any, output: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_output_available(model, output)
+
+
+def test_features_of_a_model_without_a_head() -> None:
+    check_output_available(make_toy_model("vit", classes=0), "class")

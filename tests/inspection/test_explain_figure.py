@@ -1,0 +1,81 @@
+"""An explanation as a picture: in the photo's aspect, under names of any kind."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.attention_models import make_attention_model
+from support.figure_checks import check_figure
+
+from vitrail.data.preprocessing import Preprocessing, compute_visible_box
+from vitrail.inspection.explain import Explainer, Explanation
+from vitrail.inspection.explain_options import ExplainOptions
+
+PREPROCESSING = Preprocessing(crop=0.8)
+PLOT = "needs the extra `plot`"
+
+
+def picture(rows: int = 50, columns: int = 70) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+
+
+def explainer() -> Explainer:
+    return Explainer(
+        make_attention_model(), preprocessing=PREPROCESSING, labels=("tench", "goldfish", "crane", "ant", "bee")
+    )
+
+
+@pytest.mark.parametrize("method", ["grad-rollout", "norms"])
+def test_the_plate(method: Any) -> None:
+    pytest.importorskip("matplotlib", reason=PLOT)
+    size = (90, 30)
+    found = explainer().explain(picture(*size), method)
+    unit = "length of the token" if method == "norms" else "attention (1 = even)"
+    check_figure(found.figure, unit)
+    figure = found.figure.draw()
+    beside, over = figure.axes[:2]
+    for axes in (beside, over):
+        assert axes.get_aspect() == 1
+        assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
+    drawn = np.asarray(over.images[1].get_array())
+    np.testing.assert_allclose(drawn, found.map * (1 if method == "norms" else 6))
+    assert found.explained_class is not None
+    assert f"{found.explained_class.name} {found.explained_class.probability:.1%}" in figure.get_suptitle()
+    assert set(found.figure.arrays) == {"maps", "photo", "box"}
+
+
+def test_the_plate_of_a_patch_and_of_many_maps() -> None:
+    pytest.importorskip("matplotlib", reason=PLOT)
+    marked = explainer().explain(picture(), "attention", token="1, 2").figure.draw().axes[1]
+    box = compute_visible_box((50, 70), explainer().viewer.preprocessing)
+    assert np.max(np.asarray(marked.lines[0].get_xdata())) == pytest.approx(box[2] - 0.5)
+    assert np.max(np.asarray(marked.lines[0].get_ydata())) == pytest.approx(box[3] - 0.5)
+    many = explainer().explain(picture(), "attention", layer="all", head="all")
+    assert len([axes for axes in many.figure.draw().axes if axes.images]) == 6
+    assert many._repr_png_().startswith(b"\x89PNG")  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "file"),
+    [
+        ("a$b$ 100 %_{x}", "a/b/$c_$.tar.png", "$c_$.tar.rollout.png"),
+        ("\u732b\x00\n", "\u732b.jpg", "\u732b.rollout.png"),
+        (" , b", "..", "...rollout.png"),
+        ("", "", "picture.rollout.png"),
+    ],
+)
+def test_names_of_any_kind(label: str, name: str, file: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason=PLOT)
+    subject = Explainer(make_attention_model(), preprocessing=PREPROCESSING, labels=[label] * 5)
+    plate = subject.explain_resolved(picture(), subject.resolve_options(ExplainOptions()), name).figure
+    assert plate.save(tmp_path) == [tmp_path / file]
+    assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
+    assert f" over {Path(name).name or 'picture'}; " in plate.caption
+
+
+def test_explanations_can_be_compared_and_kept_in_sets() -> None:
+    one, other = (explainer().explain(picture()) for _ in range(2))
+    assert len({one, other, one}) == 2
+    assert one != other
+    assert isinstance(one, Explanation)

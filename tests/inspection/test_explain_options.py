@@ -1,0 +1,201 @@
+"""What can be asked of a model is settled before any picture is opened; the rest is refused with the valid range."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.attention_models import make_attention_model, random_image_batch
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.inspection.explain import Explainer
+from vitrail.inspection.explain_options import EXPLAIN_METHODS, ExplainOptions, find_class_index, find_token_index
+from vitrail.layers.attention import SelfAttention
+
+LABELS = ("tench, Tinca tinca", "goldfish", "crane, bird", "crane", "3-toed sloth, ai")
+
+
+def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None, **asked: Any) -> ExplainOptions:
+    model = make_attention_model(case, **(fields or {}))
+    return Explainer(model, preprocessing=Preprocessing(), labels=labels).resolve_options(ExplainOptions(**asked))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, {"layer": 2, "head": "mean", "of_class": None}),
+        ({"layer": -1, "head": -2}, {"layer": 2, "head": 0}),
+        ({"layer": "1", "head": "1", "of_class": "4"}, {"layer": 1, "head": 1, "of_class": 4}),  # as a shell gives them
+        ({"layer": "-3", "head": "max"}, {"layer": 0, "head": "max"}),
+        ({"layer": np.int64(2), "head": np.int64(1), "of_class": np.int64(3)}, {"layer": 2, "head": 1, "of_class": 3}),
+        ({"of_class": torch.tensor(2).item()}, {"of_class": 2}),
+        ({"layer": "all", "head": "all"}, {"layer": "all", "head": "all"}),
+        ({"of_class": "goldfish"}, {"of_class": 1}),
+        ({"of_class": " TINCA tinca"}, {"of_class": 0}),
+        ({"of_class": "tench, tinca tinca"}, {"of_class": 0}),
+        ({"of_class": "Crane"}, {"of_class": 3}),  # a whole label before one of several names
+        ({"of_class": "3-toed sloth"}, {"of_class": 4}),
+        ({"token": "class"}, {"token": "class"}),
+        ({"token": "1,2"}, {"token": "1,2"}),
+        ({"token": "1, 2"}, {"token": "1, 2"}),
+        ({"discard": 0.9}, {"discard": 0.9}),
+        ({"method": "attention", "layer": 0, "token": "0,0"}, {"layer": 0}),
+        ({"method": "norms", "layer": "all"}, {"layer": "all"}),
+        ({"method": "grad-rollout", "of_class": 0}, {"of_class": 0}),
+    ],
+)
+def test_what_can_be_asked(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = settled(**asked)
+    for name, value in expected.items():
+        assert getattr(found, name) == value
+    for name in ("layer", "head", "of_class"):
+        assert type(getattr(found, name)) in (int, str, type(None))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"method": "rolout"}, "unknown method 'rolout'; did you mean 'rollout'?"),
+        ({"layer": 3}, "layer 3; expected 0 to 2, or -1 for the last: there are 3"),
+        ({"layer": "-4"}, "layer -4; expected 0 to 2, or -1 for the last: there are 3"),
+        ({"layer": "first"}, "layer 'first'; expected a number, or all"),
+        ({"layer": 1.5}, "layer 1.5; expected a number, or all"),
+        ({"head": 2}, "head 2; expected 0 to 1, or -1 for the last: there are 2"),
+        ({"head": "median"}, "head 'median'; expected a number, or mean, max, min, all"),
+        ({"head": ""}, "head ''; expected a number, or mean, max, min, all"),
+        ({"method": "grad-rollout", "head": 0}, "head 0 with method 'grad-rollout', which has no heads to choose"),
+        ({"method": "norms", "head": "all"}, "head all with method 'norms', which has no heads to choose"),
+        ({"method": "norms", "token": "class"}, "token 'class' with method 'norms', which shows all at once"),
+        ({"method": "attention", "discard": 0.5}, "discard 0.5 with method 'attention'; expected it with 'rollout'"),
+        ({"method": "grad-rollout", "discard": 0.5}, "discard 0.5 with method 'grad-rollout'"),
+        ({"discard": 1.0}, "discard is 1.0; expected a share from 0 up to, but not, 1"),
+        ({"discard": -0.1}, "discard is -0.1"),
+        ({"discard": float("nan")}, "discard is nan"),
+        ({"method": "pool"}, "method 'pool' of a model without an attention pool; expected another method"),
+        ({"token": "2,0"}, "token '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,2"),
+        ({"token": "0,3"}, "token '0,3'; expected"),
+        ({"token": "-1,0"}, "token '-1,0'; expected"),
+        ({"token": "1"}, "token '1'; expected"),
+        ({"token": "1,1,1"}, "token '1,1,1'; expected"),
+        ({"token": "1,"}, "token '1,'; expected"),
+        ({"token": "²,0"}, "token '²,0'; expected"),
+        ({"token": "0," + "9" * 5000}, "token '0,9999"),
+        ({"token": "distill"}, "token 'distill'; expected one of head, class, or a patch"),
+        ({"token": "register0"}, "token 'register0'; expected one of head, class, or a patch"),
+        ({"of_class": 5}, "class 5; expected 0 to 4: there are 5"),
+        ({"of_class": -1}, "class -1; expected 0 to 4: there are 5"),
+        ({"of_class": "-1"}, "class -1; expected 0 to 4"),
+        ({"of_class": "--1"}, "unknown class '--1'"),
+        ({"of_class": "9" * 5000}, "unknown class '9999"),
+        ({"of_class": "goldfsh"}, "unknown class 'goldfsh'; did you mean 'goldfish'?"),
+        ({"of_class": ""}, "unknown class ''"),
+        ({"of_class": "cat", "labels": None}, "class 'cat' of a model whose classes have no names; expected 0 to 4"),
+        ({"fields": {"classes": 0}, "labels": None, "of_class": 0}, "class 0 of a model without a head; expected one"),
+        (
+            {"fields": {"classes": 0}, "labels": None, "method": "grad-rollout"},
+            "method 'grad-rollout' of a model without",
+        ),
+        ({"case": "cct", "method": "pool", "layer": 1}, "layer 1 with method 'pool'; expected none: the pool comes"),
+        ({"case": "cct", "method": "pool", "head": "max"}, "head max with method 'pool'"),
+        ({"case": "cct", "method": "pool", "token": "0,0"}, "token '0,0' with method 'pool'"),
+        ({"case": "cct", "token": "class"}, "token 'class'; expected one of head, or a patch as row,column"),
+        ({"case": "distilled", "token": "register0"}, "token 'register0'; expected one of head, class, distill, or"),
+    ],
+)
+def test_what_cannot_be_asked(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled(**asked)
+    assert str(caught.value).startswith(says)
+    assert "\n" not in str(caught.value)
+
+
+def mixer() -> Any:
+    """The family of the example, which has patches and no attention."""
+    path = Path(__file__).parents[2] / "examples" / "own_family.py"
+    spec = importlib.util.spec_from_file_location("own_family_without_attention", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Mixer(module.MixerConfig(image_size=32, width=16, depth=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: vitrail.create("resnet18", image_size=32), "ResNet"),
+        (lambda: vitrail.create("regnety_040", stages=(1,), widths=(64,)), "RegNetY"),
+        (mixer, "Mixer"),
+    ],
+)
+def test_models_without_attention(make: Callable[[], nn.Module], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} has no attention to look at; expected a transformer of vitrail's"):
+        Explainer(make(), preprocessing=Preprocessing())
+
+
+def test_places_of_tokens() -> None:
+    vit, deit = make_attention_model("learned with registers"), make_attention_model("distilled")
+    assert find_token_index("head", vit, 3, (2, 3)) is None
+    places = [
+        find_token_index(token, vit, 3, (2, 3)) for token in ("class", "register0", "register1", "0,0", "0,2", "1,0")
+    ]
+    assert places == [0, 1, 2, 3, 5, 6]
+    assert [find_token_index(token, deit, 2, (2, 3)) for token in ("class", "distill", "1,2")] == [0, 1, 7]
+
+
+def test_numbers_before_names() -> None:
+    assert find_class_index("1", 3, ("2", "0", "1")) == 1
+    assert find_class_index(2, 3, None) == 2
+    with pytest.raises(ConfigError, match="class 'Crane' is the name of 2 classes; expected a number: 0, 2"):
+        find_class_index("Crane", 3, ("crane, bird", "goldfish", "crane, machine"))
+
+
+def test_a_dynamic_model_is_asked_when_its_grid_is_known() -> None:
+    model = make_attention_model(dynamic=True)
+    explainer = Explainer(model, preprocessing=Preprocessing(image_size=(64, 16)))
+    question = explainer.resolve_options(ExplainOptions(token="3,0"))
+    _, maps = explainer.compute_maps(random_image_batch(1, (64, 16)), question)
+    assert maps.shape == (1, 1, 1, 4, 1)
+    with pytest.raises(ConfigError, match=r"token '3,0'; expected one of head, class, or a patch .* to 1,2"):
+        explainer.compute_maps(random_image_batch(1), question)
+
+
+def test_a_model_of_ones_own() -> None:
+    """It attends, but has neither blocks nor a grid that could be asked before the pass."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config: Any = make_attention_model().config
+            self.embed, self.cls_token = nn.Linear(768, 16), nn.Parameter(torch.randn(1, 1, 16))
+            self.attn, self.head = SelfAttention(16, 2), nn.Linear(16, 5)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            patches = pixels.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+            x = torch.cat([self.cls_token.expand(len(pixels), -1, -1), self.embed(patches)], dim=1)
+            return self.head(self.attn(x, (2, 3))[:, 0])
+
+    explainer = Explainer(Own(), preprocessing=Preprocessing())
+    for method in ("rollout", "grad-rollout", "attention"):
+        for token in ("head", "class", "1,2"):
+            _, maps = explainer.compute_maps(
+                random_image_batch(), explainer.resolve_options(ExplainOptions(method=method, token=token))
+            )
+            assert maps.shape == (2, 1, 1, 2, 3)
+    with pytest.raises(ConfigError, match="token '2,0'"):
+        explainer.compute_maps(random_image_batch(), ExplainOptions(token="2,0"))
+    with pytest.raises(ConfigError, match="method 'norms' of a model without blocks"):
+        explainer.resolve_options(ExplainOptions(method="norms"))
+
+
+def test_words() -> None:
+    assert ExplainOptions().description == "rollout"
+    assert ExplainOptions(token="1,2").description == "rollout from patch 1,2"
+    assert ExplainOptions(method="attention", token="distill").description == "attention from the distill token"
+    assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "pool", "norms")

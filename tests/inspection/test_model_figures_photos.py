@@ -1,0 +1,28 @@
+"""The public ViT-Ti and DeiT-Ti on real photos: their maps mean something, and they look farther in deeper layers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitrail.data.datasets import open_data
+from vitrail.data.image_items import sample_evenly
+from vitrail.inspection.attention_distance import rank_correlation
+from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
+
+WEIGHTS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_patch16_224.pth")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore:.*does not specify")
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_what_is_attended_matters(name: str, shared: Callable[[str], Path]) -> None:
+    photos = open_data(shared("imagenet-val-1000"), val_share=1.0).val
+    assert photos is not None
+    seen = look(shared(f"weights/{name}"), (each.source for each in sample_evenly(photos, 200)))
+    assert seen.images == 200
+    curves, at = seen["occlusion"].arrays, OCCLUSION_SHARES.index(0.3)
+    assert (curves["least"] - curves["most"])[:, at].mean() >= 0.15
+    assert curves["most"][:, at].mean() < curves["chance"][:, at].mean() < curves["least"][:, at].mean()
+    assert rank_correlation(seen["attention_distance"].arrays["distances"].mean(-1)) > 0.9

@@ -1,0 +1,44 @@
+"""The figures that `vitrail models` reads are complete and true."""
+
+import json
+from typing import Any
+
+import pytest
+
+import vitrail
+from vitrail.inspection.preset_costs import COSTS_FILE, PresetCost, compute_preset_cost, format_costs_json
+
+STORED: dict[str, dict[str, Any]] = json.loads(COSTS_FILE.read_text("utf-8"))
+
+
+def stored(name: str) -> PresetCost:
+    entry: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in STORED[name].items()}
+    return PresetCost(**entry)
+
+
+def test_every_preset_is_there() -> None:
+    assert list(STORED) == vitrail.list_models(), "run `make costs`"
+    assert COSTS_FILE.read_text("utf-8") == format_costs_json({name: stored(name) for name in STORED})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_small_patch14_reg4_dinov2",
+        "deit_base_distilled_patch16_384",
+        "vit_small_r26_s32_384",
+        "linformer_tiny_patch16_224",
+        "axial_tiny_patch16_224",
+        "resnet20_cifar",
+        "regnety_040",
+    ],
+)
+def test_figures_of_one_model_of_each_kind(name: str) -> None:
+    assert compute_preset_cost(name) == stored(name), "run `make costs`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", vitrail.list_models())
+def test_all_figures(name: str) -> None:
+    assert compute_preset_cost(name) == stored(name), "run `make costs`"

@@ -1,0 +1,97 @@
+"""Flipped bytes in OUT.partial: told in one line, done again, or without effect; never a wrong row in the result."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitrail.errors import VitrailError
+from vitrail.predict.output.feature_files import FeatureFile, names_file_path, partial_folder_for_features
+from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
+from vitrail.predict.output.row_formats import PredictionFormat
+from vitrail.predict.predictions import ClassProbability
+
+JOB = {"model": "m"}
+NAMES = [f"{n}.jpg" for n in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def unsynchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No disk fails here, and waiting for one a thousand times is long."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def rows_sink(out: Path, kind: PredictionFormat, *, resume: bool) -> PredictionFile:
+    return PredictionFile(partial_folder_for_predictions(out, kind), kind, 1, JOB, resume=resume)
+
+
+def fill(sink: Any) -> None:
+    for n, name in enumerate(NAMES):
+        if name not in sink.done:
+            failed = n == 3
+            values: Any = (
+                np.full(4, n, np.float32) if isinstance(sink, FeatureFile) else (ClassProbability(n, "a", 0.5),)
+            )
+            empty: Any = None if isinstance(sink, FeatureFile) else ()
+            sink.write(name, "no image" if failed else None, empty if failed else values, n)
+
+
+def flips(path: Path, count: int, chance: random.Random) -> Iterator[bytes]:
+    """The file with one byte changed: at every place, or at so many."""
+    whole = path.read_bytes()
+    places = range(len(whole)) if len(whole) <= count else sorted(chance.sample(range(len(whole)), count))
+    for place in places:
+        yield whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :]
+
+
+def is_line_about_job(name: str, error: Exception) -> bool:
+    assert (name, "\n" in str(error)) == ("job.json", False)
+    return True
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "npy"])
+def test_flipped_bytes_change_no_result(tmp_path: Path, kind: Any, mutations: int) -> None:
+    """At 20 places of each file by default; with --mutations at a hundredth as many."""
+
+    def sink_for(out: Path, *, resume: bool) -> Any:
+        if kind == "npy":
+            return FeatureFile(partial_folder_for_features(out, kind), kind, JOB, resume=resume)
+        return rows_sink(out, kind, resume=resume)
+
+    def finals(out: Path) -> list[bytes]:
+        return [path.read_bytes() for path in (out, *([names_file_path(out)] if kind == "npy" else []))]
+
+    sink = sink_for(tmp_path / f"whole.{kind}", resume=False)
+    fill(sink)
+    sink.finish()
+    whole = finals(tmp_path / f"whole.{kind}")
+    out, chance, refused = tmp_path / f"out.{kind}", random.Random(0), 0
+    folder = out.with_name(f"{out.name}.partial")
+    sink = sink_for(out, resume=False)
+    fill(sink)
+    sink.close()
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(kept) >= 3
+    for name in kept:
+        for damaged in flips(folder / name, max(1, mutations // 100), chance):
+            folder.mkdir(exist_ok=True)
+            for other, data in kept.items():
+                (folder / other).write_bytes(damaged if other == name else data)
+            try:
+                sink = sink_for(out, resume=True)
+            except VitrailError as error:
+                refused += is_line_about_job(name, error)
+                continue
+            fill(sink)
+            sink.finish()
+            assert finals(out) == whole, name
+            out.unlink()
+        (folder / name).unlink(missing_ok=True)
+        for other, data in kept.items():
+            folder.mkdir(exist_ok=True)
+            (folder / other).write_bytes(data)
+    assert refused

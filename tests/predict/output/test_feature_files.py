@@ -1,0 +1,138 @@
+"""Features in files: every picture's numbers in its row."""
+
+import csv
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vitrail.errors import ConfigError
+from vitrail.predict.output.feature_files import (
+    FeatureFile,
+    FeatureFormat,
+    choose_feature_format,
+    make_npy_header,
+    names_file_path,
+    partial_folder_for_features,
+)
+
+SHAPES = [(6,), (3, 2)]
+NAMES = ("1.jpg", "a,\n2.jpg", "bad.jpg", "3.jpg", "4.jpg")
+
+
+def features(name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    return None if name == "bad.jpg" else np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
+
+
+def opened(out: Path, kind: FeatureFormat, *, resume: bool = False) -> FeatureFile:
+    return FeatureFile(partial_folder_for_features(out, kind), kind, {"model": "m"}, resume=resume)
+
+
+def filled(out: Path, kind: FeatureFormat, shape: tuple[int, ...], *, resume: bool = False) -> FeatureFile:
+    sink = opened(out, kind, resume=resume)
+    for name in NAMES:
+        if name not in sink.done:
+            values = features(name, shape)
+            sink.write(name, "is no picture" if values is None else None, values)
+    return sink
+
+
+def written(out: Path, kind: FeatureFormat, shape: tuple[int, ...], *, resume: bool = False) -> None:
+    sink = filled(out, kind, shape, resume=resume)
+    sink.finish()
+    sink.close()
+
+
+def check(out: Path, shape: tuple[int, ...]) -> None:
+    array = np.load(out)
+    assert (array.shape, array.dtype) == ((4, *shape), np.float32)
+    rows = list(csv.DictReader(StringIO(names_file_path(out).read_bytes().decode())))
+    assert [row["file"] for row in rows] == list(NAMES)
+    assert [row["row"] for row in rows] == ["0", "1", "", "2", "3"]
+    assert [row["error"] for row in rows] == ["", "", "is no picture", "", ""]
+    for row in rows:
+        if row["row"]:
+            np.testing.assert_array_equal(array[int(row["row"])], features(row["file"], shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_array_and_its_names(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    written(tmp_path / "f.npy", "npy", shape)
+    check(tmp_path / "f.npy", shape)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.files.csv", "f.npy"]
+    assert np.load(tmp_path / "f.npy", mmap_mode="r").shape == (4, *shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("room", [1, 2**24])
+def test_parquet(tmp_path: Path, shape: tuple[int, ...], room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("vitrail.predict.output.feature_files.GROUP_BYTES", room)
+    written(tmp_path / "f.parquet", "parquet", shape)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.parquet"]
+    file = parquet.ParquetFile(tmp_path / "f.parquet")
+    assert file.num_row_groups == (len(NAMES) if room == 1 else 1)
+    rows = file.read().to_pylist()
+    assert [row["file"] for row in rows] == list(NAMES)
+    for row in rows:
+        expected = features(row["file"], shape)
+        assert (row["features"] is None) == (row["error"] == "is no picture") == (expected is None)
+        if expected is not None:
+            assert row["error"] is None
+            np.testing.assert_array_equal(np.array(row["features"], np.float32), expected)
+
+
+def test_no_picture_had_any(tmp_path: Path) -> None:
+    for name in ("f.npy", "f.parquet"):
+        sink = opened(tmp_path / name, choose_feature_format(tmp_path / name, None))
+        sink.write("bad.jpg", "is no picture", None)
+        sink.finish()
+        sink.close()
+    assert np.load(tmp_path / "f.npy").size == 0
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    rows = parquet.read_table(tmp_path / "f.parquet").to_pylist()
+    assert rows == [{"file": "bad.jpg", "error": "is no picture", "features": None}]
+
+
+@pytest.mark.parametrize("cut", ["files.csv", "features.npy"])
+def test_cut_at_any_byte_it_is_made_whole(tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the two files is behind."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]  # no disk fails here
+    shape, size = (3,), 1
+    length = 0
+    while length <= size:
+        out = tmp_path / "f.npy"
+        filled(out, "npy", shape).close()
+        place = tmp_path / "f.npy.partial" / cut
+        size = place.stat().st_size
+        place.write_bytes(place.read_bytes()[:length])
+        sink = opened(out, "npy", resume=True)
+        assert sink.failed == ("bad.jpg" in sink.done)
+        sink.close()
+        written(out, "npy", shape, resume=True)
+        check(out, shape)
+        out.unlink()
+        names_file_path(out).unlink()
+        length += 1 if cut == "files.csv" else 3  # a number has four bytes
+
+
+def test_the_start_of_an_array_is_as_numpy_has_it(tmp_path: Path) -> None:
+    for rows, shape in ((0, (768,)), (3, (197, 768)), (10**12, (16385, 1280))):
+        start = make_npy_header(rows, shape)
+        assert len(start) == 128
+        (tmp_path / "start").write_bytes(start)
+        with (tmp_path / "start").open("rb") as file:
+            assert np.lib.format.read_magic(file) == (1, 0)
+            assert np.lib.format.read_array_header_1_0(file) == ((rows, *shape), False, np.dtype(np.float32))
+            assert file.tell() == 128
+
+
+def test_the_format() -> None:
+    assert choose_feature_format(Path("a.NPY"), None) == "npy"
+    assert choose_feature_format(Path("a.bin"), "parquet") == "parquet"
+    with pytest.raises(ConfigError, match=r"^-o a.csv says no format; expected .npy or .parquet, or --format"):
+        choose_feature_format(Path("a.csv"), None)

@@ -1,0 +1,358 @@
+"""Rows in files and on streams: whole, once each, in order, whatever ended the job before."""
+
+import csv
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitrail.errors import ConfigError
+from vitrail.locks import InUseError
+from vitrail.predict.output.completed_images import CompletedImages, hash_to_integer
+from vitrail.predict.output.partial_folder import PartialFolder, WritingError
+from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
+from vitrail.predict.output.row_formats import (
+    PredictionFormat,
+    PredictionPrinter,
+    choose_prediction_format,
+    format_class_table,
+    format_csv_line,
+    format_json_line,
+)
+from vitrail.predict.predictions import ClassProbability
+
+FORMATS: tuple[PredictionFormat, ...] = ("csv", "jsonl", "json", "parquet")
+TOP = (ClassProbability(7, "a cat, sitting", 0.75), ClassProbability(0, None, 1 / 3))
+ROWS: tuple[tuple[str, str | None, tuple[ClassProbability, ...]], ...] = (
+    ("photos/1.jpg", None, TOP),
+    ('with "quotes", and\nline\rends.jpg', None, TOP),
+    ("bad.jpg", "'bad.jpg' is no picture; expected one", ()),
+    (os.fsdecode(b"no \xff text.jpg"), None, TOP[::-1]),
+    ("ünïcödé.jpg", None, TOP),
+)
+JOB = {"model": "m", "top": 2}
+
+
+def opened(out: Path, kind: PredictionFormat, *, resume: bool = False, job: dict[str, Any] = JOB) -> PredictionFile:
+    return PredictionFile(partial_folder_for_predictions(out, kind), kind, 2, job, resume=resume)
+
+
+def written(out: Path, kind: PredictionFormat, *, resume: bool = False) -> int:
+    """A sitting to the end, and how many rows it found."""
+    sink = opened(out, kind, resume=resume)
+    before = len(sink.done)
+    for name, error, answers in ROWS:
+        if name not in sink.done:
+            sink.write(name, error, answers)
+    sink.finish()
+    sink.close()
+    return before
+
+
+def rows_of(path: Path, kind: PredictionFormat) -> list[dict[str, Any]]:
+    """What somebody else's reader makes of it."""
+    if kind == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        return parquet.read_table(path).to_pylist()
+    text = path.read_text("utf-8", "surrogateescape")
+    if kind == "csv":
+        return list(csv.DictReader(StringIO(path.read_bytes().decode("utf-8", "surrogateescape"))))
+    return json.loads(text) if kind == "json" else [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_says_the_same(tmp_path: Path, kind: PredictionFormat) -> None:
+    out = tmp_path / f"out.{kind}"
+    assert written(out, kind) == 0
+    assert list(tmp_path.iterdir()) == [out]
+    rows = rows_of(out, kind)
+    names = [row[0] for row in ROWS]
+    if kind == "parquet":  # whose strings are UTF-8
+        names[3] = "no \\udcff text.jpg"
+    assert [row["file"] for row in rows] == names
+    assert [row.get("error") or None for row in rows] == [row[1] for row in ROWS]
+    first, failed, swapped = rows[0], rows[2], rows[3]
+    if kind in ("json", "jsonl"):
+        assert first["top"] == [
+            {"index": 7, "label": "a cat, sitting", "probability": 0.75},
+            {"index": 0, "label": None, "probability": 0.333333},
+        ]
+        assert "top" not in failed
+    else:
+        columns = [f"{name}_{n}" for n in (1, 2) for name in ("label", "index", "probability")]
+        assert list(first) == ["file", "error", *columns]
+        assert [str(first[name] or "") for name in ("label_1", "index_1", "probability_1")] == [
+            "a cat, sitting",
+            "7",
+            "0.75",
+        ]
+        assert int(swapped["index_1"]) == 0
+        assert float(swapped["probability_1"]) == pytest.approx(1 / 3, abs=1e-6)
+        assert not any(failed[name] for name in columns)
+
+
+@pytest.fixture
+def unsynchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No disk fails here, and waiting for one a thousand times is long."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+
+
+@pytest.mark.usefixtures("unsynchronised")
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_cut_at_any_byte_it_is_made_whole(tmp_path: Path, kind: PredictionFormat) -> None:
+    written(tmp_path / "whole", kind)
+    whole = (tmp_path / "whole").read_bytes()
+    ends = [n + 1 for n, byte in enumerate(whole) if byte == 10]
+    found = set[int]()
+    for length in sorted({*range(0, len(whole), 9), *(end + by for end in ends for by in (-2, -1, 0, 1))}):
+        out = tmp_path / "out"
+        rows_of_all(out, kind)
+        (out.with_name("out.partial") / f"rows.{kind}").write_bytes(whole[:length])
+        found.add(written(out, kind, resume=True))
+        assert out.read_bytes() == whole, length
+        out.unlink()
+    assert found == set(range(len(ROWS) + 1))
+
+
+def rows_of_all(out: Path, kind: PredictionFormat) -> None:
+    """As a kill before the end would leave it."""
+    sink = opened(out, kind)
+    for row in ROWS:
+        sink.write(*row)
+    sink.close()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_failures_of_before_are_counted(tmp_path: Path, kind: PredictionFormat) -> None:
+    rows_of_all(tmp_path / "out", kind)
+    again = opened(tmp_path / "out", kind, resume=True)
+    assert (again.failed, len(again.done)) == (1, 5)
+    assert all(name in again.done for name, *_ in ROWS)
+    assert "another.jpg" not in again.done
+    again.close()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_what_follows_damage_is_done_again(tmp_path: Path, kind: PredictionFormat) -> None:
+    """Zeros, as a disk may have after a power cut."""
+    written(tmp_path / "whole", kind)
+    whole = (tmp_path / "whole").read_bytes()
+    rows_of_all(tmp_path / "out", kind)
+    rows = tmp_path / "out.partial" / f"rows.{kind}"
+    rows.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]) + bytes(50) + b"\n" + bytes(20))
+    assert written(tmp_path / "out", kind, resume=True) == (1 if kind == "csv" else 2)
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+class KilledError(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.mark.usefixtures("unsynchronised")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_killed_while_the_result_gets_its_name(
+    tmp_path: Path, kind: PredictionFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its steps: then --resume finds it done, or does the rest."""
+    written(tmp_path / "whole", kind)
+    whole, moments = (tmp_path / "whole").read_bytes(), 0
+    while True:
+        out = tmp_path / f"out{moments}"
+        sink, left = opened(out, kind), [moments]
+        for row in ROWS:
+            sink.write(*row)
+        with monkeypatch.context() as patch:
+            for name in ("replace", "unlink", "rmdir", "touch"):
+                patch.setattr(Path, name, dying(getattr(Path, name), left))
+            try:
+                sink.finish()
+            except KilledError:
+                moments += 1
+            else:
+                break
+        sink.close()
+        partial = partial_folder_for_predictions(out, kind)
+        if not partial.start(resume=True, overwrite=False):
+            partial.close()
+            written(out, kind, resume=True)
+        partial.close()
+        assert out.read_bytes() == whole
+        assert not partial.folder.exists()
+        assert partial.start(resume=True, overwrite=False)
+    assert moments >= 4
+
+
+def dying(step: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
+    def step_or_die(*given: Any, **named: Any) -> Any:
+        if left[0] == 0:
+            raise KilledError
+        left[0] -= 1
+        return step(*given, **named)
+
+    return step_or_die
+
+
+def test_what_is_there_is_not_lost(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    partial = partial_folder_for_predictions(out, "csv")
+    assert not partial.check_existing_results(resume=False, overwrite=False)
+    assert not partial.check_existing_results(
+        resume=True, overwrite=False
+    )  # there is nothing yet to go on with: it begins
+    opened(out, "csv").close()
+    with pytest.raises(ConfigError, match=r"out.csv.partial is an unfinished job; expected --resume .* or --overwrite"):
+        partial.check_existing_results(resume=False, overwrite=False)
+    assert not partial.check_existing_results(resume=True, overwrite=False)
+    assert not partial.check_existing_results(resume=False, overwrite=True)
+    out.write_text("dear")
+    with pytest.raises(ConfigError, match=r"out.csv already exists; expected a new name, or --overwrite beside --res"):
+        partial.check_existing_results(resume=True, overwrite=False)
+    assert not partial.check_existing_results(resume=True, overwrite=True)
+    written(out, "csv", resume=True)
+    with pytest.raises(ConfigError, match=r"out.csv already exists; expected a new name, or --overwrite to replace it"):
+        partial.check_existing_results(resume=False, overwrite=False)
+    assert partial.check_existing_results(resume=True, overwrite=False)
+    assert not partial.check_existing_results(resume=False, overwrite=True)
+
+
+def test_begun_anew_nothing_of_before_is_left(tmp_path: Path) -> None:
+    sink = opened(tmp_path / "out", "csv")
+    sink.write("old.jpg", None, TOP)
+    sink.close()
+    assert written(tmp_path / "out", "csv") == 0
+    assert "old.jpg" not in (tmp_path / "out").read_text("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("other", [{"model": "n"}, {"top": 3}, {"top": None}, {"new": 1}])
+def test_another_job_is_not_gone_on_with(tmp_path: Path, other: dict[str, Any]) -> None:
+    opened(tmp_path / "out", "csv").close()
+    (name,) = other
+    with pytest.raises(ConfigError, match=rf"was begun with {name} .*, not .*; expected the same to go on with it"):
+        opened(tmp_path / "out", "csv", resume=True, job={**JOB, **other})
+    job = tmp_path / "out.partial" / "job.json"
+    job.write_text(job.read_text()[:-3])
+    with pytest.raises(ConfigError, match=r"job.json cannot be read: .*; use --overwrite to start over"):
+        opened(tmp_path / "out", "csv", resume=True)
+    opened(tmp_path / "out", "csv").close()
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    sink = opened(tmp_path / "out", "csv")
+    with ThreadPoolExecutor(1) as other, pytest.raises(InUseError, match=r"out.partial is in use by another thread"):
+        other.submit(opened, tmp_path / "out", "csv", resume=True).result()
+    sink.close()
+    opened(tmp_path / "out", "csv", resume=True).close()
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "folder"])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    with pytest.raises(ConfigError, match=rf"^{place} is (a device|a folder); expected the name of a file"):
+        PartialFolder(Path(place), {"rows.csv": Path(place)}).check_existing_results(resume=False, overwrite=True)
+
+
+def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, write = opened(tmp_path / "out", "csv"), os.write
+    sink.write(*ROWS[0])
+
+    def full(handle: int, data: bytes) -> int:
+        """Half a record still fits."""
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data[:-15])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(WritingError, match=r"out cannot be written: No space .*: make room for it, .* --resume"):
+            sink.write(*ROWS[1])
+    sink.close()
+    assert written(tmp_path / "out", "csv", resume=True) == 1
+    written(tmp_path / "whole", "csv")
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def printed(kind: PredictionFormat, rows: Any = ROWS) -> str:
+    parts = list[str]()
+    sink = PredictionPrinter(kind, 2, parts.append)
+    for row in rows:
+        sink.write(*row)
+    sink.finish()
+    sink.close()
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+def test_what_is_printed_is_what_is_in_a_file(tmp_path: Path, kind: PredictionFormat) -> None:
+    written(tmp_path / "out", kind)
+    assert printed(kind).encode("utf-8", "surrogateescape") == (tmp_path / "out").read_bytes()
+    assert printed("json", ()) == "[]\n"
+
+
+def test_a_table_is_to_be_read() -> None:
+    assert format_class_table("a\nb.jpg", TOP) == "a\\nb.jpg\n   75.00%      7  a cat, sitting\n   33.33%      0\n"
+    lines = printed("table", ROWS[:4]).splitlines()
+    assert lines[0] == "photos/1.jpg"
+    assert lines[3:5] == ["", 'with "quotes", and\\nline\\rends.jpg']
+    assert lines[7:9] == ["", "no \\udcff text.jpg"]  # what failed has no place in it
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=2))
+def test_any_text_goes_through_csv(fields: list[str]) -> None:
+    line = format_csv_line(fields)
+    (read,) = csv.reader([line])
+    assert read == fields
+    assert line.count('"') % 2 == 0
+
+
+@given(st.text())
+def test_any_name_goes_through_json(name: str) -> None:
+    line = format_json_line({"file": name})
+    line.encode()
+    assert (line.count("\n"), json.loads(line)) == (1, {"file": name})
+
+
+def names(count: int) -> Iterator[str]:
+    return (f"photos/{n}.jpg" for n in range(count))
+
+
+def test_done_holds_millions_in_little_room() -> None:
+    digests = [hash_to_integer(name.encode()) for name in names(10_000)]
+    done = CompletedImages(digests, range(10_000))
+    assert all(name in done for name in names(10_000))
+    assert not any(f"{name}g" in done for name in names(1_000))
+    assert done.digests.nbytes + done.stamps.nbytes == 160_000
+    assert [done.has_changed("photos/7.jpg", stamp) for stamp in (7, 8)] == [False, True]
+    assert not done.has_changed("photos/7.png", 8)
+    assert "a" not in CompletedImages((), ())
+
+
+@pytest.mark.parametrize(
+    ("out", "kind", "found"),
+    [
+        (None, None, "table"),
+        (None, "csv", "csv"),
+        ("a.CSV", None, "csv"),
+        ("a.ndjson", None, "jsonl"),
+        ("a.parquet", "csv", "csv"),
+        ("a", "json", "json"),
+        ("a.txt", None, "-o a.txt says no format; expected one of .csv, .jsonl"),
+        ("a.csv", "table", "--format table with -o a.csv; expected csv, jsonl, json or parquet"),
+        (None, "parquet", "--format parquet to a terminal or a pipe; expected a file for it"),
+    ],
+)
+def test_the_format(out: str | None, kind: PredictionFormat | None, found: str) -> None:
+    place = None if out is None else Path(out)
+    if "expected" not in found:
+        assert choose_prediction_format(place, kind) == found
+    else:
+        with pytest.raises(ConfigError, match=f"^{found}"):
+            choose_prediction_format(place, kind)

@@ -1,0 +1,219 @@
+"""What is kept between two calls, and that nothing depends on it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.toy_exports import (
+    LABELS,
+    PREPROCESSING,
+    ExportFinder,
+    make_toy_model,
+    random_pixels,
+    reference_probabilities,
+    softmax_rows,
+)
+
+from vitrail.errors import CheckpointError
+from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
+from vitrail.predict.engine_cache import (
+    cache_folder,
+    export_cache_path,
+    get_cached_export,
+    get_cached_int8_export,
+    read_engine_speeds,
+    speed_file_path,
+    write_engine_speeds,
+)
+from vitrail.predict.predictor import Predictor
+from vitrail.predict.viewer import Viewer
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_what_was_measured_is_recalled(home: Path) -> None:
+    assert read_engine_speeds("a") is None
+    write_engine_speeds("a", {"x": 1})
+    write_engine_speeds("b", {"y": [2]})
+    assert (read_engine_speeds("a"), read_engine_speeds("b"), read_engine_speeds("c")) == ({"x": 1}, {"y": [2]}, None)
+    write_engine_speeds("a", {"x": 3})
+    assert read_engine_speeds("a") == {"x": 3}
+    assert sorted((cache_folder() / "engines").iterdir()) == sorted(map(speed_file_path, "ab")), "one file per key"
+    assert cache_folder() == home / ".cache" / "vitrail"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '"a"', "\x00", "[" * 100_000, '{"a": 5}', '{"a": [1]}'])
+def test_a_file_that_is_not_ours_is_survived(text: str) -> None:
+    speed_file_path("a").parent.mkdir(parents=True)
+    speed_file_path("a").write_text(text)
+    assert read_engine_speeds("a") is None
+    write_engine_speeds("a", {"x": 1})
+    assert read_engine_speeds("a") == {"x": 1}
+
+
+def test_speeds_of_another_key_or_with_a_flipped_bit_are_measured_again() -> None:
+    write_engine_speeds("a", {"x": 1})
+    text = speed_file_path("a").read_bytes()
+    speed_file_path("b").write_bytes(text)
+    assert read_engine_speeds("b") is None, "the file of another key"
+    for place in range(len(text)):
+        speed_file_path("a").write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
+        assert read_engine_speeds("a") in (None, {"x": 1}), place
+    speed_file_path("a").write_text('{"key": "a", "measured": {"x": 1}}')
+    assert read_engine_speeds("a") is None, "without a checksum it is not ours"
+
+
+def test_bytes_that_are_no_text_are_survived() -> None:
+    speed_file_path("a").parent.mkdir(parents=True)
+    speed_file_path("a").write_bytes(b"\xff\xfe\x00{")
+    assert read_engine_speeds("a") is None
+    write_engine_speeds("a", {"x": 1})
+    assert read_engine_speeds("a") == {"x": 1}
+
+
+def test_a_cache_that_cannot_be_written_is_survived(home: Path) -> None:
+    home.write_text("a file where a folder should be")
+    write_engine_speeds("a", {"x": 1})
+    assert read_engine_speeds("a") is None
+    home.unlink()
+    speed_file_path("a").mkdir(parents=True)
+    write_engine_speeds("a", {"x": 1})
+    assert read_engine_speeds("a") is None
+    assert list((cache_folder() / "engines").iterdir()) == [speed_file_path("a")], "nothing is left lying about"
+
+
+def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    write_engine_speeds("a", {"x": 1})
+    assert read_engine_speeds("a") is None
+    with pytest.raises(CheckpointError, match=r"Could not determine home directory.*set HOME"):
+        cache_folder()
+
+
+def viewer(name: str = "vit", **fields: Any) -> Viewer:
+    return Viewer(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
+
+
+def test_an_export_is_known_by_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = export_cache_path(viewer(), "logits", merge=0, precision="fp32")
+    assert first == export_cache_path(viewer(), "logits", merge=0, precision="fp32")
+    assert first.parent == cache_folder() / "exports"
+    moved, other = viewer(), viewer()
+    moved.model.head.bias.data += 1
+    other.preprocessing = Viewer(
+        make_toy_model("vit"), preprocessing=PREPROCESSING.with_fields({"crop": 0.9})
+    ).preprocessing
+    places = {
+        first,
+        export_cache_path(viewer(), "class", merge=0, precision="fp32"),
+        export_cache_path(viewer(), "logits", merge=1, precision="fp32"),
+        export_cache_path(viewer(), "logits", merge=0, precision="int8"),
+        export_cache_path(viewer("vit any size"), "logits", merge=0, precision="fp32"),
+        export_cache_path(viewer(activation="gelu_tanh"), "logits", merge=0, precision="fp32"),
+        export_cache_path(moved, "logits", merge=0, precision="fp32"),
+        export_cache_path(other, "logits", merge=0, precision="fp32"),
+    }
+    monkeypatch.setattr("vitrail.predict.engine_cache.__version__", "9.9.9")
+    places.add(export_cache_path(viewer(), "logits", merge=0, precision="fp32"))
+    assert len(places) == 9
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, exported: ExportFinder) -> list[Path]:
+    """The folders that were written, in the time of a copy."""
+    found = list[Path]()
+
+    def write(_: Any, folder: Path, *, to: str, **__: Any) -> None:
+        found.append(folder)
+        shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr("vitrail.export.export.export_model", write)
+    return found
+
+
+def test_it_is_written_once(written: list[Path]) -> None:
+    pixels = random_pixels()
+    for _ in range(2):
+        predictor = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, labels=[*"abcde"], engine="onnx")
+        assert (
+            np.abs(
+                softmax_rows(predictor.engine.run(pixels)) - reference_probabilities(make_toy_model("vit"), pixels)
+            ).max()
+            < 1e-5
+        )
+        assert predictor.labels == tuple("abcde")
+        assert predictor.engine.name == "onnx"
+    assert len(written) == 1
+    assert Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="int8").engine.name == "int8"
+    assert len(written) == 2
+
+
+def cut_off(folder: Path) -> None:
+    (folder / ONNX_FILE).write_bytes((folder / ONNX_FILE).read_bytes()[:3000])
+
+
+def emptied(folder: Path) -> None:
+    (folder / ONNX_FILE).write_bytes(b"")
+
+
+def without_model(folder: Path) -> None:
+    (folder / ONNX_FILE).unlink()
+
+
+def without_config(folder: Path) -> None:
+    (folder / CONFIG_FILE).unlink()
+
+
+def without_words(folder: Path) -> None:
+    (folder / CONFIG_FILE).write_text("{")
+
+
+def of_another_format(folder: Path) -> None:
+    (folder / CONFIG_FILE).write_text((folder / CONFIG_FILE).read_text().replace('"format": 1', '"format": 0'))
+
+
+@pytest.mark.parametrize("damage", [cut_off, emptied, without_model, without_config, without_words, of_another_format])
+def test_one_that_was_damaged_is_written_again(damage: Callable[[Path], None], written: list[Path]) -> None:
+    place = get_cached_export(viewer(), "logits", merge=0, precision="fp32")
+    damage(place)
+    predictor = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
+    assert len(written) == 2
+    assert predictor.engine.run(random_pixels()).shape == (3, 5)
+    assert json.loads((place / CONFIG_FILE).read_text())["format"] == 1
+
+
+def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(_: Any, folder: Path, **__: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ONNX_FILE).write_bytes(b"nothing")
+        ExportDescription(precision="fp32", output="logits", classes=5, preprocessing=PREPROCESSING).write(folder)
+
+    monkeypatch.setattr("vitrail.export.export.export_model", write)
+    with pytest.raises(CheckpointError, match="cannot be run"):
+        Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
+
+
+def test_8_bits_of_an_export_are_made_once(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = ExportDescription.from_json((exported("onnx") / CONFIG_FILE).read_text(), "here")
+    place = get_cached_int8_export(exported("onnx"), about)
+    assert ExportDescription.from_json((place / CONFIG_FILE).read_text(), "here").precision == "int8"
+
+    def again(*_: Any) -> None:
+        pytest.fail("it was there")
+
+    monkeypatch.setattr("vitrail.export.quantise.write_int8_export", again)
+    assert get_cached_int8_export(exported("onnx"), about) == place
+    assert get_cached_int8_export(exported("onnx") / ONNX_FILE, about) == place, (
+        "the file of the folder is the same file"
+    )

@@ -1,0 +1,326 @@
+"""Which engine: measured once, recalled afterwards, and always with a word on why."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.toy_exports import PREPROCESSING, ExportFinder, make_toy_model, random_pixels, save_toy_model
+
+import vitrail
+from vitrail.data.image_items import ImageItem
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.export.description import CONFIG_FILE
+from vitrail.predict import engine_selection
+from vitrail.predict.engine_cache import cache_folder, write_engine_speeds
+from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine
+from vitrail.predict.onnx_engine import OnnxEngine
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("vitrail.predict.engine_selection", "vitrail.predict.predictor"):
+        monkeypatch.setattr(f"{module}.cores", lambda: 2)
+
+
+class Speeds(dict[str, float]):
+    """Images a second by "engine streams×threads", as if measured; and which were."""
+
+    asked: list[str]
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> Speeds:
+    found = Speeds()
+    found.asked = []
+
+    def measured(predictor: Any, _: int) -> float:
+        engine = predictor.engine
+        found.asked.append(f"{engine.name} {engine.streams}×{engine.threads}")
+        return found.get(found.asked[-1], 1.0)
+
+    monkeypatch.setattr("vitrail.predict.engine_selection.measure_images_per_second", measured)
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_toy_model(tmp_path / "model")
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch, exported: ExportFinder) -> list[Path]:
+    """Exports are copies of the toy's, which takes no time."""
+    found = list[Path]()
+
+    def write(_: Any, folder: Path, *, to: str, **__: Any) -> None:
+        found.append(folder)
+        shutil.copytree(exported("onnx" if to == "onnx" else "int8"), folder)
+
+    monkeypatch.setattr("vitrail.export.export.export_model", write)
+    return found
+
+
+def way(chosen: EngineChoice) -> str:
+    engine = chosen.predictor.engine
+    return f"{engine.name} {engine.streams}×{engine.threads}"
+
+
+def pictures(count: int) -> list[ImageItem]:
+    return [ImageItem(each, str(n)) for n, each in enumerate(random_pixels(count))]
+
+
+def test_measured_once_and_recalled(exported: ExportFinder, speeds: Speeds) -> None:
+    speeds |= {"onnx 1×2": 100, "onnx 2×1": 150}
+    first = choose_engine(exported("onnx"), EngineOptions(), 1000)
+    assert way(first) == "onnx 2×1"
+    assert first.notes == ("engine onnx 2×1; images/s measured now: onnx 1×2 100, onnx 2×1 150",)
+    assert speeds.asked == ["onnx 1×2", "onnx 2×1"]
+    second = choose_engine(exported("onnx"), EngineOptions(), 1000)
+    assert way(second) == "onnx 2×1"
+    assert len(speeds.asked) == 2
+    assert second.notes[0].startswith("engine onnx 2×1; images/s measured 2")
+    for other in (EngineOptions(batch=4), EngineOptions(output="logits", batch=1)):  # another question
+        choose_engine(exported("onnx"), other, 1000)
+    assert len(speeds.asked) == 6
+
+
+def test_what_is_kept_says_what_decided(exported: ExportFinder, speeds: Speeds) -> None:
+    choose_engine(exported("onnx"), EngineOptions(), 1000)
+    (place,) = (cache_folder() / "engines").iterdir()
+    kept = json.loads(place.read_text())
+    assert "2 cores" in kept["key"]
+    assert "batch 8" in kept["key"]
+    assert kept["measured"]["images_per_second"] == {"onnx 1×2": 1.0, "onnx 2×1": 1.0}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {},
+        {"images_per_second": 5},
+        {"images_per_second": {"onnx 1×2": "fast", "onnx 2×1": 1}},
+        {"images_per_second": {"onnx 1×2": 1}},
+        {"images_per_second": None, "when": []},
+    ],
+)
+def test_what_is_kept_and_wrong_is_measured_again(kept: Any, exported: ExportFinder, speeds: Speeds) -> None:
+    choose_engine(exported("onnx"), EngineOptions(), 1000)
+    (place,) = (cache_folder() / "engines").iterdir()
+    write_engine_speeds(json.loads(place.read_text())["key"], kept)
+    found = choose_engine(exported("onnx"), EngineOptions(), 1000)
+    assert len(speeds.asked) == 4
+    assert "measured now" in found.notes[0]
+    choose_engine(exported("onnx"), EngineOptions(), 1000)
+    assert len(speeds.asked) == 4
+
+
+def test_without_a_cache_it_is_measured_each_time(exported: ExportFinder, speeds: Speeds, home: Path) -> None:
+    home.write_text("a file in the way")
+    for _ in range(2):
+        assert "measured now" in choose_engine(exported("onnx"), EngineOptions(), 1000).notes[0]
+    assert len(speeds.asked) == 4
+
+
+def test_for_few_pictures_it_says_why_not(
+    exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]
+) -> None:
+    found = choose_engine(exported("onnx"), EngineOptions(), 1)
+    assert (found.notes, found.batch) == (("engine onnx: nothing measured for 1 picture",), 1)
+    found = choose_engine(model, EngineOptions(), 12)
+    assert found.notes == (
+        "engine eager: for 12 pictures exporting the model would take longer than it saves; "
+        "for many calls: vitrail export",
+    )
+    found = choose_engine(model, EngineOptions(), 100)
+    assert any("compiled was not tried" in each for each in found.notes)
+    assert any("for 100 pictures exporting" in each for each in found.notes)
+    assert writing == []
+    assert set(speeds.asked) == {"eager 1×2", "eager 2×1"}
+
+
+def test_for_many_the_model_is_exported_too(model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    speeds |= {"onnx 2×1": 9}
+    found = choose_engine(model, EngineOptions(), 1000)
+    assert way(found) == "onnx 2×1"
+    assert set(speeds.asked) == {"eager 1×2", "eager 2×1", "onnx 1×2", "onnx 2×1"}
+    assert found.predictor.labels == ("ants", "bees", "cats", "dogs", "eels")
+    assert len(writing) == 1
+    speeds.clear()
+    speeds |= {"eager 1×2": 9}
+    assert way(choose_engine(save_toy_model(model.with_name("other")), EngineOptions(), 1000)) == "eager 1×2"
+
+
+def test_an_export_that_cannot_be_had_is_a_note(
+    model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """A full disk, a package that is missing, a model that torch cannot export: torch computes it as it is."""
+
+    def write(*_: Any, **__: Any) -> None:
+        raise CheckpointError("cannot write there: No space left on device")
+
+    monkeypatch.setattr("vitrail.export.export.export_model", write)
+    for wish in (EngineOptions(), EngineOptions(fast=True)):
+        found = choose_engine(model, wish, 1000)
+        assert found.predictor.engine.name == "eager"
+        assert "engine onnx was left out: cannot write there: No space left on device" in found.notes
+    with pytest.raises(CheckpointError, match="No space left"):
+        choose_engine(model, EngineOptions(engine="onnx"), 1000)
+
+
+@pytest.mark.parametrize(
+    ("wish", "ways"),
+    [
+        (EngineOptions(streams=3), ["onnx 3×1"]),
+        (EngineOptions(threads=3), ["onnx 1×3"]),
+        (EngineOptions(streams=2, threads=5), ["onnx 2×5"]),
+    ],
+)
+def test_what_is_fixed_is_kept(wish: EngineOptions, ways: list[str], exported: ExportFinder, speeds: Speeds) -> None:
+    assert way(choose_engine(exported("onnx"), wish, 1000)) in ways
+    assert speeds.asked == []
+    assert choose_engine(exported("onnx"), EngineOptions(batch=3), 1000).batch == 3
+    assert choose_engine(exported("onnx"), EngineOptions(batch=300), 7).batch == 7
+
+
+def test_what_is_fixed_is_kept_while_engines_are_compared(model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    choose_engine(model, EngineOptions(streams=2, threads=2), 1000)
+    assert speeds.asked == ["eager 2×2", "onnx 2×2"]
+    speeds.asked.clear()
+    choose_engine(model, EngineOptions(threads=1), 1000)
+    assert speeds.asked == ["eager 1×1", "eager 2×1", "onnx 1×1", "onnx 2×1"]
+
+
+def test_an_engine_that_was_named_is_taken(model: Path, exported: ExportFinder, writing: list[Path]) -> None:
+    assert choose_engine(model, EngineOptions(engine="eager"), 1).predictor.engine.name == "eager"
+    assert choose_engine(model, EngineOptions(engine="onnx"), 1).predictor.engine.name == "onnx"
+    assert choose_engine(model, EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
+    assert choose_engine(exported("int8"), EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
+    with pytest.raises(ConfigError, match=r"engine 'eager' for .* which is exported; expected onnx or auto"):
+        choose_engine(exported("onnx"), EngineOptions(engine="eager"), 1)
+
+
+def test_compiled_is_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_it_is(function: Any, **_: Any) -> Any:
+        return function
+
+    monkeypatch.setattr(torch, "compile", as_it_is)
+    assert way(choose_engine(model, EngineOptions(engine="compiled"), 1000)) == "compiled 1×2"
+
+
+def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]) -> None:
+    found = choose_engine(exported("onnx"), EngineOptions(fast=True), 4, pictures(4))
+    assert found.predictor.engine.name == "int8"
+    assert found.notes[0].startswith("int8 agrees with fp32 on ")
+    assert found.notes[0].endswith(" of 32 built-in pictures")
+    found = choose_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, pictures(20))
+    assert found.notes[0].endswith(" of 20 of these pictures")
+    assert way(found) == "int8 2×1", "two streams share two cores"
+    found = choose_engine(model, EngineOptions(fast=True), 4, pictures(4))
+    assert found.predictor.engine.name == "int8"
+    assert found.predictor.labels is not None
+    found = choose_engine(exported("int8"), EngineOptions(fast=True), 4)
+    assert found.notes[0].startswith("int8 agreed with fp32 on ")
+    assert found.notes[0].endswith(" of 36 pictures when it was exported")
+
+
+def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) -> None:
+    mixed = [*pictures(9), ImageItem("none.png", "none.png"), ImageItem(b"no picture", "bytes")]
+    assert (
+        choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed)
+        .notes[0]
+        .endswith(" of 9 of these pictures")
+    )
+
+
+@pytest.mark.parametrize("count", [4, 20])
+def test_where_8_bits_do_not_agree_32_are_used(
+    count: int, exported: ExportFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both on the built-in pictures, by what the folder says, and on those of the job, by what it answers."""
+    poor = tmp_path / "poor"
+    shutil.copytree(exported("int8"), poor)
+    about = {**json.loads((poor / CONFIG_FILE).read_text()), "agreement": {"pictures": 36, "same": 20}}
+    (poor / CONFIG_FILE).write_text(json.dumps({name: value for name, value in about.items() if name != "checksum"}))
+
+    def kept(*_: Any) -> Path:
+        return poor
+
+    monkeypatch.setattr(engine_selection, "get_cached_int8_export", kept)
+    run = OnnxEngine.run
+
+    def turned(engine: Any, pixels: Any) -> Any:
+        found = run(engine, pixels)
+        return found if engine.exact else np.roll(found, 1, axis=-1)
+
+    monkeypatch.setattr(OnnxEngine, "run", turned)
+    found = choose_engine(exported("onnx"), EngineOptions(fast=True), count, pictures(count))
+    assert found.predictor.engine.name == "onnx"
+    assert found.notes[0].startswith(f"int8 agrees with fp32 on {20 if count == 4 else 0} of ")
+    assert found.notes[0].endswith("too few, so fp32 is used")
+
+
+def test_8_bits_that_cannot_be_made_are_a_note(exported: ExportFinder, home: Path) -> None:
+    home.write_text("a file in the way")
+    found = choose_engine(exported("onnx"), EngineOptions(fast=True), 4)
+    assert found.predictor.engine.name == "onnx"
+    assert found.notes[0].startswith("engine int8 was left out: cannot write ")
+
+
+def refused(place: Any, **wish: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        choose_engine(place, EngineOptions(**wish), 1)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_contradicts_itself(exported: ExportFinder, model: Path) -> None:
+    assert "which is in 8 bits; expected a model exported with --to onnx" in refused(exported("int8"), exact=True)
+    assert "exact and fast at once" in refused(model, exact=True, fast=True)
+    assert "exact and engine int8 at once" in refused(model, exact=True, engine="int8")
+    assert "--fast with --engine eager; expected auto, onnx or int8" in refused(model, fast=True, engine="eager")
+    assert "batch 0; expected 1 or more" in refused(model, batch=0)
+    assert "streams -1" in refused(model, streams=-1)
+    assert "threads 0" in refused(model, threads=0)
+    assert "merge -1" in refused(model, merge=-1)
+    assert "answers with logits; expected mean" in refused(exported("onnx"), output="mean")
+    assert "merge 2 for " in refused(exported("onnx"), merge=2)
+
+
+def test_a_measurement_is_one(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an engine that takes 10 ms a call and has two streams: 400 images a second in batches of two."""
+    predictor = choose_engine(exported("onnx"), EngineOptions(streams=2, threads=1), 1).predictor
+
+    class Slow:
+        name, exact, streams, threads = "toy", True, 2, 1
+
+        def run(self, pixels: Sequence[Any]) -> Any:
+            time.sleep(0.01)
+            return np.zeros((len(pixels), 5), np.float32)
+
+    predictor.engine = Slow()  # pyright: ignore[reportAttributeAccessIssue]
+    assert 40 < engine_selection.measure_images_per_second(predictor, 2) < 410
+
+
+def test_of_two_exports_each_is_known(exported: ExportFinder, tmp_path: Path, model: Path) -> None:
+    shutil.copytree(exported("onnx"), tmp_path / "copy")
+    names = {
+        engine_selection.compute_model_key(each)
+        for each in (exported("onnx"), exported("int8"), tmp_path / "copy", model)
+    }
+    assert len(names) == 3, "a copy is the same model"
+    assert engine_selection.compute_model_key("no/such/model") == "no/such/model"
+    before = engine_selection.compute_model_key(model)
+    vitrail.save(make_toy_model("vit"), model, preprocessing=PREPROCESSING)
+    assert engine_selection.compute_model_key(model) != before

@@ -1,0 +1,66 @@
+"""From numbers to named classes, in numpy alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.predict.predictions import (
+    ClassProbability,
+    Prediction,
+    check_class_labels,
+    predictions_from_logits,
+    softmax,
+)
+
+FINITE = st.floats(-1e4, 1e4, width=32)
+
+
+@given(arrays(np.float32, (3, 7), elements=FINITE))
+def test_softmax_is_torchs(logits: np.ndarray) -> None:
+    assert np.allclose(softmax(logits), torch.from_numpy(logits).softmax(-1).numpy(), atol=1e-6)
+
+
+@given(arrays(np.float32, (2, 6), elements=st.sampled_from([-1.0, 0.0, 0.5, 2.0])))
+def test_the_likeliest_first_and_of_equal_ones_the_first(logits: np.ndarray) -> None:
+    for row, found in zip(logits.tolist(), predictions_from_logits(logits, None, 4), strict=True):
+        expected = sorted(range(6), key=lambda n: (-row[n], n))[:4]
+        assert [each.index for each in found.top] == expected
+        assert all(each.label is None for each in found.top)
+
+
+def test_huge_numbers_do_not_overflow() -> None:
+    found = predictions_from_logits(np.array([[3e38, -3e38, 0]], np.float32), None, 3)[0]
+    assert [(each.index, each.probability) for each in found.top] == [(0, 1.0), (2, 0.0), (1, 0.0)]
+
+
+@pytest.mark.parametrize("row", [[np.nan, 0, 0], [np.inf, 0, 0], [-np.inf] * 3])
+def test_what_is_no_number_is_an_error(row: list[float]) -> None:
+    with pytest.raises(VitrailError, match="the model answers NaN; expected finite weights"):
+        predictions_from_logits(np.array([[0, 1, 2], row], np.float32), None, 1)
+
+
+def test_minus_infinity_is_never() -> None:
+    found = predictions_from_logits(np.array([[0, -np.inf]], np.float32), ["a", "b"], 2)[0]
+    assert found.top == (ClassProbability(0, "a", 1.0), ClassProbability(1, "b", 0.0))
+
+
+def test_more_than_there_are() -> None:
+    assert len(predictions_from_logits(np.zeros((1, 3), np.float32), None, 10)[0].top) == 3
+    assert predictions_from_logits(np.zeros((0, 3), np.float32), None, 1) == []
+
+
+def test_names_for_people() -> None:
+    assert ClassProbability(3, "n01443537 goldfish, Carassius auratus", 0.5).name == "goldfish"
+    assert ClassProbability(3, None, 0.5).name == "class 3"
+    assert str(Prediction((ClassProbability(3, None, 0.5),))).splitlines()[-1].split() == ["3", "0.5000"]
+
+
+def test_labels() -> None:
+    assert check_class_labels(["a", "b"], 2) == ("a", "b")
+    for labels, says in (("ab", "expected a list of texts"), (["a"], "1 labels for 2 classes"), ([1, 2], "a list of")):
+        with pytest.raises(ConfigError, match=says):
+            check_class_labels(labels, 2)  # pyright: ignore[reportArgumentType]

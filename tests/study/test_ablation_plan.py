@@ -1,0 +1,183 @@
+"""What the rows of an ablation are: one thing each, checked before anything is trained."""
+
+import json
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from support.toy_datasets import write_class_folders
+
+import vitrail
+from vitrail.errors import VitrailError
+from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, Ablation, AblationRow, find_run_state, list_ablation_runs
+from vitrail.study.ablation_results import AblationLine, AblationTable, RunOutcome
+from vitrail.study.plots import save_ablation_plot
+from vitrail.train.recipe import open_recipe
+from vitrail.train.request import Request, open_model_and_data
+from vitrail.train.run_folder import RunFolder
+
+SMALL = {"depth": 1, "width": 12, "heads": 1}
+
+
+def request(name: str = "fashion", changes: dict[str, Any] | None = None, **others: Any) -> Request:
+    return Request(
+        data="fashion", recipe=open_recipe(name).with_settings({"fields": SMALL, **(changes or {})}), **others
+    )
+
+
+def deit(**changes: Any) -> Request:
+    grey = {"mean": [0.5], "std": [0.5]}
+    fields = {**SMALL, "image_size": 28, "patch_size": 7, "stochastic_depth": 0.1}
+    return request("deit", {"model": "DeiT-Ti", "fields": fields, "preprocessing": grey, **changes})
+
+
+def test_each_ingredient_of_deit_is_a_row_that_differs_in_it_alone() -> None:
+    ablation = Ablation(deit())
+    rows = ablation.build_rows((), (), each=True)
+    assert [row.name for row in rows] == ["full"] + [
+        f"without-{name}"
+        for name in (
+            *("mixup", "cutmix", "erase", "flip", "policy", "repeats", "smoothing", "crop"),
+            *("warmup", "weight-decay", "stochastic-depth"),
+        )
+    ]
+    full = ablation.full_row.request.to_json()["recipe"]
+    for row in rows[1:]:
+        name = row.name.removeprefix("without-").replace("-", "_")
+        assert list(row.changes) == [name]
+        its = row.request.to_json()["recipe"]
+        differing = {each for each in full if full[each] != its[each]}
+        assert differing == {"fields" if name == "stochastic_depth" else name}
+        assert row.changes[name][1] == INGREDIENT_OFF_VALUES[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ema", r"^ema is already off in recipe deit; expected one of: mixup, cutmix, .*stochastic_depth$"),
+        ("autoaugment", "autoaugment is already off in recipe deit"),
+        ("distill", "distill is already off"),
+        ("pretraining", "pretraining is already off"),
+        ("mixupp", "unknown ingredient 'mixupp'; did you mean 'mixup'"),
+        ("drop_path", "unknown ingredient 'drop_path'; did you mean 'stochastic_depth'"),
+        ("color_jitter", "did you mean 'jitter'"),
+    ],
+)
+def test_what_cannot_be_left_out(words: str, message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
+        Ablation(deit()).row_without(words)
+
+
+def test_randaugment_is_the_policy_where_it_is_used() -> None:
+    ablation = Ablation(deit())
+    row = ablation.row_without("randaugment")
+    assert row.name == "without-randaugment"
+    assert dict(row.changes) == {"policy": ("rand", "none")}
+    with pytest.raises(VitrailError, match=r"without-policy is the same as without-randaugment \(policy rand → none\)"):
+        ablation.build_rows(["randaugment", "policy"], ())
+    assert len(ablation.build_rows(["randaugment"], (), each=True)) == len(ablation.list_ingredients()) + 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": 5e-3}, "lr=0.005 is what recipe fashion has"),
+        ({"depth": 1}, "depth=1 is what recipe fashion has"),
+        ({"dephts": 2}, "unknown setting or model field 'dephts'; did you mean 'depth'"),
+        ({"batch_size": 2}, "did you mean 'batch'"),
+        ({"heads": 5}, "width 12 cannot be shared by 5 heads"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'"),
+        ({"seed": 3}, "expected --seeds"),
+        ({"distill": "soft"}, "distill=soft without a teacher; expected --teacher"),
+        ({"batch": 9999}, "batch 9999 is more than the 6000 pictures"),
+        ({"train_blocks": 7}, "train_blocks is 7"),
+        ({"whiten": True}, "whiten is true"),
+        ({"early_size": 14}, "early_size is 14"),
+    ],
+)
+def test_what_cannot_be_replaced(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
+        Ablation(request()).row_with(values)
+
+
+def test_rows_with_something_replaced() -> None:
+    ablation = Ablation(request())
+    row = ablation.row_with({"optimizer": "sgd", "lr": 0.1})
+    assert row.name == "optimizer-sgd-lr-0.1"
+    assert row.description == "optimizer muon → sgd, lr 0.005 → 0.1"
+    assert ablation.row_with({"area": [0.5, 1.0]}).name == "area-0.5-1.0"
+    assert ablation.row_with({"epochs": 1}).request.recipe.loop.minutes is None
+    long = ablation.row_with(
+        {"positions": "sincos_2d", "optimizer": "sgd", "weight_decay": 0.123456, "lr": 0.0123456, "clip": 3}
+    )
+    assert len(long.name) <= 80
+
+
+def test_without_pretraining_it_is_the_same_model_at_starting_weights(tmp_path: Path) -> None:
+    photos = write_class_folders(tmp_path / "photos", ants=8, bees=8)
+    model = vitrail.create("DeiT-Ti", image_size=32, width=24, depth=2, heads=2, classes=5)
+    how = vitrail.Preprocessing(image_size=32, mean=(0.4, 0.4, 0.4), crop=1.0)
+    vitrail.save(model, tmp_path / "init", preprocessing=how)
+    recipe = open_recipe("finetune").with_settings({"batch": 4})
+    ablation = Ablation(Request(data=str(photos), recipe=recipe, init=str(tmp_path / "init")))
+    row = ablation.row_without("pretraining")
+    assert list(row.changes) == ["init"]
+    tuned, fresh = open_model_and_data(ablation.full_row.request), open_model_and_data(row.request)
+    assert tuned.model.config == fresh.model.config
+    assert tuned.preprocessing == fresh.preprocessing
+    name = "blocks.0.attn.qkv.weight"
+    assert not torch.equal(tuned.model.state_dict()[name], fresh.model.state_dict()[name])
+
+
+def test_a_teacher_that_is_not_listened_to_is_left_out() -> None:
+    ablation = Ablation(request(teacher="anything"))
+    row = ablation.row_without("distill")
+    assert dict(row.changes) == {"distill": ("hard", "none")}
+    assert row.request.teacher is None
+    silent = Ablation(request(changes={"distill": "none"}, teacher="anything"))
+    assert silent.full_row.request.teacher is None
+    assert silent.row_with({"distill": "soft"}).request.teacher == "anything"
+
+
+def test_a_folder_of_other_settings_is_refused_once_it_has_taken_a_step(tmp_path: Path) -> None:
+    mine, other = request(), request(changes={"mixup": 0.8})
+    fewer = request(changes={"fields": {**SMALL, "registers": 1}})
+    assert find_run_state(tmp_path / "row", mine) == "new"
+    run = RunFolder.create(tmp_path / "row", {"request": mine.to_json()})
+    assert find_run_state(tmp_path / "row", mine) == "stopped"
+    assert find_run_state(tmp_path / "row", other) == "new"
+    run.append_to_log({"step": 1})
+    with pytest.raises(VitrailError, match=r"row was made by other settings: mixup 0, now 0\.8; expected the same"):
+        find_run_state(tmp_path / "row", other)
+    with pytest.raises(VitrailError, match="registers none, now 1"):
+        find_run_state(tmp_path / "row", fewer)
+    with pytest.raises(VitrailError, match="is a run itself"):
+        list_ablation_runs([AblationRow(name="full", request=mine)], [0], tmp_path / "row")
+
+
+def line(name: str, *shares: float, failed: str = "") -> AblationLine:
+    outcomes = [RunOutcome(seed=n, folder=Path(f"{name}-{n}"), top1=x, loss=2 * x) for n, x in enumerate(shares)]
+    outcomes += [RunOutcome(seed=len(shares), folder=Path(name), failed=failed)] if failed else []
+    return AblationLine(row=AblationRow(name=name, request=request()), outcomes=tuple(outcomes))
+
+
+def test_mean_and_standard_deviation_by_hand(tmp_path: Path) -> None:
+    lines = (line("full", 0.5, 0.6), line("worse", 0.2, 0.4), line("one", 0.7, failed="NaN"), line("bad", failed="NaN"))
+    table = AblationTable(recipe="mine", data="toys", lines=lines)
+    full, worse, one, bad = table.cells()
+    assert full[2:] == ("55.00 ± 7.07", "", "1.1000 ± 0.1414", "2")  # 0.1 / √2
+    assert worse[2:] == ("30.00 ± 14.14", "-25.00", "0.6000 ± 0.2828", "2")
+    assert one[2:] == ("70.00", "+15.00", "1.4000", "1 of 2")
+    assert bad[2:] == ("failed", "", "", "0 of 1")
+    assert lines[0].std("top1") == stdev([0.5, 0.6])
+    table.write(tmp_path)
+    assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["points"] == pytest.approx(-25)
+    assert "| worse | the recipe as it is | 30.00 ± 14.14 | -25.00 |" in (tmp_path / "table.md").read_text("utf-8")
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    assert save_ablation_plot(table, tmp_path / "ablation.png")
+    with Image.open(tmp_path / "ablation.png") as drawn:
+        assert min(drawn.size) > 200
+    assert not save_ablation_plot(AblationTable(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")

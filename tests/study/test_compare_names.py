@@ -1,0 +1,45 @@
+"""Voters are called by as much of their path as tells them apart."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.study.compare import shorten_model_names
+from vitrail.train.opened import LoadedModel
+
+
+def named(names: Sequence[str]) -> list[LoadedModel]:
+    return [LoadedModel(name=name, model=nn.Identity(), preprocessing=Preprocessing(), classes=1) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["runs/a/model", "runs/b/model", "weights.pth"], ["a/model", "b/model", "weights.pth"]),
+        (["x/a/model/", "y/a/model", "b/model"], ["x/a/model", "y/a/model", "b/model"]),
+        (["a", "b/a"], ["a", "b/a"]),
+        (["runs/a", "runs/a", "runs/a"], ["a", "a (2)", "a (3)"]),
+        (["timm:resnet18.a1", "hf-hub:timm/vit_tiny"], ["timm:resnet18.a1", "vit_tiny"]),
+        (["ground truth"], ["ground truth (2)"]),
+    ],
+)
+def test_names_are_short_and_told_apart(names: list[str], expected: list[str]) -> None:
+    assert shorten_model_names(named(names)) == expected
+
+
+def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "in").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "in")
+    assert shorten_model_names(named([".", ".."])) == ["in", "run"]
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map("/".join), min_size=1, max_size=6))
+def test_names_are_always_told_apart(names: list[str]) -> None:
+    found = shorten_model_names(named(names))
+    assert len(set(found)) == len(names)

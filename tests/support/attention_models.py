@@ -1,0 +1,91 @@
+"""Toy models that attend, one of every kind, and the same models without the fused kernel."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from support.noisy_weights import add_weight_noise
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.layers import attention as layers
+from vitrail.models import cct
+
+SIZE = (32, 48)  # a grid of 2 × 3 patches
+VIT_FIELDS: dict[str, Any] = {"image_size": SIZE, "classes": 5, "depth": 3, "width": 16, "heads": 2}
+TABLE_POSITIONS = ("learned", "learned_2d", "sincos", "sincos_2d")
+ATTENTION_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"{kind} {at}": ("vit", {"positions": kind, "positions_at": at})
+        for kind in TABLE_POSITIONS
+        for at in ("stem", "layers")
+    },
+    **{f"{kind} shared": ("vit", {"positions": kind, "positions_at": "shared"}) for kind in TABLE_POSITIONS},
+    **{kind: ("vit", {"positions": kind}) for kind in ("none", "relative", "rotary")},
+    **{
+        f"{kind} with registers": ("vit", {"positions": kind, "registers": 2})
+        for kind in ("learned", "relative", "rotary")
+    },
+    "registers without positions": ("vit", {"registers": 2, "prefix_positions": False}),
+    "mean": ("vit", {"pool": "mean"}),
+    "mean without class token": ("vit", {"pool": "mean", "class_token": False}),
+    "mean, then norm": ("vit", {"pool": "mean_norm", "class_token": False}),
+    "map": ("vit", {"pool": "map", "class_token": False}),
+    "map beside class token and registers": ("vit", {"pool": "map", "registers": 2}),
+    "no bias, swiglu, layer scale": ("vit", {"qkv_bias": False, "activation": "swiglu", "layer_scale": 0.1}),
+    "deit": ("deit", {}),
+    "deit3": ("deit", {"layer_scale": 0.1, "prefix_positions": False}),
+    "distilled": ("deit", {"distilled": True}),
+    "distilled, class answers": ("deit", {"distilled": True, "answer": "class"}),
+    "distilled, distill answers": ("deit", {"distilled": True, "answer": "distill"}),
+    "hybrid": ("hybrid", {}),
+    "cct": ("cct", {}),
+    "cct with neighbours": ("cct", {"neighbours": True, "published": False}),
+    "cct, sinusoidal": ("cct", {"learned_positions": False}),
+    "t2t": ("t2t", {"stage_width": 8}),
+}
+
+
+def make_attention_model(case: str = "learned stem", **fields: Any) -> Any:
+    """A toy of 2 × 3 patches; its attention is far from even, and its head far from zero."""
+    family, own = ATTENTION_CASES[case]
+    fields = {**VIT_FIELDS, **own, **fields}
+    if family == "hybrid":
+        model = vitrail.create("vit_base_r50_s16_224", stages=(1,), patch_size=4, **fields)
+    elif family == "cct":
+        model = cct.CCT(cct.CCTConfig(stem=(8, 8, 8), **fields))
+    else:
+        name = {"vit": "vit_tiny_patch16_224", "deit": "deit_tiny_patch16_224", "t2t": "t2t_vit_7"}[family]
+        model = vitrail.create(name, **fields)
+    return add_weight_noise(model, std=0.3)
+
+
+def random_image_batch(count: int = 2, size: tuple[int, int] = SIZE, channels: int = 3) -> Tensor:
+    return torch.randn(count, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+def count_hooks(model: nn.Module) -> int:
+    """How many hooks there are on all of a model's modules."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+@contextmanager
+def unfused_attention() -> Generator[list[Tensor]]:
+    """Attention as weights @ v, the weights of each call in a list: what autograd alone says of them."""
+    seen = list[Tensor]()
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+        weights = layers.attention_weights(q, k, mask)
+        if not weights.requires_grad:
+            weights.requires_grad_()
+        weights.retain_grad()
+        seen.append(weights)
+        return weights @ v
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "attention", attention)
+        patch.setattr(cct.LocalAttention, "forward", layers.SelfAttention.forward)  # which is fused, or here is not
+        yield seen

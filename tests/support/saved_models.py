@@ -1,0 +1,35 @@
+"""Toy models on disk, of every kind that a command may be given."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.noisy_weights import add_weight_noise
+
+import vitrail
+
+LABELS = ("ants", "bees", "cats")
+
+
+def write_model_folder(
+    folder: Path, preset: str = "vit_tiny_patch16_224", labels: tuple[str, ...] | None = LABELS, **fields: Any
+) -> Path:
+    """Of 2×2 patches, 2 layers and 2 heads, unless said."""
+    given = {"image_size": 32, "depth": 2, "width": 16, "heads": 2, "classes": len(labels or ()), **fields}
+    model = add_weight_noise(vitrail.create(preset, **given), std=0.3)
+    vitrail.save(model, folder, labels=labels, preprocessing=vitrail.Preprocessing(image_size=32))
+    return folder
+
+
+def write_convnet_folder(folder: Path) -> Path:
+    model = vitrail.create("resnet18", image_size=32, stages=(1, 1), width=8, classes=3)
+    vitrail.save(model, folder, labels=LABELS, preprocessing=vitrail.Preprocessing(image_size=32))
+    return folder
+
+
+def write_run_folder(folder: Path, data: Path, **fields: Any) -> Path:
+    """As `vitrail train` leaves it: half of the data was held out."""
+    write_model_folder(folder / "model", **fields)
+    plan = {"request": {"data": str(data), "val_share": 0.5}, "recipe": {"name": "probe", "seed": 3}}
+    (folder / "run.json").write_text(json.dumps(plan))
+    return folder

@@ -1,0 +1,55 @@
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from vitrail.train.callbacks import CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
+
+STEP = {"step": 20, "epoch": 0.4, "loss": 1.5, "accuracy": 0.25, "lr": 1e-3, "images_per_second": 812.4, "seconds": 3.0}
+VALIDATION = {"step": 50, "epoch": 1.0, "val_loss": 0.9, "val_top1": 0.7125, "val_top5": 0.98, "seconds": 5.0}
+START = TrainingStart(steps=100, steps_per_epoch=50)
+
+
+def shown(*, terminal: bool, every: float = 0.0) -> str:
+    out = StringIO()
+    watch = TerminalCallback(
+        Console(file=out, force_terminal=terminal, width=120, highlight=False), seconds_between_lines=every
+    )
+    watch.on_start(START)
+    watch.on_step(20)
+    watch.on_log(STEP)
+    watch.on_log(VALIDATION)
+    watch.on_finish()
+    return out.getvalue()
+
+
+def test_without_a_terminal_it_is_plain_lines() -> None:
+    lines = shown(terminal=False).splitlines()
+    assert lines == [
+        "epoch 0.40  step 20  loss 1.5000  accuracy 25.00%  lr 1.00e-03  812 img/s",
+        "epoch 1.00  step 50  validation: top-1 71.25%  loss 0.9000",
+    ]
+    assert len(shown(terminal=False, every=99).splitlines()) == 1, "few of them"
+
+
+def test_in_a_terminal_it_is_one_live_line() -> None:
+    out = shown(terminal=True)
+    assert "\x1b[" in out
+    for word in ("epoch 0.40", "20/100", "loss 1.5000", "812 img/s", "top-1 71.25%", "left"):
+        assert word in out
+
+
+def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    watch = CallbackList([TensorBoardCallback()])
+    watch.on_start(TrainingStart(steps=100, steps_per_epoch=50, folder=tmp_path))
+    watch.on_step(1)
+    watch.on_log(STEP)
+    watch.on_log(VALIDATION)
+    watch.on_finish()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert found.Scalars("training/loss")[0].value == 1.5
+    assert found.Scalars("validation/top1")[0].step == 50

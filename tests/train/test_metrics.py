@@ -1,0 +1,204 @@
+"""Sums over batches against the same figures by hand, and by torch's own top-k."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import DataError, VitrailError
+from vitrail.train.metrics import CALIBRATION_BINS, MAX_CLASSES_IN_CONFUSION, Evaluation, MetricAccumulator
+
+
+def random_answers(images: int = 500, classes: int = 12) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(classes, (images,))
+    return 3 * torch.randn(images, classes) + 4 * F.one_hot(labels, classes), labels
+
+
+def tallied(logits: Tensor, labels: Tensor, batch: int = 64, **more: Any) -> Evaluation:
+    tally = MetricAccumulator(logits.shape[1])
+    for start in range(0, len(labels), batch):
+        part = slice(start, start + batch)
+        tally.add_batch(logits[part], labels[part], **{name: value[part] for name, value in more.items()})
+    return tally.compute_evaluation([f"c{n}" for n in range(logits.shape[1])])
+
+
+@pytest.mark.parametrize("classes", [2, 5, 12, 300])
+def test_accuracy_and_loss_are_torchs(classes: int) -> None:
+    logits, labels = random_answers(classes=classes)
+    found = tallied(logits, labels)
+    top = logits.topk(min(5, classes)).indices == labels[:, None]
+    assert found.images == 500
+    assert found.top1 == top[:, 0].sum().item() / 500
+    assert found.top5 == top.any(1).sum().item() / 500
+    assert found.loss == pytest.approx(F.cross_entropy(logits.double(), labels).item(), rel=1e-12)
+
+
+def test_confusion_and_classes_by_hand() -> None:
+    logits, labels = random_answers(classes=4)
+    labels[labels == 2] = 1  # a class without pictures
+    found = tallied(logits, labels)
+    expected = torch.zeros(4, 4, dtype=torch.int64)
+    for label, said in zip(labels.tolist(), logits.argmax(1).tolist(), strict=True):
+        expected[label, said] += 1
+    assert found.confusion is not None
+    assert found.confusion.dtype == torch.int64
+    assert found.confusion.equal(expected)
+    assert [each.index for each in found.per_class] == [0, 1, 3]
+    for each in found.per_class:
+        assert each.images == expected[each.index].sum()
+        assert each.accuracy == pytest.approx((expected[each.index, each.index] / each.images).item())
+    pairs = found.list_confused_pairs()
+    assert sum(each.images for each in pairs) == expected.sum() - expected.diagonal().sum()
+    assert [each.images for each in pairs] == sorted((each.images for each in pairs), reverse=True)
+    assert expected[int(pairs[0].label[1:]), int(pairs[0].taken_for[1:])] == pairs[0].images
+
+
+def test_calibration_error_by_hand() -> None:
+    logits, labels = random_answers()
+    found = tallied(logits, labels)
+    error = 0.0
+    confidence, said = logits.double().softmax(1).max(1)
+    for n in range(CALIBRATION_BINS):
+        inside = (confidence > n / CALIBRATION_BINS) & (confidence <= (n + 1) / CALIBRATION_BINS)
+        assert found.bins[n].images == inside.sum()
+        if inside.any():
+            sure, right = confidence[inside].mean().item(), (said == labels)[inside].double().mean().item()
+            assert (found.bins[n].confidence, found.bins[n].accuracy) == (pytest.approx(sure), pytest.approx(right))
+            error += inside.sum().item() / len(labels) * abs(sure - right)
+        else:
+            assert (found.bins[n].confidence, found.bins[n].accuracy) == (None, None)
+    assert found.calibration_error == pytest.approx(error)
+
+
+def test_the_ends_of_the_bins() -> None:
+    sure = tallied(torch.tensor([[200.0, 0.0]]), torch.tensor([0]))
+    assert [each.images for each in sure.bins] == [0] * (CALIBRATION_BINS - 1) + [1]
+    assert sure.calibration_error == 0
+    assert tallied(torch.tensor([[200.0, 0.0]]), torch.tensor([1])).calibration_error == 1
+
+
+def test_of_equal_classes_the_first_is_meant() -> None:
+    logits = torch.zeros(8, 8)
+    found = tallied(logits, torch.arange(8))
+    assert (found.top1, found.top5) == (1 / 8, 5 / 8)
+    assert found.confusion is not None
+    assert found.confusion[:, 0].tolist() == [1] * 8
+
+
+def test_real_accuracy_by_its_definition() -> None:
+    logits = torch.eye(4)[[0, 1, 2, 3, 0]]
+    answers = [(0,), (2, 1), (3, 0), (), None]  # right, among them, not among them; two without any are left out
+    found = tallied(logits, torch.tensor([0, 0, 2, 3, 0]), answers=answers, batch=2)
+    assert (found.real, found.real_images) == (2 / 3, 3)
+    assert found.top1 == 4 / 5
+    assert "ReaL top-1 66.67% of the 3 images that have answers" in str(found)
+    assert tallied(logits, torch.tensor([0, 0, 2, 3, 0])).real is None
+
+
+def test_the_sum_of_the_ranks_is_one_tally() -> None:
+    logits, labels = random_answers()
+    whole, ranks = MetricAccumulator(12), [MetricAccumulator(12) for _ in range(3)]
+    whole.add_batch(logits, labels, [(n % 12,) for n in range(500)])
+    for rank, tally in enumerate(ranks):
+        tally.add_batch(logits[rank::3], labels[rank::3], [(n % 12,) for n in range(rank, 500, 3)])
+    total = MetricAccumulator(12)
+    total.add_sums(torch.stack([tally.get_sums() for tally in ranks]).sum(0))
+    assert whole.get_sums().dtype == torch.float64
+    assert whole.get_sums().ndim == 1
+    names = [str(n) for n in range(12)]
+    one, other = total.compute_evaluation(names).to_json(), whole.compute_evaluation(names).to_json()
+    assert one.keys() == other.keys()
+    for name in one:
+        if name != "bins":
+            assert one[name] == (pytest.approx(other[name], rel=1e-12) if isinstance(one[name], float) else other[name])
+    torch.testing.assert_close(total.get_sums(), whole.get_sums(), rtol=1e-12, atol=0)
+
+
+def test_half_precision_is_counted_in_full() -> None:
+    logits, labels = random_answers()
+    half = logits.bfloat16()
+    assert tallied(half, labels).loss == tallied(half.float(), labels).loss
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_model_that_answers_no_numbers(value: float) -> None:
+    logits, labels = random_answers()
+    logits[3, 3] = value
+    with pytest.raises(VitrailError, match=r"^the model answers NaN or infinity; expected finite weights: "):
+        MetricAccumulator(12).add_batch(logits, labels)
+
+
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_a_label_that_is_no_class(wrong: int) -> None:
+    logits, labels = random_answers()
+    labels[7] = wrong
+    with pytest.raises(DataError, match=f"^a label is {wrong}; expected 0 to 11, the classes of the model$"):
+        MetricAccumulator(12).add_batch(logits, labels)
+
+
+def test_nothing_was_counted() -> None:
+    tally = MetricAccumulator(2)
+    tally.add_batch(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))
+    with pytest.raises(DataError, match=r"^no picture to evaluate; expected at least one$"):
+        tally.compute_evaluation(["a", "b"])
+    with pytest.raises(DataError, match=r"^no picture to evaluate; 2 cannot be read, for instance x is no picture"):
+        tally.compute_evaluation(["a", "b"], skipped=["x is no picture", "y is no picture"])
+
+
+def test_very_many_classes_are_not_paired() -> None:
+    tally = MetricAccumulator(MAX_CLASSES_IN_CONFUSION + 1)
+    tally.add_batch(torch.eye(MAX_CLASSES_IN_CONFUSION + 1)[[5, 6]], torch.tensor([5, 5]))
+    found = tally.compute_evaluation([str(n) for n in range(MAX_CLASSES_IN_CONFUSION + 1)])
+    assert len(tally.get_sums()) < 10_000
+    assert (found.confusion, found.list_confused_pairs()) == (None, [])
+    assert [(each.index, each.accuracy) for each in found.per_class] == [(5, 0.5)]
+    assert "most confused" not in str(found)
+
+
+def test_the_report() -> None:
+    logits, labels = torch.eye(3)[[0, 0, 1, 1, 2]], torch.tensor([0, 1, 1, 1, 2])
+    tally = MetricAccumulator(3)
+    tally.add_batch(logits, labels)
+    found = tally.compute_evaluation(
+        ["ant", "bee\x1b[31m", "wasp"], skipped=[f"{n}.jpg is no picture" for n in range(12)], seconds=2
+    )
+    lines = str(found).splitlines()
+    assert lines[0] == "top-1 80.00%, loss 0.7514, calibration error 0.2239; 5 images, 2 images/s"
+    assert lines[2].split() == ["class", "images", "right"]
+    assert lines[4].split() == ["bee?[31m", "3", "66.7%"]
+    assert [line.split()[0] for line in lines[5:7]] == ["ant", "wasp"]
+    assert lines[8:11] == [
+        "most confused  taken for  images",
+        "─────────────  ─────────  ──────",
+        "bee?[31m       ant             1",
+    ]
+    assert lines[12:] == [
+        "left out, 12 unreadable:",
+        *(f"{n}.jpg is no picture" for n in range(10)),
+        "and 2 more",
+    ]
+
+
+def test_many_classes_show_their_worst() -> None:
+    logits, labels = random_answers(classes=21)
+    report = str(tallied(logits, labels))
+    assert ", top-5 " in report.splitlines()[0]
+    assert "worst of 21 classes  images" in report
+    assert report.split("most confused")[0].count("%\n") == 10
+
+
+def test_json_holds_all_of_it() -> None:
+    logits, labels = random_answers(classes=6)
+    found = tallied(logits, labels)
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (data["top1"], data["images"], len(data["classes"]), len(data["bins"])) == (
+        found.top1,
+        500,
+        6,
+        CALIBRATION_BINS,
+    )
+    right = sum(round(each["images"] * each["accuracy"]) for each in data["classes"])
+    assert right + sum(each["images"] for each in data["confused"]) == 500

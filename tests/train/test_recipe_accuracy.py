@@ -1,0 +1,39 @@
+"""Recipes keep what they promise: real pictures, real weights, minutes on two cores."""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli import build_app
+from vitrail.train.run_folder import RunFolder
+
+VIT = "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+
+
+def accuracy(words: str, folder: Path) -> float:
+    build_app()(["train", *shlex.split(words), "--out", str(folder)], exit_on_error=False, result_action="return_value")
+    return RunFolder(folder).read_records()[-1]["val_top1"]
+
+
+@pytest.mark.slow
+def test_fashion(tmp_path: Path) -> None:
+    assert accuracy("--recipe fashion", tmp_path / "run") >= 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:.*preprocessing is not in the file")
+@pytest.mark.parametrize("recipe", ["finetune", "probe"])
+def test_ants_and_bees(recipe: str, shared: Callable[[str], Path], tmp_path: Path) -> None:
+    words = f"--recipe {recipe} --data {shared('ants-bees')} --init {shared(VIT)}"
+    assert accuracy(words, tmp_path / "run") >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:.*preprocessing is not in the file")
+def test_ants_and_bees_at_384_by_one_argument(shared: Callable[[str], Path], tmp_path: Path) -> None:
+    words = f"--recipe probe --data {shared('ants-bees')} --init {shared(VIT)} --image-size 384 --epochs 1"
+    assert accuracy(words, tmp_path / "run") >= 0.93

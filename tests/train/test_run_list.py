@@ -1,0 +1,142 @@
+"""Run folders, whole, unfinished and damaged in every way: each is told apart, and none is an error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitrail.errors import ConfigError, DataError
+from vitrail.train.run_list import FinishedRun, find_finished_run, read_run_summaries, read_run_summary
+
+PLAN: dict[str, Any] = {
+    "vitrail": "0.1.0",
+    "request": {"data": "photos", "val_share": 0.25},
+    "data": {"name": "photos", "train": 8, "val": 4},
+    "model": {"name": "ViT-Ti/16", "family": "vit", "config": {}},
+    "recipe": {"name": "scratch", "seed": 7},
+    "steps": 4,
+}
+LOG: list[dict[str, float]] = [
+    {"step": 1, "epoch": 0.5, "loss": 2.5, "seconds": 0.4},
+    {"step": 2, "epoch": 1.0, "val_loss": 2.0, "val_top1": 0.75, "val_top5": 1.0, "seconds": 1.0},
+    {"step": 3, "epoch": 1.5, "loss": 1.5, "seconds": 1.4},
+    {"step": 4, "epoch": 2.0, "val_loss": 1.9, "val_top1": 0.5, "val_top5": 1.0, "seconds": 2.0},
+]
+
+
+def make_run(folder: Path, *, rows: int = 4, finished: bool = True) -> Path:
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(PLAN))
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LOG[:rows]))
+    if finished:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    run = read_run_summary(make_run(tmp_path / "one"))
+    assert (run.name, run.state, run.step, run.steps) == ("one", "finished", 4, 4)
+    assert (run.model, run.data, run.recipe) == ("ViT-Ti/16", "photos", "scratch")
+    assert (
+        run.best_value("val_top1"),
+        run.last_value("val_top1"),
+        run.last_value("loss"),
+        run.last_value("seconds"),
+    ) == (0.75, 0.5, 1.5, 2.0)
+    assert [dict(row) for row in run.records] == LOG
+    data = json.loads(json.dumps(run.to_json(), allow_nan=False))
+    assert (data["best_val_top1"], data["val_top1"], data["state"]) == (0.75, 0.5, "finished")
+
+
+def test_runs_that_were_stopped(tmp_path: Path) -> None:
+    assert read_run_summary(make_run(tmp_path / "killed", rows=3, finished=False)).state == "stopped at step 3"
+    begun = make_run(tmp_path / "begun", rows=0, finished=False)
+    assert read_run_summary(begun).state == "stopped at step 0"
+    (begun / "log.jsonl").unlink()
+    assert read_run_summary(begun).state == "stopped at step 0"
+    assert (read_run_summary(begun).best_value("val_top1"), read_run_summary(begun).last_value("loss")) == (None, None)
+    saving = make_run(tmp_path / "saving", finished=False)
+    (saving / "model").mkdir()
+    (saving / "model" / "model.safetensors").write_bytes(b"")  # killed before its config.json was there
+    assert read_run_summary(saving).state == "stopped at step 4"
+
+
+def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "cut", rows=2, finished=False)
+    with (folder / "log.jsonl").open("a") as file:
+        file.write('{"step": 3, "epo')
+    assert (read_run_summary(folder).state, read_run_summary(folder).step) == ("stopped at step 2", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "state"),
+    [
+        ("run.json", "{", "damaged: run.json: Expecting property name"),
+        ("run.json", "", "damaged: run.json: Expecting value"),
+        ("run.json", "[]", "damaged: run.json: it is not a run's plan"),
+        ("run.json", "\xff\xfe", "damaged: run.json: "),
+        ("run.json", 10**5 * "[", "damaged: run.json: "),
+        ("run.json", None, "damaged: run.json: No such file"),
+        ("log.jsonl", '{"step": 1}\n{"st\n{"step": 2}\n', "damaged: 1 broken lines in log.jsonl"),
+        ("log.jsonl", "[1]\n7\nnull\n{}\n", "damaged: 4 broken lines in log.jsonl"),
+    ],
+)
+def test_damage_is_told(tmp_path: Path, name: str, content: str | None, state: str) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content.encode("latin-1"))
+    assert read_run_summary(folder).state.startswith(state)
+
+
+def test_a_log_that_is_a_folder(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "log.jsonl").unlink()
+    (folder / "log.jsonl").mkdir()
+    assert read_run_summary(folder).state == "damaged: log.jsonl: it is a folder; expected a file"
+
+
+def test_values_of_other_kinds_are_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "run.json").write_text(json.dumps({"model": "ViT", "data": None, "recipe": {"name": 3}, "steps": "4"}))
+    (folder / "log.jsonl").write_text(
+        '{"step": 1, "loss": NaN, "val_top1": Infinity, "note": "x", "on": true, "accuracy": 0.5}\n'
+    )
+    run = read_run_summary(folder)
+    assert (run.model, run.data, run.recipe, run.steps) == ("ViT", "", "", None)
+    assert run.records == ({"step": 1, "accuracy": 0.5},)
+
+
+def test_the_runs_in_a_folder(tmp_path: Path) -> None:
+    make_run(tmp_path / "b")
+    make_run(tmp_path / "a", finished=False)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    (tmp_path / "file.txt").write_text("mine")
+    assert [run.name for run in read_run_summaries(tmp_path)] == ["a", "b", "empty"]
+    assert read_run_summaries(tmp_path)[2].state == "damaged: run.json: No such file or directory"
+    assert [run.name for run in read_run_summaries(tmp_path / "b")] == ["b"]
+
+
+def test_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"nowhere cannot be read: No such file or directory; expected a folder of runs"
+    ):
+        read_run_summaries(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds no runs; expected folders with a run\.json"):
+        read_run_summaries(tmp_path)
+
+
+def test_what_a_run_leaves_for_evaluation(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    assert find_finished_run(folder) == FinishedRun(model=folder / "model", data="photos", seed=7, val_share=0.25)
+    assert find_finished_run(tmp_path) is None
+    assert find_finished_run(tmp_path / "nowhere") is None
+    (folder / "run.json").write_text("{")
+    with pytest.warns(match="its validation images are unknown"):
+        assert find_finished_run(folder) == FinishedRun(model=folder / "model")
+    with pytest.raises(ConfigError, match=r"is a run that has not finished; .* vitrail train --resume .*unfinished$"):
+        find_finished_run(make_run(tmp_path / "unfinished", finished=False))

@@ -1,0 +1,175 @@
+"""Answers kept on disk: the same as live ones, asked once, whole or not at all, and never another teacher's."""
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_distillation import student
+from test_teacher import SEEN, Convnet, teacher
+from test_train_fit import PLAIN, data
+from torch import Tensor
+
+import vitrail.train.teacher_cache
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.augment.batch_transforms import normalise
+from vitrail.data.datasets import DatasetSubset
+from vitrail.data.loader import evaluation_batches
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.train.distillation import build_distillation
+from vitrail.train.fit import fit
+from vitrail.train.losses import DistillationLoss, LossInputs
+from vitrail.train.recipe import Recipe
+from vitrail.train.teacher import Teacher, TeacherView
+from vitrail.train.teacher_cache import LogitsFile, open_logits_file, write_array_with_checksum
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitrail.train.teacher_cache, "IMAGES_PER_FILE", 16)
+
+
+def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe = PLAIN) -> Any:
+    return build_distillation(
+        which or teacher(), student(), data(), recipe, SEEN, torch.device("cpu"), cache_folder=folder
+    )[0]
+
+
+def trained(folder: Path | None) -> dict[str, Tensor]:
+    made = objective(folder)
+    return fit(student(), data(), PLAIN, objective=made, preprocessing=SEEN, device="cpu").model.state_dict()
+
+
+def test_the_same_as_live(tmp_path: Path) -> None:
+    live, kept, again = trained(None), trained(tmp_path / "kept"), trained(tmp_path / "kept")
+    assert sorted(each.name for each in (tmp_path / "kept").glob("*/*.npy")) == [f"0000{n}.npy" for n in range(3)]
+    for name, each in live.items():
+        torch.testing.assert_close(kept[name], each, atol=1e-4, rtol=1e-3)
+        assert torch.equal(kept[name], again[name])
+
+
+def test_each_picture_is_asked_once(tmp_path: Path) -> None:
+    net = Convnet()
+    objective(tmp_path, teacher(net))
+    assert sum(map(len, net.shown)) == 2 + 40, "two to see whether it answers"
+    net.shown.clear()
+    objective(tmp_path, teacher(net))
+    assert sum(map(len, net.shown)) == 2
+
+
+def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
+    objective(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    before = [np.load(path) for path in sorted(folder.glob("*.npy"))]
+    (folder / "00000.npy").unlink()
+    for damage in (b"\x93NUMPY", b"", b"PK\x03\x04", b"text"):
+        (folder / "00001.npy").write_bytes(damage)
+        net = Convnet()
+        with pytest.warns(match=r"00001\.npy is damaged \(.*\); the teacher predicts these images again"):
+            objective(tmp_path, teacher(net))
+        assert sum(map(len, net.shown)) == 2 + (32 if damage == b"\x93NUMPY" else 16)
+    for path, array in zip(sorted(folder.glob("*.npy")), before, strict=True):
+        assert np.array_equal(np.load(path), array)
+    assert not [each for each in folder.iterdir() if each.name.startswith(".")]
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+def test_a_flipped_bit_is_asked_again_and_never_taught(tmp_path: Path, mutations: int) -> None:
+    write_array_with_checksum(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32))
+    whole, content, chance = np.load(tmp_path / "a.npy"), (tmp_path / "a.npy").read_bytes(), random.Random(0)
+    asked = 0
+    for _ in range(max(mutations // 10, 100)):
+        place = chance.randrange(len(content))
+        changed = bytes([content[place] ^ (1 << chance.randrange(8))])
+        (tmp_path / "a.npy").write_bytes(content[:place] + changed + content[place + 1 :])
+        found = open_logits_file(tmp_path / "a.npy", (16, 4))
+        asked += found is None
+        assert found is None or np.array_equal([found.read_row(row) for row in range(16)], whole)
+    assert asked
+    (tmp_path / "a.npy").write_bytes(content[:-72])
+    old = open_logits_file(tmp_path / "a.npy", (16, 4))
+    assert old is not None, "as an earlier version wrote it"
+    assert np.array_equal([old.read_row(row) for row in range(16)], whole)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_answers_that_are_not_a_file_are_one_line(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "a.npy")
+    with pytest.raises(CheckpointError, match=r"a\.npy cannot be used: it is a "):
+        open_logits_file(tmp_path / "a.npy", (16, 4))
+
+
+def test_answers_that_are_none(tmp_path: Path) -> None:
+    """A picture that could not be read when the teacher was asked."""
+    objective(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    np.save(folder / "00000.npy", np.full((16, 4), np.nan, np.float32))
+    made = objective(tmp_path)
+    with pytest.raises(CheckpointError, match="lacks answers to some pictures; expected all: remove it"):
+        fit(student(), data(), PLAIN, objective=made, preprocessing=SEEN, device="cpu")
+
+
+def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:
+    """Another teacher, other pictures under the same names, or another order of them."""
+    shown = data()
+    assert isinstance(shown.train, ArrayDataset)
+    other = replace(
+        shown, train=ArrayDataset(255 - shown.train.images, shown.train.labels, shown.classes, shown.train.dataset_name)
+    )
+    turned = replace(shown, train=DatasetSubset(shown.train, range(39, -1, -1)))
+    moved = Convnet()
+    moved.head.bias.data[0] += 1
+    for number, (which, pictures) in enumerate([(None, shown), (moved, shown), (None, other), (None, turned)], 1):
+        made = build_distillation(
+            teacher(which), student(), pictures, PLAIN, SEEN, torch.device("cpu"), cache_folder=tmp_path
+        )[0]
+        assert len(list(tmp_path.iterdir())) == number
+        assert isinstance(made, DistillationLoss)
+        lessons = TeacherView(teacher(which), pictures, SEEN, torch.device("cpu"))
+        assert pictures.train is not None
+        (batch,) = evaluation_batches(pictures.train, SEEN)
+        inputs = LossInputs(normalise(batch.images, SEEN), torch.empty(0), batch.labels, batch.indices)
+        torch.testing.assert_close(made.teacher_logits(inputs), lessons(inputs.images))
+
+
+@pytest.mark.parametrize(
+    "moving", [{"flip": 0.5}, {"mixup": 0.1}, {"crop": "shift"}, {"policy": "rand"}, {"early_size": 8}, {"erase": 0.1}]
+)
+def test_only_for_pictures_that_stay_the_same(moving: dict[str, Any], tmp_path: Path) -> None:
+    name = next(iter(moving))
+    with pytest.raises(
+        ConfigError, match=rf"look different each time \({name}\); expected .*--{name.replace('_', '-')} "
+    ):
+        objective(tmp_path / "kept", recipe=PLAIN.with_settings(moving))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_file_that_changes_during_a_run_ends_it_and_is_never_taught(tmp_path: Path) -> None:
+    whole = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    path = tmp_path / "a.npy"
+
+    def open_file() -> LogitsFile:
+        write_array_with_checksum(path, whole)
+        found = open_logits_file(path, (16, 4))
+        assert found is not None
+        assert np.array_equal(found.read_row(15), whole[15])
+        return found
+
+    file = open_file()
+    os.truncate(path, 200)
+    with pytest.raises(CheckpointError, match="changed during the run"):
+        file.read_row(15)
+    file, other = open_file(), bytearray(path.read_bytes())
+    other[-100] ^= 1
+    os.utime(path, ns=(0, 0))
+    path.write_bytes(other)
+    with pytest.raises(CheckpointError, match="changed during the run"):
+        file.read_row(0)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        file.read_row(0)
