@@ -13,3 +13,12 @@ def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignme
         ).rstrip()
         for line in (heading, ["─" * width for width in widths], *lines)
     ]
+
+
+def format_duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds, as 1:02:03; empty for None."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -99,7 +99,7 @@ def test_the_users_words_are_what_is_imported(capsys: pytest.CaptureFixture[str]
 
 
 def test_trust_that_nothing_asks_for_is_refused() -> None:
-    with pytest.raises(VitrailError, match=r"--trust-code own\.py:mixer_tiny is not named in the recipe scratch"):
+    with pytest.raises(VitrailError, match=r"`trust_code` own\.py:mixer_tiny is not named in the recipe scratch"):
         vitrail_(f"train --data photos --model ViT-Ti/16 --trust-code own.py:mixer_tiny {SMALL} -o run")
     assert not has_run()
 

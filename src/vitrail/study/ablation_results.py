@@ -1,14 +1,16 @@
-"""What came out of an ablation, row by row over the seeds and against the full row: as text and as files."""
+"""The results of an ablation, row by row over the seeds and compared with the full row: as text and as files."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.files import make_folder, write_atomically
-from vitrail.study.ablation_plan import AblationRow, AblationRun
+from vitrail.study.ablation_plan import AblationRow
+from vitrail.study.ablation_runs import AblationRun
 from vitrail.text import format_table
 from vitrail.train.run_list import read_run_summary
 
@@ -18,7 +20,7 @@ SIDES = "llrrrr"
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """Of one training: the last evaluation in its log; `failed` says why there is none."""
+    """The last evaluation in the log of a run; `failed` says why there is none."""
 
     seed: int
     folder: Path
@@ -51,7 +53,7 @@ class AblationLine:
         return fmean(values) if values else None
 
     def std(self, name: str) -> float | None:
-        """Of a sample, with n − 1; of one seed there is none."""
+        """The standard deviation of a sample, with n − 1; None for one seed."""
         values = self.list_values(name)
         return stdev(values) if len(values) > 1 else None
 
@@ -66,7 +68,7 @@ class AblationTable:
     def read(
         cls, recipe: str, data: str, rows: Sequence[AblationRow], runs: Sequence[AblationRun], failed: Mapping[str, str]
     ) -> "AblationTable":
-        """From the logs of the runs; `failed` has the reason for each, by its folder's name, that did not end."""
+        """Read the logs of the runs; `failed` has the reason for each, by the name of its folder, that did not end."""
         lines = [
             AblationLine(
                 row=row,
@@ -122,20 +124,27 @@ class AblationTable:
         return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), SIDES)}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        return write_table_files(folder, self.to_json(), self.to_markdown())
+        """Write table.json, table.md and, with matplotlib, ablation.png."""
+        written = write_table_files(folder, self.to_json(), self.to_markdown())
+        if find_spec("matplotlib"):
+            from vitrail.study.plots import save_ablation_plot
+
+            if save_ablation_plot(self, folder / "ablation.png"):
+                written.append(folder / "ablation.png")
+        return written
 
 
 def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:
-    """As `text_table`, for a page."""
+    """A table in Markdown; `sides`, such as "llr", aligns its columns."""
     rule = ["---:" if side == "r" else "---" for side in sides]
     rows = (heading, rule, *lines)
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 
-def write_table_files(folder: Path, whole: Mapping[str, Any], page: str) -> list[Path]:
-    """table.json and table.md."""
+def write_table_files(folder: Path, table: Mapping[str, Any], markdown: str) -> list[Path]:
+    """Write table.json and table.md."""
     make_folder(folder)
-    texts = {"table.json": json.dumps(whole, indent=2, ensure_ascii=False) + "\n", "table.md": page}
+    texts = {"table.json": json.dumps(table, indent=2, ensure_ascii=False) + "\n", "table.md": markdown}
     for name, text in texts.items():
         write_atomically(folder / name, lambda place, text=text: place.write_text(text, "utf-8"))
     return [folder / name for name in texts]
@@ -152,6 +161,6 @@ def format_failure(line: AblationLine) -> str:
 
 
 def format_seed_count(line: AblationLine) -> str:
-    """How many trainings came to their end, of how many."""
-    ended, begun = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
-    return str(begun) if ended == begun else f"{ended} of {begun}"
+    """How many runs finished, of how many."""
+    ended, started = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
+    return str(started) if ended == started else f"{ended} of {started}"

@@ -1,4 +1,4 @@
-"""Which positions, and where they are added: the eight cells of the ViT appendix, trained on any data.
+"""Which positions a ViT needs, and where they are added: the eight cells of the ViT appendix, trained on any data.
 
 Dosovitskiy 2020 (arXiv 2010.11929), appendix D.4, table 8. The rows are those of an ablation; the first has no
 positions, and the others are compared with it. Relative positions differ: the paper counts offsets along the sequence,
@@ -7,6 +7,7 @@ here they are (rows, columns).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -69,34 +70,36 @@ POSITION_CELLS = (
 )
 
 
-def build_position_rows(asked: Request) -> tuple[Ablation, list[AblationRow]]:
-    """A row for each cell, that without positions first; all are checked before any is trained."""
-    name = asked.recipe.model
-    if name is not None and not hasattr(find_preset(name, trusted=asked.trusted)[1], "positions_at"):
-        raise ConfigError(f"{name} has no choice of positions; expected a ViT, such as --model ViT-Ti/16")
-    ablation = Ablation(replace(asked, recipe=asked.recipe.with_settings({"fields": NO_POSITIONS.fields})))
+def build_position_rows(request: Request) -> tuple[Ablation, list[AblationRow]]:
+    """A row for each cell, the one without positions first; all are checked before any is trained."""
+    name = request.recipe.model
+    if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
+        raise ConfigError(
+            f"{name} has no choice of positions; expected a ViT, such as `model` ViT-Ti/16", fields=("model",)
+        )
+    ablation = Ablation(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
     others = [replace(ablation.row_with(cell.fields), name=cell.name) for cell in POSITION_CELLS[1:]]
     return ablation, [replace(ablation.full_row, name=NO_POSITIONS.name, unchanged_text="no positions"), *others]
 
 
 @dataclass(frozen=True)
 class PositionStudyTable:
-    """What came out, beside the paper's numbers."""
+    """The results compared with the paper's numbers."""
 
-    table: AblationTable  # its lines are those of CELLS
+    table: AblationTable  # its lines are those of POSITION_CELLS
 
     @property
     def pairs(self) -> list[tuple[PositionCell, AblationLine]]:
         return list(zip(POSITION_CELLS, self.table.lines, strict=True))
 
     def compute_gains(self) -> dict[PositionCell, float]:
-        """Points above no positions, of each cell that came to an end."""
+        """Points above no positions, for each cell with a result."""
         return {
             cell: points for cell, line in self.pairs[1:] if (points := self.table.gain_in_points(line)) is not None
         }
 
     def pooled_deviation(self) -> float | None:
-        """Of one training, in points: the standard deviation over seeds, pooled over the cells."""
+        """The standard deviation of one run over seeds, pooled over the cells, in points."""
         found = [(len(line.list_values("top1")) - 1, line.std("top1")) for line in self.table.lines]
         freedom = sum(extra for extra, std in found if std is not None)
         if not freedom:
@@ -112,7 +115,7 @@ class PositionStudyTable:
         return None if one is None else one * sqrt(2 / min(ended))
 
     def describe_findings(self) -> list[str]:
-        """The paper's answer, and the one that came out here."""
+        """The paper's finding, and the one of these runs."""
         gains, chance = self.compute_gains(), self.chance_deviation()
         lines = [
             f"the paper ({PAPER_SETTING}): {describe_gains({cell: cell.paper_points for cell in POSITION_CELLS[1:]})}"
@@ -121,7 +124,7 @@ class PositionStudyTable:
             return lines
         lines.append(f"here (top-1 of validation): {describe_gains(gains)}")
         if chance is None:
-            lines.append("how much of a difference is chance is not known from one seed; more of them would tell")
+            lines.append("one seed does not show how much of a difference is chance; train more seeds")
         else:
             lines.append(f"a difference between two means varies by ± {chance:.2f} points by chance alone")
         return lines
@@ -144,11 +147,11 @@ class PositionStudyTable:
         return "\n".join([*format_table(HEADING, self.cells(), SIDES), "", *self.describe_findings()])
 
     def to_json(self) -> dict[str, Any]:
-        whole = self.table.to_json()
+        table = self.table.to_json()
         its = [{**cell.fields, "paper": cell.paper, "paper_points": cell.paper_points} for cell in POSITION_CELLS]
-        rows = [{**row, **more} for row, more in zip(whole["rows"], its, strict=True)]
+        rows = [{**row, **more} for row, more in zip(table["rows"], its, strict=True)]
         return {
-            **whole,
+            **table,
             "rows": rows,
             "paper": PAPER_SETTING,
             "chance": self.chance_deviation(),
@@ -157,14 +160,21 @@ class PositionStudyTable:
 
     def to_markdown(self) -> str:
         about = (
-            f"top-1 (in %) of validation, mean ± standard deviation over seeds, beside the paper's ({PAPER_SETTING})"
+            f"top-1 (in %) of validation, mean ± standard deviation over seeds, next to the paper's ({PAPER_SETTING})"
         )
         found = "\n".join(f"- {line}" for line in self.describe_findings())
         table = markdown_table(HEADING, self.cells(), SIDES)
         return f"{self.table.recipe} on {self.table.data}: {about}\n\n{table}\n\n{found}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        return write_table_files(folder, self.to_json(), self.to_markdown())
+        """Write table.json, table.md and, with matplotlib, positions.png."""
+        written = write_table_files(folder, self.to_json(), self.to_markdown())
+        if find_spec("matplotlib"):
+            from vitrail.study.plots import save_position_study_plot
+
+            if save_position_study_plot(self, folder / "positions.png"):
+                written.append(folder / "positions.png")
+        return written
 
 
 def describe_gains(gains: Mapping[PositionCell, float]) -> str:
