@@ -35,6 +35,8 @@ class Interruption:
     signal: Signals = SIGKILL
 
 
+Case = Command | Interruption
+
 CIFAR = "--data ../data/cifar10 --seed 1 --batch 32 --recipe scratch"
 SHORT = f"train {CIFAR} --workers 0 --epochs 0.4 --warmup 0 --lr 0.01"
 SMALL = "--set image_size=32 --set width=32 --set depth=2 --set heads=2"
@@ -55,7 +57,7 @@ TRAININGS = {
     "cifar": f"train {EVERYTHING}",
     "vit": f"{SHORT} --model vit_tiny_patch16_224 {SMALL}",
     "pooled": f"{SHORT} --model ViT-Ti/16 {SMALL} --set pool=map --set class_token=false --set registers=2",
-    "moco": f"{SHORT} --model vit_small_patch16_224 {SMALL} --set width=48 --set heads=12 --set positions=sincos_2d",
+    "sincos": f"{SHORT} --model vit_small_patch16_224 {SMALL} --set width=48 --set heads=12 --set positions=sincos_2d",
     "deit": f"{SHORT} --model deit_tiny_patch16_224 {SMALL} --policy three --precision bfloat16",
     "hybrid": f"{SHORT} --model vit_base_r50_s16_224 {SMALL} --set stages=[1,1,1]",
     "cait": f"{SHORT} --model cait_xxs24_224 {SMALL} --set class_depth=1 --layer-decay 0.7",
@@ -78,7 +80,7 @@ TRAININGS = {
 LAYOUTS = {  # model: layout and ending
     "vit": "vitrail timm.safetensors hf torchvision.pth google.npz dino.pth mae.pth deit.safetensors",
     "pooled": "timm",
-    "moco": "moco.pth",
+    "sincos": "moco.pth",
     "deit": "deit.pth hf",
     "distill-hard": "deit.pth timm.pth",
     "hybrid": "google.npz timm.pth",
@@ -173,7 +175,7 @@ INTERRUPTIONS = {
     "killed-rows": Interruption(ROWS, f"{ROWS} --resume", "NAME.csv.partial/rows.csv", "whole-rows"),
     "killed-features": Interruption(FEATURES, f"{FEATURES} --resume", "NAME.npy.partial/files.csv", "whole-features"),
 }
-COMPARISONS: dict[str, Command | Interruption] = {
+COMPARISONS: dict[str, Case] = {
     **{name: Command(f"{line} -o {name}") for name, line in TRAININGS.items()},
     "runs": Command("runs . --json", "json"),
     **conversions(),
