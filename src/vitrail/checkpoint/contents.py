@@ -40,6 +40,7 @@ from vitrail.checkpoint.pickles import (
 )
 from vitrail.errors import CheckpointError, one_line
 from vitrail.files import FILES, open_regular, read_text
+from vitrail.machine import cores
 from vitrail.parsing import parse_json
 from vitrail.pickles import LARGEST_PICKLE, BoundedStream, PickleError, UnwantedNameError
 
@@ -212,7 +213,7 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> Contents:
         tensors[name] = torch.empty(entry["shape"], dtype=dtype)
         places.append(8 + length + start)
     memories = [tensor.flatten().view(torch.uint8).numpy().data for tensor in tensors.values()]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # half of the time goes into fresh pages of memory
+    with ThreadPoolExecutor(min(4, cores())) as pool:  # half of the time goes into fresh pages of memory
         list(pool.map(read_at, repeat(file.fileno()), places, memories))
     return Contents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 

@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.cli.reflow import reflowed
 from vitrail.errors import VitrailError, one_line
+from vitrail.machine import bound_spinning
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
@@ -111,6 +112,8 @@ def silence(stream: TextIO) -> None:
 
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
+    if "torch" not in sys.modules:  # as it is where a test or a notebook calls this
+        bound_spinning()
     sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # `>&-` closes them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

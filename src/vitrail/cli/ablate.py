@@ -113,7 +113,7 @@ def ablate(
     if master is not None:
         ablation.check_lessons(rows, master, device)
     runs = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder, master)
-    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
+    here = Here(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
     with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
         first = team.first  # of several processes one speaks
         if first:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -45,6 +45,9 @@ class SharedFlags:
         auto, cpu, cuda, cuda:1, mps.
     workers
         Processes that prepare pictures; without it as many as help.
+    threads
+        CPU threads, or auto: measured at the start, since on a busy machine fewer are faster. A resumed run keeps its
+        number.
     cache
         Gigabytes up to which decoded pictures are held in memory; 1 unless said, 0: none.
     val_share
@@ -67,6 +70,7 @@ class SharedFlags:
     stochastic_depth: float | None = None
     device: str = "auto"
     workers: int | None = None
+    threads: int | Literal["auto"] = "auto"
     cache: float | None = None
     val_share: float | None = None
     real: Path | None = None
@@ -183,7 +187,11 @@ def carry_out(
         flags.check_alone({**changes, "teacher": teacher, "teacher_set": teacher_fields, "teacher_cache": kept})
         from vitrail.cli.runner import Here, go_on
 
-        go_on(flags.resume, Here(device=flags.device, workers=flags.workers, strict=flags.strict), flags.code)
+        go_on(
+            flags.resume,
+            Here(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict),
+            flags.code,
+        )
         return
     recipe = flags.chosen(flags.recipe, changes, STUDENT if distilling else None)
     if distilling and recipe.distillation.distill == "none":
@@ -194,7 +202,7 @@ def carry_out(
     from vitrail.cli.runner import Here, begin
 
     request = flags.request(recipe, teacher, kept, parse_fields(teacher_fields) or None)
-    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
+    here = Here(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
     begin(request, flags.out, here, start=start, dry_run=flags.dry_run)
 
 

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import count
-from os import cpu_count
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +25,7 @@ from vitrail.data.cache import Cached, held
 from vitrail.data.loader import Order
 from vitrail.errors import CheckpointError, ConfigError, one_line
 from vitrail.files import make_folder
+from vitrail.machine import cores, restore_threads
 from vitrail.train.distill import check_fixed, distilling
 from vitrail.train.distributed import Team, device_of, joined
 from vitrail.train.fit import fit
@@ -37,6 +37,7 @@ from vitrail.train.runs import name_of
 from vitrail.train.setup import Setup
 from vitrail.train.speed import Speed, measure
 from vitrail.train.teacher import Teacher
+from vitrail.train.thread_choice import choose_threads, planned_threads
 from vitrail.train.watch import Several, Start, TensorBoard, Terminal, Watch
 
 RUNS = Path("runs")
@@ -49,6 +50,7 @@ class Here:
 
     device: str = "auto"
     workers: int | None = None
+    threads: int | Literal["auto"] = "auto"
     strict: bool = False
 
 
@@ -57,10 +59,13 @@ def begin(request: Request, out: Path | None, here: Here, *, start: float, dry_r
     keep_freed_memory()
     if out is not None and not dry_run:
         Run.check_free(out)  # at once, and again when it is made
-    with joined() as team:
+    with joined() as team, restore_threads():
         recipe, job = request.recipe, assembled(request, team)
         setup, taught_by = setup_of(job, request, here, team, dry_run=dry_run)
         tell(team, *introduced(job, request, setup))
+        choice = choose_threads(setup, here.threads)
+        torch.set_num_threads(choice.threads)
+        tell(team, str(choice))
         steps, minutes = setup.steps, recipe.loop.minutes
         if minutes is not None or dry_run:
             tell(team, "speed  is being measured …")
@@ -88,7 +93,7 @@ def go_on(folder: Path, here: Here, code: Sequence[str] = ()) -> None:
     """
     keep_freed_memory()
     run = Run(folder)
-    with joined() as team:
+    with joined() as team, restore_threads():
         if finished(run, run.plan()):
             tell(team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}")
             return
@@ -104,6 +109,7 @@ def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
     )
     if type(steps) is not int or steps < 1:
         raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
+    torch.set_num_threads(planned_threads(plan, here.threads, str(folder)))
     job = assembled(request, team)
     setup, taught_by = setup_of(job, request, here, team)
     now = plan_of(job, request, setup, steps, taught_by)
@@ -114,7 +120,8 @@ def resume(run: Run, here: Here, team: Team, code: Sequence[str]) -> None:
             raise CheckpointError(
                 f"cannot resume {folder}: the {what} has changed ({apart[0]}); restore it, or start a new run"
             )
-    for what in ("torch", "simplejpeg", "world"):
+    plan.setdefault("threads", now["threads"])  # of a run from before it was recorded: torch's default
+    for what in ("torch", "simplejpeg", "world", "threads"):
         if plan.get(what) != now[what]:
             tell(
                 team,
@@ -234,7 +241,7 @@ def workers_for(job: Job, here: Here, team: Team) -> int:
             raise ConfigError(f"--workers {here.workers}; expected at least 0")
         return here.workers
     in_memory = isinstance(job.data.train, Cached) or hasattr(job.data.train, "images")
-    return 0 if in_memory else max(1, min(8, (cpu_count() or 1) // team.world))
+    return 0 if in_memory else max(1, min(8, cores() // team.world))
 
 
 def watches(team: Team, *, resumed: bool = False) -> Watch:
@@ -267,7 +274,7 @@ def introduced(job: Job, request: Request, setup: Setup) -> list[str]:
         f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(said)}",
-        f"device {setup.device}, {torch.get_num_threads()} threads, {setup.workers} workers",
+        f"device {setup.device}, {setup.workers} workers",
     ]
 
 
@@ -312,6 +319,7 @@ def plan_of(job: Job, request: Request, setup: Setup, steps: int, taught_by: dic
         "steps": steps,
         "steps_per_epoch": setup.order.steps,
         "world": setup.team.world,
+        "threads": torch.get_num_threads(),
     }
 
 

@@ -83,7 +83,7 @@ def positions(
     folder = Path("runs") / f"{Path(data).name or 'data'}-positions" if out is None else out
     every = runs_of(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
     runs = sorted(every, key=lambda run: run.seed)
-    here = Here(device=flags.device, workers=flags.workers, strict=flags.strict)
+    here = Here(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
     with joined() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
         first = team.first  # of several processes one speaks
         if first:

@@ -17,10 +17,11 @@ from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.export.agreement import agreeing
 from vitrail.export.exported import Output, is_exported
+from vitrail.machine import cores
 from vitrail.models.checks import pair
 from vitrail.predict.identity import contents_of, short_key
 from vitrail.predict.kept import kept_int8, recall, remember
-from vitrail.predict.predictor import BATCH, Predictor, cores
+from vitrail.predict.predictor import BATCH, Predictor
 from vitrail.predict.stream import Engine
 
 EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]

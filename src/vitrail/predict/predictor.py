@@ -1,6 +1,5 @@
 """From pictures to the likeliest classes, or to features, by whichever engine."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.exported import Exported, Output, is_exported
+from vitrail.machine import cores
 from vitrail.models.checks import pair
 from vitrail.predict.answers import Prediction, checked_labels, likeliest
 from vitrail.predict.stream import Engine, Row, rows
@@ -165,11 +165,6 @@ def fitting(given: Preprocessing | None, about: Exported) -> Preprocessing:
     if rows % about.multiple or columns % about.multiple:
         raise ConfigError(f"pictures of {rows}×{columns} pixels; expected multiples of {about.multiple}")
     return given
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_count(name: str, value: object) -> None:

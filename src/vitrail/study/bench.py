@@ -1,6 +1,5 @@
 """How fast models answer: engines and peers in turns, by model, image size, batch and threads; memory and start-up."""
 
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError, VitrailError, one_line, unknown
+from vitrail.machine import restore_threads
 from vitrail.predict.answers import softmax
 from vitrail.study.bench_results import Line, Results
 from vitrail.study.cold import Start, StartError, start
@@ -75,7 +75,7 @@ def bench(request: Request, *, place: Path | None = None, progress: Progress = l
     """
     check_peers(tuple(request.peers))
     lines, notes = list[Line](), list[str]()
-    with kept(place) as folder, kept_threads():
+    with kept(place) as folder, restore_threads():
         for number, model in enumerate(request.models):
             for size in request.sizes:
                 here = folder / f"{number}-{'own' if size is None else shown(size)}"
@@ -103,18 +103,6 @@ def kept(place: Path | None) -> Generator[Path]:
         return
     with TemporaryDirectory(prefix="vitrail-bench-") as folder:
         yield Path(folder)
-
-
-@contextmanager
-def kept_threads() -> Generator[None]:
-    """What was said to torch of threads before is so again afterwards."""
-    torch = sys.modules.get("torch")  # which is not imported for this
-    before = None if torch is None else torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if torch is not None:
-            torch.set_num_threads(before)
 
 
 class Case:

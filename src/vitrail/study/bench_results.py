@@ -1,7 +1,6 @@
 """What a benchmark found: as tables, as JSON and as a picture."""
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from vitrail import __version__
 from vitrail.figures import COLOURS, GREY, Plate, drawable, new_figure, plain_axes
 from vitrail.files import make_folder, write_whole
+from vitrail.machine import cores
 from vitrail.study.cold import Start
 from vitrail.study.contenders import shown
 from vitrail.study.turns import Spread, Timed
@@ -178,8 +178,8 @@ def machine() -> str:
     """The processor by its name, and how many cores of it this process may use."""
     lines = CPU.read_text("utf-8", "replace").splitlines() if CPU.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{next(iter(names), platform.processor() or platform.machine())}, {cores} core{'s' * (cores != 1)}"
+    count = cores()
+    return f"{next(iter(names), platform.processor() or platform.machine())}, {count} core{'s' * (count != 1)}"
 
 
 def versions() -> dict[str, str]:

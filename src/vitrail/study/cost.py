@@ -11,7 +11,7 @@ from time import perf_counter, thread_time
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.study.bench import kept_threads
+from vitrail.machine import restore_threads
 from vitrail.study.cost_results import Cell, Study
 from vitrail.study.mixing import MIXERS, SIDE, Mixer, Step
 
@@ -83,7 +83,7 @@ def cost(request: Request, *, mixers: Sequence[Mixer] = MIXERS, progress: Progre
     """
     clock = Clock(request.budget, progress)
     notes = list[str]()
-    with kept_threads(), torch.inference_mode(), torch.random.fork_rng(devices=()):
+    with restore_threads(), torch.inference_mode(), torch.random.fork_rng(devices=()):
         torch.set_num_threads(1)
         torch.manual_seed(request.seed)
         cells = list(prepared(request, mixers, notes, clock))
