@@ -17,7 +17,7 @@ from vitrail.data.shown import Shown
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.exported import CONFIG
 from vitrail.predict import choice
-from vitrail.predict.choice import Chosen, Wish, choose
+from vitrail.predict.choice import Chosen, Wish, best_way, choose
 from vitrail.predict.kept import cache_folder, remember
 from vitrail.predict.onnx_engine import OnnxEngine
 
@@ -70,6 +70,16 @@ def writing(monkeypatch: pytest.MonkeyPatch, exported: Exports) -> list[Path]:
 
     monkeypatch.setattr("vitrail.export.writing.export_model", write)
     return found
+
+
+def test_of_two_alike_the_one_with_fewer_threads_a_call() -> None:
+    ways: dict[str, choice.Way] = {
+        "eager 1×2": ("eager", 1, 2),
+        "eager 2×1": ("eager", 2, 1),
+        "onnx 1×2": ("onnx", 1, 2),
+    }
+    assert best_way(ways, {"eager 1×2": 104, "eager 2×1": 100, "onnx 1×2": 90}) == "eager 2×1"
+    assert best_way(ways, {"eager 1×2": 106, "eager 2×1": 100, "onnx 1×2": 105}) == "eager 1×2"
 
 
 def way(chosen: Chosen) -> str:
