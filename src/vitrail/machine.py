@@ -19,7 +19,7 @@ def cores() -> int:
 
 
 def bound_spinning() -> bool:
-    """Let waiting threads of torch sleep soon; call it before torch is imported. Returns whether it has an effect.
+    """Let waiting threads of torch sleep soon; call it before torch is imported. Returns whether it was set.
 
     It sets GOMP_SPINCOUNT for this process and its children, unless the user set that or OMP_WAIT_POLICY.
     """

@@ -59,7 +59,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
 
 def setup(**changes: Any) -> Setup:
     how, place = Preprocessing(image_size=16, crop=1.0), torch.device("cpu")
-    fields = {"model": model(dropout=0.1), "data": data(), "recipe": LONG, "preprocessing": how, "device": place}
+    fields: dict[str, Any] = {
+        "model": model(dropout=0.1),
+        "data": data(),
+        "recipe": LONG,
+        "preprocessing": how,
+        "device": place,
+    }
     return Setup(**{**fields, "team": Team(), **changes})
 
 

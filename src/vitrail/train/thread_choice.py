@@ -22,12 +22,14 @@ from vitrail.machine import MOST_THREADS, cores
 from vitrail.train.setup import Setup
 
 SECONDS = 1.2  # of measured steps, if they are short
+LONGEST = 10.0  # seconds, after which no round is begun: long steps tell enough by themselves
 BLOCK = 0.1  # seconds of steps in a row with one number of threads, at least
 ROUNDS = 3  # at least, each with a block for each number
 CLEAR = 1.3  # times as fast in every block: no more rounds are needed
 HOPELESS = 3.0  # times as slow as the best at first: not measured again
 GAIN = 1.05  # times as fast must more threads be: they take the time of other processes
 FEW = 100  # steps: in a shorter run the ten or so that are measured would take longer than they save
+SHORT = 1.0  # minutes, for a run with a budget
 
 Blocks = dict[int, list[float]]  # by the number of threads, seconds a step
 
@@ -61,6 +63,8 @@ def choose_threads(setup: Setup, asked: int | Literal["auto"] = "auto") -> Threa
         return ThreadChoice(most, "not measured, since the model would be compiled for each number")
     if loop.minutes is None and setup.steps < FEW:
         return ThreadChoice(most, f"not measured for {setup.steps} steps")
+    if loop.minutes is not None and loop.minutes < SHORT:
+        return ThreadChoice(most, f"not measured for {loop.minutes:.2g} minutes")
     blocks = measure_threads(setup, candidates(most))
     speeds = {threads: loop.batch / median(seconds) for threads, seconds in blocks.items()}
     best = pick(speeds)
@@ -126,7 +130,8 @@ def take_turns(step: Callable[[], object], numbers: Sequence[int]) -> Blocks:
         if seconds[0] <= HOPELESS * fastest(blocks)
     }
     for done in count(1):
-        if len(lengths) == 1 or is_clear(blocks) or (done > ROUNDS and perf_counter() - begun > SECONDS):
+        spent = perf_counter() - begun
+        if len(lengths) == 1 or is_clear(blocks) or spent > (SECONDS if done > ROUNDS else LONGEST):
             return blocks
         for threads, steps in lengths.items():
             blocks[threads].append(time_steps(step, threads, steps))
