@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_train_fit import PLAIN, data, model
 
 from vitrail.cli import app
@@ -175,6 +176,16 @@ def test_a_run_records_its_threads_and_keeps_them(
     assert seen == [1, 1, 2]
     assert torch.get_num_threads() == 2
     assert Run(Path("run")).plan()["threads"] == 1
+
+
+def test_a_measured_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(thread_choice, "candidates", lambda _: [1])
+    words = f"{TINY} --set dropout=0.1 --epochs 1.7 --batch 100"
+    train(f"{words} --out measured")
+    train(f"{words} --threads 1 --out given")
+    measured, given = (load_file(f"{name}/model/model.safetensors") for name in ("measured", "given"))
+    assert all(torch.equal(weight, given[name]) for name, weight in measured.items())
 
 
 def test_numbers_that_are_none() -> None:
