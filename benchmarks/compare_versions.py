@@ -6,7 +6,7 @@
 
 The same command lines run with both checkouts, each in a folder of its own, on small generated data. What *before* has
 trained, saved, exported and left unfinished is also opened by *after*. Wording and figures are not compared. Exits with
-code 1 if anything differs. About five minutes on two idle CPU cores.
+code 1 if anything differs.
 """
 
 import argparse
