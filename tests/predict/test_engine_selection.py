@@ -81,6 +81,17 @@ def pictures(count: int) -> list[ImageItem]:
     return [ImageItem(each, str(n)) for n, each in enumerate(random_pixels(count))]
 
 
+def test_of_two_alike_the_one_with_fewer_threads_per_call_is_chosen() -> None:
+    settings: dict[str, engine_selection.EngineSetting] = {
+        "eager 1×2": ("eager", 1, 2),
+        "eager 2×1": ("eager", 2, 1),
+        "onnx 1×2": ("onnx", 1, 2),
+    }
+    choose = engine_selection.choose_fastest_setting
+    assert choose(settings, {"eager 1×2": 104, "eager 2×1": 100, "onnx 1×2": 90}) == "eager 2×1"
+    assert choose(settings, {"eager 1×2": 106, "eager 2×1": 100, "onnx 1×2": 105}) == "eager 1×2"
+
+
 def test_measured_once_and_recalled(exported: ExportFinder, speeds: Speeds) -> None:
     speeds |= {"onnx 1×2": 100, "onnx 2×1": 150}
     first = choose_engine(exported("onnx"), EngineOptions(), 1000)

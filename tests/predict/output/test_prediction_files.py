@@ -241,8 +241,8 @@ def test_another_job_is_not_gone_on_with(tmp_path: Path, other: dict[str, Any]) 
     job.write_text(job.read_text()[:-3])
     with pytest.raises(ConfigError, match=r"job.json cannot be read: .*; use `overwrite` to start over"):
         opened(tmp_path / "out", "csv", resume=True)
-    with ThreadPoolExecutor(1) as other:  # the failures above have released the lock
-        other.submit(opened, tmp_path / "out", "csv").result().close()
+    with ThreadPoolExecutor(1) as thread:  # the failures above have released the lock
+        thread.submit(opened, tmp_path / "out", "csv").result().close()
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
