@@ -76,7 +76,7 @@ def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> N
     said = vitrail_("export", "model", "new/out")
     assert (said.code, said.err) == (
         2,
-        "vitrail: new/out already exists; expected a new place, or --overwrite to replace it\n",
+        "vitrail: new/out already exists; use --overwrite to replace it, or choose another name\n",
     )
     assert (Path("new/out") / ONNX_FILE).read_bytes() == before
     said = vitrail_("export", "model", "new/out", "--overwrite", "--to", "torch-export")

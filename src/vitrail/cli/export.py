@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
+from vitrail.files import check_output_paths
 
 
 def export(
@@ -79,8 +80,7 @@ def export(
         raise ConfigError(f"--merge {merge}; expected 0 or more")
     if dynamic and merge:
         raise ConfigError("--dynamic with --merge, which counts the patches of one size; expected one of them")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
+    check_output_paths([out], overwrite=overwrite)
 
     from vitrail.export.atomic_folder import check_target_folder
 
