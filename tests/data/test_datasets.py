@@ -47,7 +47,7 @@ def test_objects_are_taken_as_they_are() -> None:
     arrays = ArrayDataset(random_array(20, 4, 4, 3), np.arange(20) % 2, ["cat", "dog"], "toys")
     data = open_data(arrays)
     assert (len(data.train or ()), len(data.val or ())) == (16, 4)
-    assert data.notes == ("Arrays: 4 of 20 pictures held out for validation, by seed 0",)
+    assert data.notes == ("ArrayDataset: 4 of 20 pictures held out for validation, by seed 0",)
     given = DatasetSplits(name="mine", train=arrays, val=None, classes=arrays.classes)
     assert open_data(given) is given
 
@@ -59,7 +59,7 @@ def test_other_things_are_refused(where: Any) -> None:
 
 
 def test_nothing_at_all_is_refused() -> None:
-    with pytest.raises(DataError, match="Arrays has no pictures in it; expected some"):
+    with pytest.raises(DataError, match="ArrayDataset has no pictures in it; expected some"):
         open_data(ArrayDataset(random_array(0, 4, 4, 3), [], ["cat"]))
 
 

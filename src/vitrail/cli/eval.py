@@ -89,12 +89,12 @@ def eval(  # noqa: A001
 
     from vitrail.checkpoint.class_mapping import map_classes
     from vitrail.checkpoint.reading import describe, read, warn_about_report
+    from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.evaluate import evaluate
     from vitrail.train.opened import get_validation_images, open_evaluation_data
-    from vitrail.train.run_list import find_finished_run
 
     prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
     place = resolve_device(device, Ranks())

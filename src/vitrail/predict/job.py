@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
+from vitrail.export.description import is_exported
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine
 from vitrail.predict.image_list import (
     ImageList,
@@ -95,7 +96,6 @@ class PredictJob:
     options: EngineOptions = field(default_factory=EngineOptions)
     resume: bool = False  # continue with the rows in OUT.partial
     overwrite: bool = False  # replace OUT
-    weights: str | Path | None = None  # what is opened; None: `model`
     stdin: BinaryIO | None = None
     write_text: Callable[[str], object] = ignore
     on_note: Callable[[str], object] = ignore
@@ -137,10 +137,19 @@ class PredictJob:
     def open_engine(self, listing: ImageList, summary: ImageListSummary) -> EngineChoice:
         readable = (each for each in listing if is_rereadable(each))
         sample = list(islice(readable, ENGINE_SAMPLE_SIZE if summary.images > 1 else 0))
-        engine = choose_engine(self.weights or self.model, self.options, summary.images, sample, self.on_note)
+        engine = choose_engine(self.find_weights(), self.options, summary.images, sample, self.on_note)
         for note in engine.notes:
             self.on_note(note)
         return engine
+
+    def find_weights(self) -> str | Path:
+        """The final model of a run folder, or the model itself."""
+        if is_exported(self.model):
+            return self.model
+        from vitrail.checkpoint.run_files import find_finished_run  # needs torch
+
+        run = find_finished_run(Path(self.model))
+        return self.model if run is None else run.model
 
     def describe(self, kind: str, predictor: Predictor) -> dict[str, Any]:
         """What must be the same when the job is resumed; the keys are those of job.json."""

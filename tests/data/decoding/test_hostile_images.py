@@ -38,7 +38,7 @@ warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30,) * 2)
 idle, longest, read, failures = peak(), 0.0, 0, []
 for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-    for make in hostile_images.KINDS:
+    for make in hostile_images.GENERATORS:
         data = make(Random(seed))
         for name, function in READ.items():
             start = time.perf_counter()

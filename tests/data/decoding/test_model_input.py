@@ -242,7 +242,7 @@ from vitrail.data.preprocessing import Preprocessing
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024
 before = peak()
-decode_for_model(sys.argv[1], Preprocessing(), scaled=True)
+decode_for_model(sys.argv[1], Preprocessing(), reduce_jpeg=True)
 print(peak() - before, "torch" in sys.modules)
 """
 

@@ -107,7 +107,7 @@ def test_every_ending_in_any_case_at_any_depth(tmp_path: Path) -> None:
     assert data.train is not None
     assert len(data.train) == len(IMAGE_SUFFIXES) + 1
     assert data.notes[0] == f"{tmp_path}: 1 pictures lie outside the class folders; left out"
-    assert data.notes[1] == f"{tmp_path}: 2 files are no pictures, say 'a/readme.txt'; left out"
+    assert data.notes[1] == f"{tmp_path}: 2 files are not images, say 'a/readme.txt'; skipped"
     for index in range(len(data.train)):
         assert data.train[index][0].size == (5, 6)
 

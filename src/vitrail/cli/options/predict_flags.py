@@ -96,15 +96,9 @@ class PredictFlags:
                 raise ConfigError(f"--{name} needs -o OUT, the file with the results")
 
         from vitrail.data.decoding.image_formats import ImageLimits
-        from vitrail.export.description import is_exported
         from vitrail.predict.engine_selection import EngineOptions
         from vitrail.predict.job import PredictJob
 
-        run = None
-        if not is_exported(model):
-            from vitrail.train.run_list import find_finished_run
-
-            run = find_finished_run(Path(model))
         options = EngineOptions(
             **{name: getattr(self, name) for name in ("engine", "exact", "fast", "batch", "streams", "threads")},
             output=output,
@@ -121,7 +115,6 @@ class PredictFlags:
             options=options,
             resume=self.resume,
             overwrite=self.overwrite,
-            weights=None if run is None else run.model,
             stdin=getattr(sys.stdin, "buffer", None),
             write_text=write_to_stdout,
             on_note=print_note,
