@@ -125,7 +125,7 @@ def test_every_flag_reaches_the_writer(vitrail_: Run, here: Path, asked: list[di
     (given,) = asked
     assert (given["to"], given["output"], given["portable"], given["merge"]) == ("onnx-int8", "mean", True, 2)
     assert (given["preprocessing"].crop, given["preprocessing"].interpolation) == (0.5, "bilinear")
-    assert (given["overwrite"], given["dynamic"], given["pictures"]) == (True, False, None)
+    assert (given["overwrite"], given["dynamic"], given["images"]) == (True, False, None)
 
 
 @pytest.mark.parametrize("name", TOY_FIELDS)

@@ -237,7 +237,13 @@ def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: 
 
 def test_jobs_need_no_torch() -> None:
     """Whatever an exported model's job imports, but for what computes it."""
-    names = ("cli.predict", "cli.embed", *(f"predict.{name}" for name in ("sources", "sinks", "row_files", "features")))
+    names = (
+        "cli.predict",
+        "cli.embed",
+        "predict.image_list",
+        "predict.output.prediction_files",
+        "predict.output.feature_files",
+    )
     program = f"import sys, {', '.join(f'vitrail.{name}' for name in names)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "safetensors", "yaml", "pyarrow", "onnxruntime", "rich.progress"} & set(done.stdout.split())

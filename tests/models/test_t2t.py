@@ -251,7 +251,7 @@ def test_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
         ({"image_size": 7}, r"say to 16×16"),
         ({"stage": "convolution"}, r"stage 'convolution'"),
         ({"stage_width": 1}, r"stage_width is 1; expected 2 or more"),
-        ({"heads": 5}, r"width 384 cannot be shared by 5 heads"),
+        ({"heads": 5}, r"width 384 cannot be divided by 5 heads"),
         ({"stage_dropout": 1.0}, r"stage_dropout is 1.0; expected at least 0 and less than 1"),
     ],
 )
