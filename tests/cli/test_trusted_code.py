@@ -117,13 +117,13 @@ def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch:
 
 def test_a_file_cannot_say_what_is_trusted() -> None:
     write_plan(Path("theirs"), model="own.py:mixer_tiny", trusted="own.py:mixer_tiny")
-    with pytest.raises(VitrailError, match="trust.code.?"):
+    with pytest.raises(VitrailError, match=r"trust.code.?"):
         vitrail_("train --resume theirs")
     assert not has_run()
 
 
 def test_by_default_a_name_imports_nothing() -> None:
-    with pytest.raises(VitrailError, match="trust.code.? own_module:mixer_tiny"):
+    with pytest.raises(VitrailError, match=r"trust.code.? own_module:mixer_tiny"):
         find_preset("own_module:mixer_tiny")
     assert not has_run()
 
