@@ -127,7 +127,7 @@ def open_data(
 
 
 def escape_unprintable(note: str) -> str:
-    """Escape what folder names may contain, such as line breaks."""
+    """On one line, whatever the names of folders hold."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in note)
 
 
