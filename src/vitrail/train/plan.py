@@ -50,6 +50,7 @@ class Plan:
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     ranks: Ranks = Ranks()  # noqa: RUF009  # immutable
     workers: int = 0
+    threads: int | None = None  # None: torch's own number
     strict: bool = False  # an unreadable image is an error
     objective: Objective = classification_loss
     transform: Callable[[Any], Any] | None = None  # external code that replaces the recipe's augmentation
@@ -179,6 +180,7 @@ class Plan:
             "steps": self.steps,
             "steps_per_epoch": self.steps_per_epoch,
             "world": self.ranks.world_size,
+            "threads": self.threads or torch.get_num_threads(),
         }
 
 

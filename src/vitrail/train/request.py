@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
@@ -116,6 +116,7 @@ class Runtime:
 
     device: str = "auto"
     workers: int | None = None  # None: as many as help
+    threads: int | Literal["auto"] = "auto"  # auto: measured at the start; a resumed run keeps its number
     strict: bool = False  # an unreadable image is an error
     report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
     progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar

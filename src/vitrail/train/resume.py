@@ -22,7 +22,7 @@ from vitrail.train.trainer import Trainer
 from vitrail.train.training_state import DamagedCheckpointError, TrainingState, read_training_state
 
 UNCHANGED_PARTS = ("model", "data", "teacher")  # of run.json
-BIT_IDENTITY_PARTS = ("torch", "simplejpeg", "world")
+BIT_IDENTITY_PARTS = ("torch", "simplejpeg", "world", "threads")
 
 
 def find_newest_checkpoint(run: RunFolder) -> tuple[TrainingState | None, dict[Path, str]]:
@@ -135,7 +135,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], folder: P
     return [
         f"{part} was {before.get(part)} and is {now[part]}: resuming, but not bit-identical"
         for part in BIT_IDENTITY_PARTS
-        if before.get(part) != now[part]
+        if before.get(part) != now[part] and not (part == "threads" and part not in before)  # not recorded in the past
     ]
 
 

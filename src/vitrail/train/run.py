@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from os import cpu_count
 from pathlib import Path
 from shlex import quote
 from time import monotonic
@@ -21,6 +20,7 @@ from vitrail.checkpoint.writing import write
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.machine import count_cores, restore_threads
 from vitrail.text import format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import add_teacher, check_no_random_augmentation
@@ -34,6 +34,7 @@ from vitrail.train.resume import check_unchanged
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
 from vitrail.train.run_list import get_recorded_name
 from vitrail.train.teacher import Teacher
+from vitrail.train.thread_choice import choose_threads, get_recorded_threads
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
 MAX_LISTED_IMAGES = 10  # skipped images that are named
@@ -56,9 +57,11 @@ def start_run(
     keep_freed_memory()
     if folder is not None and not dry_run:
         RunFolder.check_folder_is_free(folder)  # at once, and again when it is made
-    with join_process_group() as ranks:
+    with join_process_group() as ranks, restore_threads():
         plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
-        report_lines(runtime, ranks, *describe_plan(plan, request))
+        choice = choose_threads(plan, runtime.threads)
+        plan = use_threads(plan, choice.threads)
+        report_lines(runtime, ranks, *describe_plan(plan, request), str(choice))
         if request.recipe.loop.minutes is not None or dry_run:
             report_lines(runtime, ranks, "speed  is being measured …")
             speed = measure_throughput(plan)
@@ -86,7 +89,7 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
     runtime = runtime or Runtime()
     keep_freed_memory()
     run = RunFolder(folder)
-    with join_process_group() as ranks:
+    with join_process_group() as ranks, restore_threads():
         if is_training_complete(run):
             report_lines(runtime, ranks, f"run    {folder} is finished; evaluate it with: vitrail eval {folder}")
             return
@@ -96,7 +99,8 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
             steps = recorded.get("steps")
             if type(steps) is not int or steps < 1:
                 raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")
-            plan = prepare_plan(request, runtime, ranks).with_steps(steps)
+            threads = get_recorded_threads(recorded, runtime.threads, str(folder))
+            plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
             now = plan.to_json()
             if request.trusted is not None:  # the user may name the same code by another path
                 now["model"]["name"] = get_recorded_name(recorded.get("model"))
@@ -132,6 +136,12 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
     return plan
 
 
+def use_threads(plan: Plan, threads: int) -> Plan:
+    """Set torch's number of threads, and record it in the plan: sums depend on it."""
+    torch.set_num_threads(threads)
+    return replace(plan, threads=threads)
+
+
 def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) -> int:
     """By default none if the images are in memory, else one per core, shared by the ranks of a machine."""
     if asked is not None:
@@ -139,7 +149,7 @@ def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) ->
             raise ConfigError(f"`workers` is {asked}; expected at least 0", fields=("workers",))
         return asked
     in_memory = isinstance(data.train, CachedDataset) or hasattr(data.train, "images")
-    return 0 if in_memory else max(1, min(8, (cpu_count() or 1) // ranks.world_size))
+    return 0 if in_memory else max(1, min(8, count_cores() // ranks.world_size))
 
 
 def keep_freed_memory() -> None:
@@ -231,7 +241,7 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
         f"model  {plan.model_name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {start}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
-        f"device {plan.device}, {torch.get_num_threads()} threads, {plan.workers} workers",
+        f"device {plan.device}, {plan.workers} workers",
     ]
 
 

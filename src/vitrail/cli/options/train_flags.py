@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -45,6 +45,9 @@ class TrainFlags:
         auto, cpu, cuda, cuda:1, mps.
     workers
         Processes that load images (default: automatic).
+    threads
+        CPU threads, or auto: measured at the start, since fewer are faster on a busy machine. A resumed run keeps its
+        number.
     cache
         Cache decoded images in memory if they take at most this many gigabytes (default: 1); 0 disables it.
     val_share
@@ -67,6 +70,7 @@ class TrainFlags:
     stochastic_depth: float | None = None
     device: str = "auto"
     workers: int | None = None
+    threads: int | Literal["auto"] = "auto"
     cache: float | None = None
     val_share: float | None = None
     real: Path | None = None
@@ -137,6 +141,7 @@ class TrainFlags:
         return Runtime(
             device=self.device,
             workers=self.workers,
+            threads=self.threads,
             strict=self.strict,
             report=partial(print, flush=True),
             progress=progress_bar,
