@@ -1,6 +1,6 @@
 """Tables as plain text, the same in a terminal, a pipe and a file."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> list[str]:
@@ -13,3 +13,8 @@ def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignme
         ).rstrip()
         for line in (heading, ["─" * width for width in widths], *lines)
     ]
+
+
+def abbreviate_list(names: Collection[str], most: int = 4) -> str:
+    """Join the first `most` names with commas, and say how many more there are."""
+    return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -99,6 +99,7 @@ def convert(
         raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
 
     from vitrail.checkpoint import read, write
+    from vitrail.cli import name_options
     from vitrail.data.preprocessing import Preprocessing
 
     found = read(checkpoint, source=source, policy=policy, **given)
@@ -108,7 +109,7 @@ def convert(
     if labels is not None:
         about = replace(about, labels=read_labels_file(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
-    print(found.report)
+    print(name_options(str(found.report), found.report.settings))
     write(
         found.model,
         out,

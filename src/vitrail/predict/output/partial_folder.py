@@ -15,7 +15,7 @@ from typing import Any
 
 from vitrail import __version__
 from vitrail.errors import ConfigError, VitrailError, describe_error
-from vitrail.files import FILE_KINDS, TEMPORARY_NAME_PATTERN, make_writable_folder, read_text, sync_to_disk, write_text
+from vitrail.files import FILE_KINDS, is_temporary_name, make_writable_folder, read_text, sync_to_disk, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.predict.model_checksums import compute_model_checksums, hash_texts
@@ -112,7 +112,9 @@ class PartialFolder:
             return
         begun = JOB_FILE in inside and is_job_file(inside[JOB_FILE])
         for name, path in sorted(inside.items(), key=lambda each: each[0] in PARTIAL_FOLDER_FILES):
-            known = (name in (PARTIAL_FOLDER_FILES if begun else FILES_WITHOUT_JOB)) or is_temporary_job_file(name)
+            known = (name in (PARTIAL_FOLDER_FILES if begun else FILES_WITHOUT_JOB)) or is_temporary_name(
+                name, re.escape(JOB_FILE)
+            )
             if not known or not is_regular_file_without_links(path, empty=name == COMPLETE_MARKER_FILE):
                 raise ConfigError(
                     f"{self.folder} holds {name!r}, which was not written by a vitrail job; {self.conflict_hint}"
@@ -178,7 +180,11 @@ class PartialFolder:
     def list_result_files(self) -> list[str]:
         """The files of rows, without job.json, `whole` and the lock."""
         names = [path.name for path in self.folder.iterdir()]
-        return [name for name in names if name in (COMPLETION_LOG_FILE, *RESULT_FILES) or is_temporary_job_file(name)]
+        return [
+            name
+            for name in names
+            if name in (COMPLETION_LOG_FILE, *RESULT_FILES) or is_temporary_name(name, re.escape(JOB_FILE))
+        ]
 
     def delete_file(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -237,10 +243,6 @@ def is_regular_file_without_links(path: Path, *, empty: bool = False) -> bool:
     except FileNotFoundError:  # its owner has just removed it
         return True
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not (empty and found.st_size)
-
-
-def is_temporary_job_file(name: str) -> bool:
-    return re.fullmatch(TEMPORARY_NAME_PATTERN.format(name=re.escape(JOB_FILE)), name) is not None
 
 
 def is_job_file(path: Path) -> bool:
