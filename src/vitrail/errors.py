@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from vitrail.text import escape_unprintable
+
 MAX_MESSAGE_LENGTH = 2000  # characters
 
 
@@ -18,7 +20,7 @@ class VitrailError(Exception):
         self.fields = fields
         if len(message) > MAX_MESSAGE_LENGTH:
             message = f"{message[: MAX_MESSAGE_LENGTH // 2]} … {message[-MAX_MESSAGE_LENGTH // 2 :]}"
-        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in message))
+        super().__init__(escape_unprintable(message))
 
 
 class ConfigError(VitrailError):

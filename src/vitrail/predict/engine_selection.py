@@ -17,17 +17,19 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
+from vitrail.machine import count_cores
 from vitrail.models.checks import pair
 from vitrail.predict.engine_cache import get_cached_int8_export, read_engine_speeds, write_engine_speeds
 from vitrail.predict.model_checksums import compute_model_checksums, hash_texts
 from vitrail.predict.pipeline import Engine
-from vitrail.predict.predictor import DEFAULT_BATCH, Predictor, count_cores
+from vitrail.predict.predictor import DEFAULT_BATCH, Predictor
 
 EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]
 MIN_IMAGES_TO_EXPORT = 500  # pictures: for fewer, exporting a model takes longer than it saves
 MIN_IMAGES_TO_MEASURE = 16  # pictures
 MIN_INT8_AGREEMENT = 0.9  # share of pictures on which int8 must say what fp32 says to be taken by --fast
 MIN_SAMPLE_IMAGES = 8  # pictures of the job that tell whether it does; else the built-in ones do
+MIN_GAIN = 1.05  # times as fast must a call on more threads be
 MEASURING_SECONDS = 0.25  # that one candidate is measured for
 
 
@@ -52,12 +54,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} {value}; expected 1 or more")
+                raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
         if self.merge < 0:
-            raise ConfigError(f"merge {self.merge}; expected 0 or more")
+            raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer", ("merge",))
         if self.exact and (self.fast or self.engine == "int8"):
-            other = "fast" if self.fast else "engine int8"
-            raise ConfigError(f"exact and {other} at once; expected one: int8 is not exact")
+            other = "`fast`" if self.fast else "`engine` int8"
+            raise ConfigError(f"`exact` with {other}, which is not exact; use one of them", ("exact", "fast", "engine"))
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageIte
     """The model in 8 bits, if it says the same of enough pictures; and the figure, for the user."""
     engine: Any = exact.engine
     if engine.name == "int8":
-        seen = engine.about.agreement
+        seen = engine.description.agreement
         notes.append(
             "int8: never compared with fp32"
             if not seen
@@ -178,14 +180,16 @@ def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageIte
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         try:
-            quick = open_predictor(get_cached_int8_export(engine.place, engine.about), settled, "auto")
+            quick = open_predictor(get_cached_int8_export(engine.export_path, engine.description), settled, "auto")
         except CheckpointError:  # the cached model is damaged
-            quick = open_predictor(get_cached_int8_export(engine.place, engine.about, rebuild=True), settled, "auto")
+            quick = open_predictor(
+                get_cached_int8_export(engine.export_path, engine.description, rebuild=True), settled, "auto"
+            )
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact
     quick.labels, quick.preprocessing = exact.labels, exact.preprocessing
-    seen = quick.engine.about.agreement or {}  # pyright: ignore[reportAttributeAccessIssue]
+    seen = quick.engine.description.agreement or {}  # pyright: ignore[reportAttributeAccessIssue]
     same, total, kind = seen.get("same", 0), seen.get("pictures", 0), "built-in"
     shown = list[Any]()
     for each in sample:
@@ -208,6 +212,12 @@ def make_blank_image(predictor: Predictor) -> NDArray[np.uint8]:
     """One black image, as input of the engine: (1, rows, columns, C)."""
     how = predictor.preprocessing
     return np.zeros((1, *pair(how.image_size), len(how.mean)), np.uint8)
+
+
+def choose_fastest_setting(settings: Mapping[str, "EngineSetting"], speeds: Mapping[str, float]) -> str:
+    """The fastest; of two alike the one with fewer threads per call, which wait for each other on a busy machine."""
+    enough = max(speeds[name] for name in settings) / MIN_GAIN
+    return min((each[2], -speeds[name], name) for name, each in settings.items() if speeds[name] >= enough)[-1]
 
 
 def choose_fastest_engine(
@@ -237,7 +247,7 @@ def choose_fastest_engine(
             for name, way in ways.items()
         }
         write_engine_speeds(key, {"images_per_second": speeds, "when": time.strftime("%Y-%m-%d %H:%M")})
-    best = max(ways, key=lambda name: speeds[name])
+    best = choose_fastest_setting(ways, speeds)
     found = apply_engine_setting(predictors[ways[best][0]], ways[best])
     told = ", ".join(f"{name} {speeds[name]:.0f}" for name in ways)
     when = "measured now" if known is None else f"measured {known.get('when', 'before')}"
@@ -275,7 +285,7 @@ def apply_engine_setting(predictor: Predictor, setting: EngineSetting) -> Predic
     if engine.name in ("onnx", "int8"):
         from vitrail.predict.onnx_engine import OnnxEngine
 
-        predictor.engine = OnnxEngine(engine.place, streams=setting[1], threads=setting[2])
+        predictor.engine = OnnxEngine(engine.export_path, streams=setting[1], threads=setting[2])
     else:  # the model is as it was
         other = copy(engine)
         other.streams, other.threads = setting[1:]

@@ -1,6 +1,5 @@
 """From pictures to the likeliest classes, or to features, by whichever engine."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from vitrail.data.image_items import ImageItem
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.description import ExportDescription, OutputKind, is_exported
+from vitrail.machine import count_cores
 from vitrail.models.checks import pair
 from vitrail.predict.pipeline import Engine, ImageResult, run_pipeline
 from vitrail.predict.predictions import Prediction, check_class_labels, predictions_from_logits
@@ -168,11 +168,6 @@ def adapt_preprocessing(given: Preprocessing | None, about: ExportDescription) -
     if rows % about.multiple or columns % about.multiple:
         raise ConfigError(f"pictures of {rows}×{columns} pixels; expected multiples of {about.multiple}")
     return given
-
-
-def count_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_positive_integer(name: str, value: object) -> None:

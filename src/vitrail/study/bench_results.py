@@ -1,7 +1,6 @@
 """What a benchmark found: as tables, as JSON and as a picture."""
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from vitrail import __version__
 from vitrail.figures import COLOURS, GREY, CaptionedFigure, new_figure, sanitize_label, style_axes
 from vitrail.files import make_folder, write_atomically
+from vitrail.machine import count_cores
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
@@ -191,8 +191,8 @@ def describe_machine() -> str:
     """The processor by its name, and how many cores of it this process may use."""
     lines = CPU_INFO_FILE.read_text("utf-8", "replace").splitlines() if CPU_INFO_FILE.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{next(iter(names), platform.processor() or platform.machine())}, {cores} core{'s' * (cores != 1)}"
+    count = count_cores()
+    return f"{next(iter(names), platform.processor() or platform.machine())}, {count} core{'s' * (count != 1)}"
 
 
 def collect_versions() -> dict[str, str]:

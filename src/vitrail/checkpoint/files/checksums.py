@@ -1,6 +1,5 @@
 """Checksums of weights: names, shapes, dtypes and values, so that a flipped bit anywhere in a file is detected."""
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -8,13 +7,15 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from vitrail.machine import count_cores
+
 CHECKSUM_KEY = "sha256"  # in the header of a safetensors file
 
 
 def checksum_tensors(tensors: Mapping[str, Tensor], *texts: str) -> str:
     """SHA-256 of the checksums of all tensors, in the order of their names, and of the `texts`."""
     checksum, names = sha256(), sorted(tensors)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # one core hashes 1.2 GB per second
+    with ThreadPoolExecutor(min(8, count_cores())) as pool:  # one core hashes 1.2 GB per second
         parts = list(pool.map(checksum_values, (tensors[name] for name in names)))
     for name, part in zip(names, parts, strict=True):
         described = f"{name}{tuple(tensors[name].shape)}{tensors[name].dtype}"
