@@ -252,7 +252,7 @@ def test_what_cannot_be_a_model_is_shown_all_the_same(tmp_path: Path) -> None:
     vitrail.save(family.build(family.presets["mixer_tiny"]), tmp_path / "mixer", family=family)
     found = inspect_file(tmp_path / "mixer")
     assert found.family == family.name
-    assert "give family=" in found.reason
+    assert "pass family=" in found.reason
 
 
 def test_files_of_no_known_layout(tmp_path: Path) -> None:
