@@ -49,6 +49,7 @@ def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
 def test_fields_in_messages_become_options() -> None:
     error = ConfigError("`batch_size` is 300 and `fields` are given; `other` stays", fields=("batch_size", "fields"))
     assert name_options(str(error), error.fields) == "--batch-size is 300 and --set are given; `other` stays"
+    assert name_options("pass `heads=…` or `source`", ("heads=…", "source")) == "pass --set heads=… or --from"
 
 
 def test_models(vitrail_: Run) -> None:

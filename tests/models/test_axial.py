@@ -182,7 +182,7 @@ def test_dynamic_equals_loading_at_another_size(tmp_path: Path) -> None:
     tables = [f"blocks.{n}.attn_rows.pos_columns" for n in range(2)]
     assert found.report.resized == dict.fromkeys(tables, "timm positions, 3×1 to 6×1")
     assert torch.equal(loaded.state_dict()[tables[0]], resample(model.blocks[0].attn_rows.table, (3, 1), (6, 1)))
-    with pytest.raises(CheckpointError, match=r"timm has no place for a model of the family 'axial'"):
+    with pytest.raises(CheckpointError, match=r"timm cannot represent a model of the family 'axial'"):
         write(model, tmp_path / "theirs", "timm")
 
 

@@ -169,7 +169,7 @@ def test_save_and_load_at_another_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["hf", "torchvision", "google", "dino", "mae"])
 def test_unsupported_layouts_are_refused(to: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"{to} has no place for a model of the family 'cait'"):
+    with pytest.raises(CheckpointError, match=f"{to} cannot represent a model of the family 'cait'"):
         write(CaiT(TOY), tmp_path / "theirs", to)
 
 

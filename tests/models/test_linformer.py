@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.resample import resample_projection_weights
+from vitrail.checkpoint.resample import resample_projection as resample_checkpoint_projection
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import SelfAttention, attention
 from vitrail.models.linformer import (
@@ -183,18 +183,16 @@ def test_dynamic_equals_loading_at_another_size(shared: str, tmp_path: Path) -> 
     about = {"pos_embed": "timm positions, 4×3 to 6×6", **dict.fromkeys(tables, "timm projection, 4×3 to 6×6")}
     assert found.report.resized == about
     state = model.state_dict()[tables[0]]
-    expected = resample_projection_weights(state, (4, 3), (6, 6), "google")
+    expected = resample_checkpoint_projection(state, (4, 3), (6, 6), "google")
     by_google: Any = read(tmp_path, image_size=(96, 96), policy="google").model
     assert torch.equal(by_google.state_dict()[tables[0]], expected)
 
 
 def test_mismatched_checkpoints_and_configs_are_refused(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path / "ours")
-    with pytest.raises(
-        CheckpointError, match=r"projected is 4 in the checkpoint, not 8; what may differ is image_size"
-    ):
+    with pytest.raises(CheckpointError, match=r"projected is 4 in the checkpoint, not 8; .*: image_size"):
         vitrail.load(tmp_path / "ours", projected=8)
-    with pytest.raises(CheckpointError, match=r"timm has no place for a model of the family 'linformer'"):
+    with pytest.raises(CheckpointError, match=r"timm cannot represent a model of the family 'linformer'"):
         write(toy(), tmp_path / "theirs", "timm")
     with pytest.raises(ConfigError, match=r"unknown shared 'head'; did you mean 'heads'\?"):
         vitrail.create("linformer_tiny_patch16_224", shared="head")

@@ -303,7 +303,7 @@ def test_features_may_exceed_float16() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_only_our_layout_supports_it(stage: str, tmp_path: Path) -> None:
     model, images = toy(stage), torch.randn(2, 3, 32, 48)
-    with pytest.raises(CheckpointError, match="timm has no place for a model of the family 't2t'"):
+    with pytest.raises(CheckpointError, match="timm cannot represent a model of the family 't2t'"):
         vitrail.save(model, tmp_path / "theirs", to="timm")
     vitrail.save(model, tmp_path / "ours")
     assert torch.equal(vitrail.load(tmp_path / "ours")(images), model(images))

@@ -230,7 +230,7 @@ def test_warnings_of_the_reader_and_what_it_ignored(tmp_path: Path) -> None:
     card = json.loads((tmp_path / "hf" / "config.json").read_text("utf-8"))
     card |= {"id2label": {"0": "a", "1": "b"}, "image_size": 64}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(card), "utf-8")
-    assert "2 labels for 5 classes: left out" in inspect_file(tmp_path / "hf").suspicious
+    assert any("2 labels for 5 classes" in each for each in inspect_file(tmp_path / "hf").suspicious)
 
 
 def test_what_cannot_be_a_model_is_shown_all_the_same(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_cannot_be_a_model_is_shown_all_the_same(tmp_path: Path) -> None:
     vitrail.save(family.build(family.presets["mixer_tiny"]), tmp_path / "mixer", family=family)
     found = inspect_file(tmp_path / "mixer")
     assert found.family == family.name
-    assert "give family=" in found.reason
+    assert "pass family=" in found.reason
 
 
 def test_files_of_no_known_layout(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_files_of_no_known_layout(tmp_path: Path) -> None:
     assert "layout         none known here\n" in str(found)
     save_file({}, tmp_path / "empty.safetensors")
     found = inspect_file(tmp_path / "empty.safetensors")
-    assert "holds no tensors" in found.reason
+    assert "contains no tensors" in found.reason
     assert "tensors        0, together 0 numbers: none\n" in str(found)
 
 
@@ -324,7 +324,7 @@ def test_a_file_of_no_layout(tmp_path: Path) -> None:
     torch.save({"body.0.weight": torch.randn(4, 4), "body.0.bias": torch.randn(4)}, tmp_path / "weights.pth")
     found = inspect_file(tmp_path / "weights.pth")
     assert (found.layout, len(found.tensors), found.suspicious) == (None, 2, ())
-    assert "is of no layout known here" in found.reason
+    assert "has an unknown layout" in found.reason
 
 
 def test_a_convnet_is_found_and_its_counters_are_not_suspicious(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import find_weight_files, read_raw_contents
-from vitrail.checkpoint.layout import TranslatedCheckpoint
+from vitrail.checkpoint.layout import TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.reading import (
     TRAINED_SIZE,
     build_meta_model,
-    detect_layout,
     get_family,
     locate_checkpoint,
     parse_trained_size,
