@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
+
 
 def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> list[str]:
     """Lines in columns under a heading and a rule; `sides`, such as "llr", says which side each column is set to."""

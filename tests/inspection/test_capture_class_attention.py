@@ -1,4 +1,4 @@
-"""CaiT looked into: heads that talk, a class token that joins late; what has no meaning there is said."""
+"""CaiT: mixed heads and a class token that joins late; undefined methods are refused with the reason."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from vitrail.inspection.capture import capture_attention, capture_tokens, find_a
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import look
-from vitrail.inspection.patch_removal import can_drop_tokens, predict_without_patches
+from vitrail.inspection.occlusion import can_drop_tokens, predict_without_patches
 from vitrail.inspection.rollout import gradient_rollout
 from vitrail.layers import attention as layers
 from vitrail.layers.attention import merge_heads
@@ -29,7 +29,7 @@ from vitrail.models.cait import TalkingHeads
 from vitrail.report.model_report import build_model_report
 
 HOW = vitrail.Preprocessing(image_size=SIZE)
-NO_SHARES = "its heads are mixed after the softmax, so weights may be negative and sum to anything"
+NO_SHARES = "its heads are mixed after the softmax, so attention rows do not sum to 1"
 
 
 def cait(**fields: Any) -> Any:
@@ -46,7 +46,7 @@ def photo(seed: int = 0) -> Image.Image:
 
 @contextmanager
 def by_autograd() -> Generator[list[Tensor]]:
-    """What multiplies v in every layer, in a list, with the slopes that autograd alone finds."""
+    """Attention weights of every layer, with gradients from autograd."""
     seen, talk = list[Tensor](), TalkingHeads.weigh
 
     def kept(weights: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def by_autograd() -> Generator[list[Tensor]]:
 
 
 @pytest.mark.parametrize("size", [SIZE, (64, 16)])
-def test_maps_times_v_are_what_the_layers_made(size: tuple[int, int]) -> None:
+def test_maps_times_v_equal_the_heads_outputs(size: tuple[int, int]) -> None:
     model, given = cait(dynamic=True), dict[int, Tensor]()
 
     def write(number: int, _: Any, args: tuple[Tensor, ...]) -> None:
@@ -88,14 +88,16 @@ def test_maps_times_v_are_what_the_layers_made(size: tuple[int, int]) -> None:
         assert (merge_heads(inner @ seen.values[layer]) - given[layer]).abs().max() <= 1e-5
         assert given[layer].abs().max() > 0.05
         if layer < 3:
-            assert weights[..., 0, :].abs().sum() == weights[..., :, 0].abs().sum() == 0  # nobody is there yet
-            assert (inner.sum(-1) - 1).abs().max() > 0.05  # no shares
+            assert (
+                weights[..., 0, :].abs().sum() == weights[..., :, 0].abs().sum() == 0
+            )  # the class token has not joined yet
+            assert (inner.sum(-1) - 1).abs().max() > 0.05  # rows do not sum to 1
         else:
             assert (weights.sum(-1) - 1).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_slopes_are_those_of_autograd(frozen: bool) -> None:
+def test_gradients_match_autograd(frozen: bool) -> None:
     model, pixels = cait(), random_image_batch()
     with by_autograd() as weights:
         model(pixels).amax(-1).sum().backward()
@@ -113,8 +115,8 @@ def test_slopes_are_those_of_autograd(frozen: bool) -> None:
         assert theirs.abs().max() > 1e-4
 
 
-def test_gradient_rollout_by_hand() -> None:
-    """Relevance goes from the patches, through the patches' layers, to the class token at the end."""
+def test_gradient_rollout_matches_a_reference() -> None:
+    """Relevance flows from the patches through their layers to the class token at the end."""
     subject, pixels = explainer(), random_image_batch(1)
     with capture_attention(subject.model, gradients=True) as seen:
         logits = subject.model(pixels)
@@ -132,7 +134,7 @@ def test_gradient_rollout_by_hand() -> None:
     assert row.std() > 0.01
 
 
-def test_half_precision_and_chosen_heads() -> None:
+def test_half_precision_and_selected_heads() -> None:
     model = cait().bfloat16()
     with capture_attention(model, [0, -1], [1], gradients=True) as seen:
         logits = model(random_image_batch().bfloat16())
@@ -145,29 +147,29 @@ def test_half_precision_and_chosen_heads() -> None:
 @pytest.mark.parametrize(
     ("question", "says"),
     [
-        (ExplainOptions(), "method 'rollout' has no meaning here"),
-        (ExplainOptions(layer=1), "method 'rollout' has no meaning here"),
-        (ExplainOptions(method="attention", layer=2), "method 'attention' has no meaning here"),
-        (ExplainOptions(method="attention", layer="all"), "method 'attention' has no meaning here"),
+        (ExplainOptions(), "method 'rollout' is undefined for this model"),
+        (ExplainOptions(layer=1), "method 'rollout' is undefined for this model"),
+        (ExplainOptions(method="attention", layer=2), "method 'attention' is undefined for this model"),
+        (ExplainOptions(method="attention", layer="all"), "method 'attention' is undefined for this model"),
     ],
 )
-def test_what_has_no_meaning_is_said(question: ExplainOptions, says: str) -> None:
+def test_undefined_methods_are_refused_with_the_reason(question: ExplainOptions, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         explainer().resolve_options(question)
-    assert str(caught.value) == f"{says}, {NO_SHARES}; expected 'grad-rollout', or 'attention' of layer 3 or 4"
+    assert str(caught.value) == f"{says}: {NO_SHARES}; use 'grad-rollout', or 'attention' of layer 3 or 4"
 
 
-def test_what_works() -> None:
+def test_supported_methods() -> None:
     subject = explainer()
     assert subject.default_method == "grad-rollout"
     assert subject.explain(photo()).options.method == "grad-rollout"
     seen = subject.explain(photo(), "attention", head="all")
     assert seen.maps.shape == (1, 2, 2, 3)
     np.testing.assert_allclose(seen.maps.sum((2, 3)), 1, rtol=1e-5)
-    lengths = subject.explain(photo(), "norms", layer="all").maps  # (layers, 1, h, w)
-    assert lengths.shape == (5, 1, 2, 3)
-    np.testing.assert_allclose(lengths[2], lengths[3], rtol=1e-6)  # when the class token asks, patches stay
-    assert not np.allclose(lengths[1], lengths[2])
+    norms = subject.explain(photo(), "norms", layer="all").maps  # (layers, 1, h, w)
+    assert norms.shape == (5, 1, 2, 3)
+    np.testing.assert_allclose(norms[2], norms[3], rtol=1e-6)  # class attention does not change patches
+    assert not np.allclose(norms[1], norms[2])
     assert explainer(classes=0).default_method == "attention"
     assert explainer(classes=0).explain(photo()).maps.shape == (1, 1, 2, 3)
     assert (
@@ -184,7 +186,7 @@ def test_states_of_the_tokens() -> None:
     assert torch.equal(states[3], states[5][:, 1:])
 
 
-def test_patches_can_be_left_out() -> None:
+def test_patches_can_be_removed() -> None:
     model, pixels = cait(), random_image_batch()
     gone = np.array([[[True, False, False], [False, False, True]], [[False, True, False], [True, False, False]]])
     assert can_drop_tokens(model)
@@ -200,28 +202,30 @@ def test_look_and_report(classes: int, tmp_path: Path) -> None:
     subject = explainer(classes=classes)
     seen = look(subject, [photo(n) for n in range(5)], batch=2)
     expected = {"position_similarity", "filters", "token_norms", "alignment", *(["occlusion"] if classes else [])}
-    assert {plate.name for plate in seen.figures} == expected
-    assert seen.notes[0] == f"attention distance: none, {NO_SHARES}"
+    assert {figure.name for figure in seen.figures} == expected
+    assert seen.notes[0] == f"attention distance: not defined, since {NO_SHARES}"
     norms = seen["token_norms"].arrays["norms"]  # (S, B, N)
     assert norms.shape == (6, 5, 7)
     assert np.isnan(norms[:4, :, 0]).all()
     assert np.isfinite(norms[4:]).all()
     assert np.isfinite(norms[..., 1:]).all()
-    assert seen["token_norms"].save(tmp_path, (".png",))[0].stat().st_size > 1000  # also with a token that joins late
+    assert seen["token_norms"].save(tmp_path, (".png",))[0].stat().st_size > 1000  # also with a late class token
     _, _, sections = build_model_report(
         subject, "a model", [ImageItem(photo(n), f"photo {n}") for n in range(2)], explained=1
     )
-    assert "What it looks at" in [section.title for section in sections]
+    assert "Explanations" in [section.title for section in sections]
 
 
-def test_who_asks_where() -> None:
-    """Before the class token joins it asks nothing; from there on it asks alone."""
+def test_queries_by_layer() -> None:
+    """The class token is not a query before it joins, and the only query afterwards."""
     asked = explainer(depth=2)  # and two layers of class attention
-    picture = np.zeros((*SIZE, 3))
+    image = np.zeros((*SIZE, 3))
     for layer in (0, 1, "all"):
-        with pytest.raises(ConfigError, match=f"^layer {layer}, before the class token joins; expected 2 to 3, or -1$"):
-            asked.explain(picture, "grad-rollout", layer=layer)
-    says = "^token '0,1' in layer 3, where the class token asks alone; expected 'class'$"
+        with pytest.raises(
+            ConfigError, match=f"^layer {layer} comes before the class token joins; expected 2 to 3, or -1$"
+        ):
+            asked.explain(image, "grad-rollout", layer=layer)
+    says = "^token '0,1' is not a query in layer 3, where only the class token is; use 'class'$"
     with pytest.raises(ConfigError, match=says):
-        asked.explain(picture, "attention", layer=3, token="0,1")
-    assert asked.explain(picture, "attention", layer=3, token="class").map.sum() > 0
+        asked.explain(image, "attention", layer=3, token="0,1")
+    assert asked.explain(image, "attention", layer=3, token="class").map.sum() > 0

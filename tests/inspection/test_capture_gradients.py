@@ -1,4 +1,4 @@
-"""Slopes of a class in captured probabilities are those that autograd finds where attention is not fused."""
+"""Gradients with respect to captured attention equal those of autograd through unfused attention."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from vitrail.inspection.capture import capture_attention
 
 
 def reference(model: Any, pixels: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Maps and the slopes of the largest logits in them, by autograd through attention that is not fused."""
+    """Maps and the gradients of the top logits, by autograd through unfused attention."""
     with unfused_attention() as weights:
         logits = model(pixels)
     logits.amax(-1).sum().backward()
@@ -35,7 +35,7 @@ def reference(model: Any, pixels: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         "cct with neighbours",
     ],
 )
-def test_slopes_are_those_of_autograd(case: str, frozen: bool) -> None:
+def test_gradients_match_autograd(case: str, frozen: bool) -> None:
     model, pixels = make_attention_model(case), random_image_batch()
     maps, slopes = reference(model, pixels)
     model.requires_grad_(not frozen)
@@ -57,19 +57,19 @@ def test_slopes_are_those_of_autograd(case: str, frozen: bool) -> None:
     assert not pixels.requires_grad
 
 
-def test_slopes_of_chosen_layers_and_heads() -> None:
+def test_gradients_of_selected_layers_and_heads() -> None:
     model, pixels = make_attention_model(), random_image_batch()
     _, slopes = reference(model, pixels)
     with capture_attention(model, [2, 0], [1], gradients=True) as seen:
         logits = model(pixels)
-    for _ in range(2):  # one class after the other may be asked for
+    for _ in range(2):  # several classes in turn
         last, first = seen.compute_gradients(logits.amax(-1).sum())
         assert last.shape == first.shape == (2, 1, 7, 7)
         assert (first - slopes[0][:, [1]]).abs().max() <= 1e-5
         assert (last[:, :, :1] - slopes[2][:, [1]]).abs().max() <= 1e-5
 
 
-def test_slopes_where_something_else_is_kept() -> None:
+def test_gradients_with_keep() -> None:
     model, pixels = make_attention_model(), random_image_batch()
     _, slopes = reference(model, pixels)
     with capture_attention(model, keep=lambda weights, _: weights.mean().item(), gradients=True) as seen:
@@ -80,7 +80,7 @@ def test_slopes_where_something_else_is_kept() -> None:
     assert found[2].shape == (2, 2, 7, 7)
 
 
-def test_slopes_of_blocks_that_recompute() -> None:
+def test_gradients_with_activation_checkpointing() -> None:
     model, pixels = make_attention_model(), random_image_batch()
     _, slopes = reference(model, pixels)
     for block in model.blocks:
@@ -92,9 +92,9 @@ def test_slopes_of_blocks_that_recompute() -> None:
         assert (mine[:, :, : theirs.shape[2]] - theirs).abs().max() <= 1e-5
 
 
-def test_slopes_that_were_not_asked_for() -> None:
+def test_gradients_without_capturing_them_are_an_error() -> None:
     model = make_attention_model()
     with capture_attention(model) as seen:
         logits = model(random_image_batch())
-    with pytest.raises(VitrailError, match="expected a forward pass, with gradients on, inside"):
+    with pytest.raises(VitrailError, match="run a forward pass with gradients enabled inside"):
         seen.compute_gradients(logits.sum())

@@ -1,4 +1,4 @@
-"""Which tokens there are, which of them the head reads, and what becomes of them from block to block."""
+"""Names of prefix tokens, the tokens that the head reads, and token states after each block."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_names_of_prefix_tokens(case: str, names: tuple[str, ...]) -> None:
     assert prefix_token_names(model, getattr(model, "prefix", 0)) == names
 
 
-def test_registers_alone() -> None:
+def test_registers_without_a_class_token() -> None:
     assert prefix_token_names(make_attention_model("mean", class_token=False, registers=2), 2) == (
         "register0",
         "register1",
@@ -31,8 +31,8 @@ def test_registers_alone() -> None:
 
 
 @pytest.mark.parametrize("case", ["learned with registers", "mean", "mean, then norm", "map", "distilled", "cct"])
-def test_what_the_head_reads(case: str) -> None:
-    """By changing one token at a time: the head answers otherwise only if it reads that token."""
+def test_tokens_that_the_head_reads(case: str) -> None:
+    """Change one token at a time: the logits change only if the head reads it."""
     model, pixels = make_attention_model(case), random_image_batch()
     with capture_attention(model) as seen, torch.no_grad():
         tokens = model.tokens(pixels)
@@ -47,7 +47,7 @@ def test_what_the_head_reads(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
-def test_what_a_pool_takes(case: str) -> None:
+def test_weights_of_attention_pooling(case: str) -> None:
     model, pixels = make_attention_model(case), random_image_batch()
     with capture_attention(model) as seen, torch.no_grad():
         tokens = model.tokens(pixels)
@@ -67,7 +67,7 @@ def test_what_a_pool_takes(case: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["both", "class", "distill"])
-def test_which_of_two_tokens_answers(answer: str) -> None:
+def test_tokens_read_by_a_distilled_head(answer: str) -> None:
     model = make_attention_model("distilled", answer=answer)
     with capture_attention(model, []) as seen, torch.no_grad():
         model(random_image_batch())
@@ -76,7 +76,7 @@ def test_which_of_two_tokens_answers(answer: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])
-def test_states_of_the_tokens(case: str) -> None:
+def test_token_states(case: str) -> None:
     model = make_attention_model(case)
     with capture_tokens(model) as states, torch.no_grad():
         model(random_image_batch(1))

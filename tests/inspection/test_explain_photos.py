@@ -1,4 +1,4 @@
-"""Public weights, real photos: maps that are finite, not flat, and not all the same."""
+"""Public weights on real photos give maps that are finite, not flat, and different for each photo."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,4 +48,4 @@ def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None
         assert (maps.std((-1, -2)) > 0.1 / 196).all()  # not flat
         seen.extend(maps.reshape(5, 196))
     alike = np.corrcoef(seen)[~np.eye(20, dtype=bool)]
-    assert alike.mean() < 0.9  # and not the same for every photo
+    assert alike.mean() < 0.9  # not the same for every photo

@@ -325,7 +325,7 @@ def test_the_backbone_is_looked_at_and_the_stages_are_not(stage: str) -> None:
     assert (seen.patch_grid, seen.prefix) == ((2, 3), 1)
     with pytest.raises(ConfigError), capture_attention(model.tokens_to_token):
         pass
-    kinds = {type(each) for each in model.modules() if hasattr(each, "unseen")}
+    kinds = {type(each) for each in model.modules() if hasattr(each, "no_maps_reason")}
     assert kinds == {TokenPerformer if stage == "performer" else TokenTransformer}
 
 

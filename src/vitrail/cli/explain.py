@@ -170,7 +170,7 @@ def check_map_by_occlusion(explainer: "Explainer", picture: Any, result: "Explan
     """The probability of the class asked about as it is, and without the most and the least attended patches."""
     import torch
 
-    from vitrail.inspection.patch_removal import probabilities_without_patches
+    from vitrail.inspection.occlusion import probabilities_without_patches
 
     assert result.explained_class is not None
     pixels, classes = explainer.viewer.see([picture]), torch.tensor([result.explained_class.index])

@@ -142,7 +142,7 @@ class LinformerAttention(nn.Module):
     have no bias: of keys it would change no softmax, of values it would be a part of `proj`'s.
     """
 
-    unseen: ClassVar[str] = "its keys are mixtures of all tokens, so no token has a share of its own"
+    no_maps_reason: ClassVar[str] = "its keys are mixtures of all tokens, so there are no weights per token"
 
     def __init__(
         self, width: int, heads: int, grid: Grid, projection: nn.Parameter | None = None, *, dropout: float = 0.0
