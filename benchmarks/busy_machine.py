@@ -6,8 +6,9 @@
 Each way is a process of its own, since GNU OpenMP reads its variables once. They take turns, round after round; the
 busy processes run only while one is measured. `before` is torch's default, `auto` what vitrail chooses: it chooses
 anew before each measurement, next to the busy processes, as a run that begins there does. The table has the median of
-images a second, in brackets the CPU milliseconds an image, and the ratio to the best way in that column. A measurement
-during which other processes of the machine used the CPU is repeated, five times at most.
+images a second, in brackets the CPU milliseconds an image, the ratio to the best other way in that column, and what
+`auto` chose: threads, or streams × threads. A measurement waits up to --wait seconds until no other process uses the
+CPU, and is repeated if one did meanwhile, up to --tries times. Ctrl-C prints what there is.
 """
 
 import json
@@ -16,9 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,7 +40,6 @@ WAYS: dict[str, dict[str, str]] = {
     "auto": {},
 }
 FOREIGN = 0.06  # cores that others may use during a measurement
-TRIES = 5
 STAT = Path("/proc/stat")
 
 
@@ -48,6 +50,8 @@ def main(
     loads: str = "0,1,2",
     only: str = ",".join(CASES),
     ways: str = ",".join(WAYS),
+    wait: float = 20.0,
+    tries: int = 5,
     seed: int = 0,
 ) -> None:
     """Measure and print a table.
@@ -64,22 +68,27 @@ def main(
         Cases, separated by commas.
     ways
         Rows of the table, separated by commas.
+    wait
+        Seconds to wait for an idle machine before each measurement.
+    tries
+        Times that a measurement is taken at most, until no other process used the CPU.
     seed
         Of weights and images.
     """
     names, cases, numbers = ways.split(","), only.split(","), [int(load) for load in loads.split(",")]
-    found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
     repeated = 0
     with TemporaryDirectory(prefix="vitrail-busy-") as folder:
         workers = {name: start_worker(name, Path(folder) / name.replace(" ", "-"), seed) for name in names}
         try:
-            for number in range(rounds):
-                for case in cases:
-                    for load in numbers:
-                        for name in (*names[number % len(names) :], *names[: number % len(names)]):
-                            measured, again = measure_quietly(workers[name], case, load, seconds)
-                            found.setdefault((case, name, load), []).append(measured)
-                            repeated += again
+            for number, case, load in product(range(rounds), cases, numbers):
+                for name in (*names[number % len(names) :], *names[: number % len(names)]):
+                    wait_for_others(wait)
+                    measured, again = measure_quietly(workers[name], case, load, seconds, tries)
+                    found[case, name, load].append(measured)
+                    repeated += again
+        except KeyboardInterrupt:
+            pass
         finally:
             for worker in workers.values():
                 worker.communicate()
@@ -96,11 +105,15 @@ def print_case(
         (name, load): statistics.median(each["rate"] for each in found[case, name, load])
         for name in names
         for load in loads
+        if found[case, name, load]
     }
     for name in names:
         cells = list[str]()
         for load in loads:
-            each, best = found[case, name, load], max(rates[other, load] for other in names if other != "auto")
+            each, others = found[case, name, load], [other for other in names if other != "auto"]
+            if not each:
+                continue
+            best = max(rates.get((other, load), 0.0) for other in others) or rates[name, load]
             cpu = statistics.median(one["cpu"] for one in each) * 1e3
             chosen = "/".join(sorted({one["chosen"] for one in each if one["chosen"]}))
             rate = rates[name, load]
@@ -116,16 +129,19 @@ def start_worker(name: str, folder: Path, seed: int) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C is for this process
     )
     assert worker.stdout is not None
     worker.stdout.readline()
     return worker
 
 
-def measure_quietly(worker: subprocess.Popen[str], case: str, load: int, seconds: float) -> tuple[dict[str, Any], int]:
+def measure_quietly(
+    worker: subprocess.Popen[str], case: str, load: int, seconds: float, tries: int
+) -> tuple[dict[str, Any], int]:
     """A measurement, and how often it was repeated because other processes used the CPU."""
     found: list[tuple[float, dict[str, Any]]] = []
-    while len(found) < TRIES:
+    while len(found) < tries:
         with busy(load) as pids:
             pids = [worker.pid, *pids]
             start, before = time.perf_counter(), used_by_others(pids)
@@ -138,6 +154,16 @@ def measure_quietly(worker: subprocess.Popen[str], case: str, load: int, seconds
         if foreign < FOREIGN:
             break
     return min(found, key=lambda each: each[0])[1], len(found) - 1
+
+
+def wait_for_others(longest: float) -> None:
+    """Return once other processes leave the CPU alone, or after so many seconds."""
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < longest:
+        start, before = time.perf_counter(), used_by_others([])
+        time.sleep(0.5)
+        if (used_by_others([]) - before) / (time.perf_counter() - start) < FOREIGN:
+            return
 
 
 @contextmanager

@@ -24,7 +24,9 @@ def run_python(code: str, **variables: str) -> str:
 def test_cores_are_those_the_process_may_use() -> None:
     assert 1 <= count_cores() <= (os.cpu_count() or 1)
     if hasattr(os, "sched_setaffinity"):
-        assert run_python("import os, vitrail; os.sched_setaffinity(0, {0}); print(vitrail.machine.count_cores())") == "1"
+        assert (
+            run_python("import os, vitrail; os.sched_setaffinity(0, {0}); print(vitrail.machine.count_cores())") == "1"
+        )
 
 
 FROM_PYTHON = "import os, vitrail; print(vitrail.machine.bound_spinning(), os.environ.get('GOMP_SPINCOUNT'))"
@@ -48,7 +50,7 @@ COMMAND = """
 import os, sys
 import vitrail.cli
 seen = []
-vitrail.cli.app = lambda *_: lambda *_, **__: seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
+vitrail.cli.build_app = lambda *_: lambda *_, **__: seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
 sys.argv = ["vitrail", "models"]
 try:
     vitrail.cli.main()

@@ -116,7 +116,7 @@ def test_a_run_is_evaluated_on_what_it_did_not_see(
 def test_a_run_that_has_not_finished(photos: Path, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", photos)
     (folder / "model" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"is a run that has not finished; .*: vitrail train --resume "):
+    with pytest.raises(ConfigError, match=r"is a run that has not finished.* `resume` "):
         run(folder, "--data", photos)
 
 
@@ -157,7 +157,7 @@ def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> Non
         ((model, "--data", photos, "--preprocessing", "mean=[0.5]"), r"1 means and 3 stds"),
         (
             (model, "--data", photos, "--real", real),
-            r"has ReaL labels, but not for photos; expected pictures ILSVRC2012_val_",
+            r"has no ReaL labels for photos; expected images named ILSVRC2012_val_",
         ),
     ):
         with pytest.raises(VitrailError, match=message):

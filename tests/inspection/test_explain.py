@@ -141,7 +141,7 @@ def test_every_option_matches_the_reference() -> None:
         "mean",
         "mean, then norm",
         "distilled",
-        "distilled, distill answers",
+        "distilled, distillation head",
         "hybrid",
     ],
 )
@@ -168,7 +168,7 @@ def test_every_family_can_be_explained(case: str) -> None:
     assert count_hooks(subject.model) == 0
 
 
-@pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
+@pytest.mark.parametrize("case", ["map", "map with class token and registers", "cct"])
 def test_pool_maps_are_the_weights_of_the_head(case: str) -> None:
     subject = explainer(case)
     pixels = pixels_of(subject, make_image(), make_image(seed=1))

@@ -221,7 +221,7 @@ def test_map_of_a_token() -> None:
     assert from_token(EYE, EYE[0], (2, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]  # no patch contributes
 
 
-@pytest.mark.parametrize("case", ["learned with registers", "mean", "map beside class token and registers", "cct"])
+@pytest.mark.parametrize("case", ["learned with registers", "mean", "map with class token and registers", "cct"])
 def test_map_of_the_tokens_that_the_head_reads(case: str) -> None:
     """By definition, the rows of the tokens that the head reads, weighted by how it reads them."""
     model = make_attention_model(case)

@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("vitrail.predict.engine_selection", "vitrail.predict.predictor"):
-        monkeypatch.setattr(f"{module}.cores", lambda: 2)
+        monkeypatch.setattr(f"{module}.count_cores", lambda: 2)
 
 
 class Speeds(dict[str, float]):

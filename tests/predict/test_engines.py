@@ -195,7 +195,7 @@ FLOAT, UINT8 = onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8
 def test_someone_elses_file(own: Path, tmp_path: Path, inputs: Any, output: str) -> None:
     """Alone it does not say what it is; under our description it is not what that says."""
     someone_elses(tmp_path / "theirs.onnx", inputs, output)
-    assert "does not say how it sees pictures" in refused(tmp_path / "theirs.onnx")
+    assert "has no preprocessing" in refused(tmp_path / "theirs.onnx")
     someone_elses(own / ONNX_FILE, inputs, output)
     assert "expected pixels of uint8 (batch, 48, 32, 3) and logits of 5 classes" in refused(own)
 

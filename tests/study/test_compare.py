@@ -18,6 +18,7 @@ from support.toy_datasets import write_class_folders
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.decoding.rgb_image import open_image
@@ -28,7 +29,6 @@ from vitrail.study.compare_results import Comparison, TokenSimilarity, Voter
 from vitrail.study.plots import save_comparison_plot
 from vitrail.train.evaluate import evaluate
 from vitrail.train.opened import LoadedModel
-from vitrail.train.run_list import FinishedRun
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)
@@ -75,7 +75,7 @@ def test_matrix_matches_a_reference(dataset: ArrayDataset, batch: int, workers: 
         for column, theirs in enumerate(votes):
             differ = sum(one != other for one, other in zip(mine, theirs, strict=True))
             assert found.disagreement[row][column] == differ / 23
-    assert (found.images, sum(counts), found.data) == (23, 46, "Arrays")
+    assert (found.images, sum(counts), found.data) == (23, 46, "ArrayDataset")
     assert found.names == (
         "ground truth",
         "teacher",
@@ -262,7 +262,7 @@ def test_runs_are_compared_on_held_out_images(tmp_path: Path) -> None:
     for data in (None, folder, f"{folder}/../photos"):
         found = compare([first], data)
         assert found.images == 6
-        assert found.notes == ("photos: 6 of 20 pictures held out for validation, by seed 1",)
+        assert found.notes == ("photos: 6 of 20 images held out for validation, by seed 1",)
     both = compare([first, second])
     assert both.notes[1:] == ("runs/second: held out other images, and was trained on some of these",)
     assert compare([replace(first, run=None), second]).notes[0].endswith("by seed 2")
@@ -279,7 +279,7 @@ def test_text_fits_into_100_columns(dataset: ArrayDataset) -> None:
     found = compare(models, dataset)
     text = str(found)
     assert max(map(len, text.splitlines())) <= 100
-    assert text.startswith("Arrays, 23 images: accuracy and disagreement in %\n\n")
+    assert text.startswith("ArrayDataset, 23 images: accuracy and disagreement in %\n\n")
     assert "most similar of 153 pairs" in text
     assert text.count("…, distillation head") >= 4, "the model's name is cut, not the head's"
     right = f"{100 * found.voters[1].accuracy:.2f}"
@@ -339,7 +339,7 @@ def test_errors(dataset: ArrayDataset, tmp_path: Path) -> None:
         (
             [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
             dataset,
-            r"^far/other cannot predict the classes of Arrays: 7 of the data's 7 classes \(a, b, c and 4 more\)",
+            r"^far/other cannot predict the classes of ArrayDataset: 7 of the data's 7 classes \(a, b, c and 4 more\)",
         ),
         ([headless], dataset, r"^headless has no head"),
         ([sick], dataset, r"^sick predicts NaN or infinity"),

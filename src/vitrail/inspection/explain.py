@@ -86,7 +86,7 @@ class Explanation:
         else:
             meaning = "receive the most attention; 1 is the value of uniform attention"
         return CaptionedFigure(
-            name=f"{truncate_stem(name)}.{self.options.method}",
+            name=figure_name(self.name, self.options.method),
             title=f"{name}: {method}",
             caption=f"{method[0].upper()}{method[1:]} of {name}"
             + f" ({probability})" * bool(probability)
@@ -105,6 +105,11 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         return self.figure.to_png()
+
+
+def figure_name(image: str, method: str) -> str:
+    """The name of an image's figure, without a suffix: photo.rollout."""
+    return f"{truncate_stem(Path(image).name or 'image')}.{method}"
 
 
 def truncate_stem(name: str) -> str:

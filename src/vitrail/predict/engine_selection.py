@@ -54,12 +54,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} {value}; expected 1 or more")
+                raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
         if self.merge < 0:
-            raise ConfigError(f"merge {self.merge}; expected 0 or more")
+            raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer", ("merge",))
         if self.exact and (self.fast or self.engine == "int8"):
-            other = "fast" if self.fast else "engine int8"
-            raise ConfigError(f"exact and {other} at once; expected one: int8 is not exact")
+            other = "`fast`" if self.fast else "`engine` int8"
+            raise ConfigError(f"`exact` with {other}, which is not exact; use one of them", ("exact", "fast", "engine"))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageIte
     """The model in 8 bits, if it says the same of enough pictures; and the figure, for the user."""
     engine: Any = exact.engine
     if engine.name == "int8":
-        seen = engine.about.agreement
+        seen = engine.description.agreement
         notes.append(
             "int8: never compared with fp32"
             if not seen
@@ -180,14 +180,16 @@ def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageIte
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         try:
-            quick = open_predictor(get_cached_int8_export(engine.place, engine.about), settled, "auto")
+            quick = open_predictor(get_cached_int8_export(engine.export_path, engine.description), settled, "auto")
         except CheckpointError:  # the cached model is damaged
-            quick = open_predictor(get_cached_int8_export(engine.place, engine.about, rebuild=True), settled, "auto")
+            quick = open_predictor(
+                get_cached_int8_export(engine.export_path, engine.description, rebuild=True), settled, "auto"
+            )
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact
     quick.labels, quick.preprocessing = exact.labels, exact.preprocessing
-    seen = quick.engine.about.agreement or {}  # pyright: ignore[reportAttributeAccessIssue]
+    seen = quick.engine.description.agreement or {}  # pyright: ignore[reportAttributeAccessIssue]
     same, total, kind = seen.get("same", 0), seen.get("pictures", 0), "built-in"
     shown = list[Any]()
     for each in sample:
@@ -283,7 +285,7 @@ def apply_engine_setting(predictor: Predictor, setting: EngineSetting) -> Predic
     if engine.name in ("onnx", "int8"):
         from vitrail.predict.onnx_engine import OnnxEngine
 
-        predictor.engine = OnnxEngine(engine.place, streams=setting[1], threads=setting[2])
+        predictor.engine = OnnxEngine(engine.export_path, streams=setting[1], threads=setting[2])
     else:  # the model is as it was
         other = copy(engine)
         other.streams, other.threads = setting[1:]

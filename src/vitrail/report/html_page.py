@@ -8,7 +8,6 @@ from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unicodedata import category
 from xml.etree import ElementTree
 
 from PIL import Image
@@ -16,7 +15,7 @@ from PIL import Image
 from vitrail.errors import ConfigError
 from vitrail.figures import CaptionedFigure
 from vitrail.files import make_folder, write_atomically
-from vitrail.text import TableCells
+from vitrail.text import TableCells, escape_unprintable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
 CSS_PIXELS_PER_INCH = 96
 MIN_FIGURE_SCALE = 0.5  # of its own width; smaller text is illegible, so the figure scrolls instead
 PHONE_FIGURE_WIDTH = 312  # CSS pixels available on a phone 360 wide
+KEPT_CHARACTERS = (  # not printable for Python: line breaks, the emoji joiner, and all spaces of Unicode
+    "\n\t\u200d\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
@@ -175,7 +177,7 @@ def render_inline_svg(figure: "Figure", name: str, alt: str) -> str:
             each.set(key, f"{name}-{value}" if key == "id" else ID_REFERENCE.sub(rf"\1{name}-\2", value))
     view_box = root.attrib["viewBox"]
     root.attrib.clear()
-    root.attrib.update({"viewBox": view_box, "role": "img", "aria-label": escape_unprintable(alt)})
+    root.attrib.update({"viewBox": view_box, "role": "img", "aria-label": escape_unprintable(alt, KEPT_CHARACTERS)})
     return ElementTree.tostring(root, "unicode")
 
 
@@ -196,15 +198,7 @@ def render_paragraphs(text: str) -> str:
 
 
 def escape_html(text: str) -> str:
-    return escape(escape_unprintable(text))
-
-
-def escape_unprintable(text: str) -> str:
-    """Escape control characters, surrogates and text-direction marks as Python does."""
-    kept = "\n\t\u200d"  # the last joins emoji
-    return "".join(
-        each if each.isprintable() or each in kept or category(each) == "Zs" else repr(each)[1:-1] for each in text
-    )
+    return escape(escape_unprintable(text, KEPT_CHARACTERS))
 
 
 STYLESHEET = """

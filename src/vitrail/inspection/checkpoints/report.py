@@ -10,7 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.checkpoints.checksum_verification import FileCheck
 from vitrail.inspection.checkpoints.weight_checks import TensorStatistics
 from vitrail.inspection.summary import format_megabytes
-from vitrail.text import format_table
+from vitrail.text import format_table, make_printable
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class CheckpointInspection:
     def format_report(self, *, every_tensor: bool = False) -> str:
         """Format the report, with statistics of every tensor or with tensors grouped over blocks."""
         lines = [
-            fill(replace_unprintable(f"{name:14} {text}"), width=120, subsequent_indent=15 * " ")
+            fill(make_printable(f"{name:14} {text}"), width=120, subsequent_indent=15 * " ")
             for name, text in list_facts(self)
         ]
-        findings = [f"- {replace_unprintable(text)}" for text in self.suspicious]
+        findings = [f"- {make_printable(text)}" for text in self.suspicious]
         table = format_tensor_table(self.tensors) if every_tensor else format_group_table(self.groups)
         return "\n".join([*lines, "", *table, "", "suspicious" if findings else "nothing suspicious", *findings])
 
@@ -111,7 +111,7 @@ def describe_assumed_fields(inspection: CheckpointInspection) -> str:
 
 def format_checksum_table(checks: tuple[FileCheck, ...]) -> str:
     """The files of a run or an export, one per line."""
-    lines = [(replace_unprintable(each.file), each.verdict, replace_unprintable(each.reason)) for each in checks]
+    lines = [(make_printable(each.file), each.verdict, make_printable(each.reason)) for each in checks]
     return "\n".join(format_table(("file", "checksum", ""), lines, "lll"))
 
 
@@ -120,7 +120,7 @@ def format_assignments(values: Mapping[str, Any]) -> str:
 
 
 def format_group_table(groups: tuple[TensorGroup, ...]) -> list[str]:
-    lines = [(replace_unprintable(each.pattern), f"{each.count} ×", str(each.shape), each.dtype) for each in groups]
+    lines = [(make_printable(each.pattern), f"{each.count} ×", str(each.shape), each.dtype) for each in groups]
     return format_table(("tensor", "", "shape", "dtype"), lines, "lrll")
 
 
@@ -128,14 +128,9 @@ def format_tensor_table(rows: tuple[TensorStatistics, ...]) -> list[str]:
     heading = ("tensor", "shape", "dtype", "mean", "std", "min", "max")
     lines = [
         (
-            *(replace_unprintable(row.name), str(row.shape), row.dtype),
+            *(make_printable(row.name), str(row.shape), row.dtype),
             *("" if n is None else f"{n:.4g}" for n in (row.mean, row.deviation, row.lowest, row.highest)),
         )
         for row in rows
     ]
     return format_table(heading, lines, "lllrrrr")
-
-
-def replace_unprintable(text: str) -> str:
-    """Replace control characters, which names in a file may contain, with ?."""
-    return "".join(each if each.isprintable() else "?" for each in text)
