@@ -37,16 +37,18 @@ def heard(model: nn.Module) -> dict[int, Tensor]:
     return given
 
 
-def check_maps(model: nn.Module, seen: AttentionCapture, given: dict[int, Tensor], tokens: int, prefix: int) -> None:
+def check_maps(
+    model: nn.Module, captured: AttentionCapture, given: dict[int, Tensor], tokens: int, prefix: int
+) -> None:
     """Check that maps times v equal the input of each projection, for the rows that the pass computed."""
-    assert (seen.token_count, seen.prefix) == (tokens, prefix)
-    for layer, weights in enumerate(seen.maps):
+    assert (captured.token_count, captured.prefix) == (tokens, prefix)
+    for layer, weights in enumerate(captured.maps):
         assert weights.dtype == torch.float32
         assert not weights.requires_grad
         assert weights.shape[1:] == (find_attention_layers(model)[layer].heads, tokens, tokens)
         assert (weights.sum(-1) - 1).abs().max() <= 1e-5
         assert weights.min() >= 0
-        made = merge_heads(weights.to(seen.values[layer].dtype) @ seen.values[layer])
+        made = merge_heads(weights.to(captured.values[layer].dtype) @ captured.values[layer])
         rows = given[layer].shape[1]
         assert (made[:, :rows] - given[layer]).abs().max() <= 1e-5
         assert given[layer].abs().max() > 0.05  # not a comparison of zeros
@@ -56,25 +58,25 @@ def check_maps(model: nn.Module, seen: AttentionCapture, given: dict[int, Tensor
 def test_maps_times_v_equal_the_heads_outputs(case: str) -> None:
     model = make_attention_model(case)
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(random_image_batch())
     prefix = getattr(model, "prefix", 0)
-    assert seen.patch_grid == (2, 3)
-    check_maps(model, seen, given, prefix + 6, prefix)
+    assert captured.patch_grid == (2, 3)
+    check_maps(model, captured, given, prefix + 6, prefix)
     reads_the_first = getattr(model.config, "pool", "class" if case != "map" and prefix else "all") == "class"
     assert given[2].shape[1] == (min(prefix, 2 if "distilled" in case else 1) if reads_the_first else prefix + 6)
-    with capture_attention(model, gradients=True) as seen:  # and where the last block computes all tokens
+    with capture_attention(model, gradients=True) as captured:  # and where the last block computes all tokens
         model.tokens(random_image_batch())
     assert given[2].shape[1] == prefix + 6
-    check_maps(model, seen, given, prefix + 6, prefix)
+    check_maps(model, captured, given, prefix + 6, prefix)
 
 
 def test_maps_of_the_toy_models_are_not_uniform() -> None:
     """Otherwise the comparison above would hold for meaningless maps."""
     for case in ATTENDING:
-        with capture_attention(make_attention_model(case)) as seen, torch.no_grad():
-            seen.model(random_image_batch())
-        for weights in seen.maps:
+        with capture_attention(make_attention_model(case)) as captured, torch.no_grad():
+            captured.model(random_image_batch())
+        for weights in captured.maps:
             assert weights.std(-1).max() > 0.01
 
 
@@ -91,14 +93,14 @@ def test_other_sizes_of_other_families(case: str) -> None:
 
 def check_other_size(model: Any, size: Grid) -> None:
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(random_image_batch())
-        assert seen.patch_grid == (2, 3)
+        assert captured.patch_grid == (2, 3)
         model(random_image_batch(3, size))  # the last pass counts
     grid, prefix = (size[0] // 16, size[1] // 16), getattr(model, "prefix", 0)
-    assert seen.patch_grid == grid
-    check_maps(model, seen, given, prefix + grid[0] * grid[1], prefix)
-    assert len(seen.maps[0]) == 3
+    assert captured.patch_grid == grid
+    check_maps(model, captured, given, prefix + grid[0] * grid[1], prefix)
+    assert len(captured.maps[0]) == 3
 
 
 class Masked(nn.Module):
@@ -140,11 +142,11 @@ def test_masks_and_class_attention(name: str, positions: Any) -> None:
     if positions is not None:
         nn.init.normal_(getattr(positions, "offsets", torch.empty(1)))
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen, torch.no_grad():
+    with capture_attention(model, gradients=True) as captured, torch.no_grad():
         model(torch.randn(3, 6, 16))
-    assert [tuple(each.shape) for each in seen.maps] == [(3, 2, 7, 7), (3, 2, 7, 7), (3, 4, 1, 7)]
-    for layer, weights in enumerate(seen.maps):
-        assert (merge_heads(weights @ seen.values[layer]) - given[layer]).abs().max() <= 1e-5
+    assert [tuple(each.shape) for each in captured.maps] == [(3, 2, 7, 7), (3, 2, 7, 7), (3, 4, 1, 7)]
+    for layer, weights in enumerate(captured.maps):
+        assert (merge_heads(weights @ captured.values[layer]) - given[layer]).abs().max() <= 1e-5
         blind = name == "a query that sees nothing" and layer < 2
         expected = torch.ones(weights.shape[2])
         expected[3 if blind else slice(0)] = 0
@@ -165,10 +167,10 @@ def test_a_mask_of_the_queries_alone() -> None:
 
     model = Few()
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(torch.randn(2, 7, 16))
-    assert seen.maps[0].shape == (2, 2, 2, 7)
-    assert (merge_heads(seen.maps[0] @ seen.values[0]) - given[0]).abs().max() <= 1e-5
+    assert captured.maps[0].shape == (2, 2, 2, 7)
+    assert (merge_heads(captured.maps[0] @ captured.values[0]) - given[0]).abs().max() <= 1e-5
 
 
 def test_arguments_of_none_are_ignored() -> None:
@@ -182,10 +184,10 @@ def test_arguments_of_none_are_ignored() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x, None, None), None, None, None)
 
-    with capture_attention(Plain()) as seen:
-        seen.model(torch.randn(2, 8, 16))
-    assert (seen.token_count, seen.patch_grid, seen.prefix) == (8, (2, 3), 2)
-    assert [each.shape for each in seen.maps] == [(2, 2, 8, 8)] * 2
+    with capture_attention(Plain()) as captured:
+        captured.model(torch.randn(2, 8, 16))
+    assert (captured.token_count, captured.patch_grid, captured.prefix) == (8, (2, 3), 2)
+    assert [each.shape for each in captured.maps] == [(2, 2, 8, 8)] * 2
 
 
 @pytest.mark.parametrize(
@@ -203,9 +205,9 @@ def test_fused_kernel_is_used_and_logits_are_unchanged(case: str, monkeypatch: p
     with torch.no_grad():
         plain, alone = model(pixels), calls
         assert alone == {"cct with neighbours": 0, "map": 4}.get(case, 3)
-        with capture_attention(model) as seen:
+        with capture_attention(model) as captured:
             captured = model(pixels)
-        assert len(seen.maps) == 3
+        assert len(captured.maps) == 3
     assert calls == 2 * alone
     assert torch.equal(plain, captured)
     with capture_attention(model, gradients=True):
@@ -219,12 +221,12 @@ def test_layers_and_heads_can_be_selected() -> None:
     with capture_attention(model) as everything, torch.no_grad():
         model(pixels)
     for layers, heads in (([1], None), ([-1, 0], [1]), ([2, 1], [-1, 0]), ([0], [1, 1]), ([], [0])):
-        with capture_attention(model, layers, heads) as seen, torch.no_grad():
+        with capture_attention(model, layers, heads) as captured, torch.no_grad():
             model(pixels)
-        assert seen.layers == tuple(layer % 3 for layer in layers)
-        assert set(seen.maps_by_layer) == set(seen.layers)
-        assert (seen.token_count, seen.patch_grid) == (7, (2, 3))
-        for layer, weights in zip(layers, seen.maps, strict=True):
+        assert captured.layers == tuple(layer % 3 for layer in layers)
+        assert set(captured.maps_by_layer) == set(captured.layers)
+        assert (captured.token_count, captured.patch_grid) == (7, (2, 3))
+        for layer, weights in zip(layers, captured.maps, strict=True):
             expected = everything.maps[layer % 3]
             assert torch.equal(weights, expected if heads is None else expected[:, heads])
 
@@ -325,18 +327,18 @@ def test_only_the_result_of_keep_is_stored() -> None:
         assert grid == (2, 3)
         return weights.mean((1, 2))
 
-    with capture_attention(model, keep=mean) as seen, torch.no_grad():
+    with capture_attention(model, keep=mean) as captured, torch.no_grad():
         model(random_image_batch())
         gc.collect()
         assert [each() for each in alive] == [None] * 3
-    assert [each.shape for each in seen.maps] == [(2, 7)] * 3
-    assert not seen.values
-    assert not seen.head_outputs
+    assert [each.shape for each in captured.maps] == [(2, 7)] * 3
+    assert not captured.values
+    assert not captured.head_outputs
 
 
-def held_by(seen: AttentionCapture) -> int:
+def held_by(captured: AttentionCapture) -> int:
     """Bytes of all tensors that a capture keeps alive."""
-    tensors = [*seen.maps_by_layer.values(), *seen.values.values(), *seen.head_outputs.values()]
+    tensors = [*captured.maps_by_layer.values(), *captured.values.values(), *captured.head_outputs.values()]
     return sum(each.untyped_storage().nbytes() for each in tensors)
 
 
@@ -344,25 +346,25 @@ def test_memory_of_one_layer_does_not_depend_on_depth() -> None:
     sizes = set[int]()
     for depth in (2, 9):
         model = make_attention_model(depth=depth)
-        with capture_attention(model, [-1], [0]) as seen, torch.no_grad():
+        with capture_attention(model, [-1], [0]) as captured, torch.no_grad():
             model(random_image_batch())
-        sizes.add(held_by(seen))
+        sizes.add(held_by(captured))
     assert sizes == {2 * 7 * 7 * 4}  # of one head, not a view of all
 
 
 def test_half_precision() -> None:
     model = make_attention_model("relative").bfloat16()
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         logits = model(random_image_batch().bfloat16())
-    for weights, slope in zip(seen.maps, seen.compute_gradients(logits.sum()), strict=True):
-        assert weights.dtype == slope.dtype == torch.float32
+    for weights, gradient in zip(captured.maps, captured.compute_gradients(logits.sum()), strict=True):
+        assert weights.dtype == gradient.dtype == torch.float32
         assert (weights.sum(-1) - 1).abs().max() <= 1e-5
     pooled = make_attention_model("map").bfloat16()
-    with capture_attention(pooled) as seen, torch.no_grad():
+    with capture_attention(pooled) as captured, torch.no_grad():
         pooled(random_image_batch().bfloat16())
-    assert seen.pool_shares is not None
-    assert seen.pool_shares.dtype == torch.float32
-    assert (seen.pool_shares.sum(-1) - 1).abs().max() <= 1e-5
+    assert captured.pool_shares is not None
+    assert captured.pool_shares.dtype == torch.float32
+    assert (captured.pool_shares.sum(-1) - 1).abs().max() <= 1e-5
 
 
 def test_maps_are_float32_under_autocast() -> None:
@@ -370,22 +372,22 @@ def test_maps_are_float32_under_autocast() -> None:
     layer = find_attention_layers(model)[0]
     given = list[Tensor]()
     layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
-    with capture_attention(model) as seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with capture_attention(model) as captured, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(pixels)
         q, k = layer.project(given[0])[:2]
     assert q.dtype == torch.bfloat16
     expected = (q.float() @ k.float().mT / 8**0.5).softmax(-1)
-    assert seen.maps[0].dtype == torch.float32
-    assert (seen.maps[0] - expected).abs().max() <= 1e-5
+    assert captured.maps[0].dtype == torch.float32
+    assert (captured.maps[0] - expected).abs().max() <= 1e-5
 
 
 def test_inference_mode() -> None:
     model = make_attention_model()
     with capture_attention(model) as plain, torch.no_grad():
         model(random_image_batch())
-    with torch.inference_mode(), capture_attention(model) as seen:
+    with torch.inference_mode(), capture_attention(model) as captured:
         model(random_image_batch())
-    assert all(map(torch.equal, seen.maps, plain.maps))
+    assert all(map(torch.equal, captured.maps, plain.maps))
 
 
 def test_last_call_of_a_module_called_twice_is_captured() -> None:
@@ -399,25 +401,25 @@ def test_last_call_of_a_module_called_twice_is_captured() -> None:
 
     model = Twice()
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         out = model(torch.randn(2, 6, 16))
-    (weights,) = seen.maps
-    assert (merge_heads(weights @ seen.values[0]) - given[0]).abs().max() <= 1e-5
-    assert seen.compute_gradients(out.sum())[0].shape == weights.shape
+    (weights,) = captured.maps
+    assert (merge_heads(weights @ captured.values[0]) - given[0]).abs().max() <= 1e-5
+    assert captured.compute_gradients(out.sum())[0].shape == weights.shape
 
 
 def test_maps_without_a_forward_pass_are_an_error() -> None:
     with (
-        capture_attention(make_attention_model()) as seen,
+        capture_attention(make_attention_model()) as captured,
         pytest.raises(VitrailError, match="layer 0 was not captured; run a forward pass"),
     ):
-        _ = seen.maps
+        _ = captured.maps
 
 
 def test_a_model_without_a_grid() -> None:
     model = nn.Sequential(SelfAttention(16, 2))
-    with capture_attention(model) as seen:
+    with capture_attention(model) as captured:
         model(torch.randn(2, 5, 16))
-    assert seen.maps[0].shape == (2, 2, 5, 5)
+    assert captured.maps[0].shape == (2, 2, 5, 5)
     with pytest.raises(ConfigError, match="Sequential has no grid of patches; expected an attribute `grid`"):
-        _ = seen.patch_grid
+        _ = captured.patch_grid

@@ -47,11 +47,11 @@ def photo(seed: int = 0) -> Image.Image:
 @contextmanager
 def by_autograd() -> Generator[list[Tensor]]:
     """Attention weights of every layer, with gradients from autograd."""
-    seen, talk = list[Tensor](), TalkingHeads.weigh
+    captured, talk = list[Tensor](), TalkingHeads.weigh
 
     def kept(weights: Tensor) -> Tensor:
         weights.retain_grad()
-        seen.append(weights)
+        captured.append(weights)
         return weights
 
     def weigh(self: TalkingHeads, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -63,7 +63,7 @@ def by_autograd() -> Generator[list[Tensor]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TalkingHeads, "weigh", weigh)
         patch.setattr(layers, "attention", attention)
-        yield seen
+        yield captured
 
 
 @pytest.mark.parametrize("size", [SIZE, (64, 16)])
@@ -75,17 +75,17 @@ def test_maps_times_v_equal_the_heads_outputs(size: tuple[int, int]) -> None:
 
     for number, layer in enumerate(find_attention_layers(model)):
         layer.proj.register_forward_pre_hook(partial(write, number))
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(random_image_batch(size=size))
     patches = size[0] * size[1] // 256
-    assert seen.patch_grid == (size[0] // 16, size[1] // 16)
-    assert (seen.token_count, seen.prefix, seen.late_tokens) == (1 + patches, 1, 1)
-    assert head_token_shares(seen).tolist() == [[1.0] + [0.0] * patches]
-    maps = seen.maps
+    assert captured.patch_grid == (size[0] // 16, size[1] // 16)
+    assert (captured.token_count, captured.prefix, captured.late_tokens) == (1 + patches, 1, 1)
+    assert head_token_shares(captured).tolist() == [[1.0] + [0.0] * patches]
+    maps = captured.maps
     assert [each.shape[2:] for each in maps] == 3 * [(1 + patches, 1 + patches)] + 2 * [(1, 1 + patches)]
     for layer, weights in enumerate(maps):
         inner = weights[..., 1:, 1:] if layer < 3 else weights
-        assert (merge_heads(inner @ seen.values[layer]) - given[layer]).abs().max() <= 1e-5
+        assert (merge_heads(inner @ captured.values[layer]) - given[layer]).abs().max() <= 1e-5
         assert given[layer].abs().max() > 0.05
         if layer < 3:
             assert (
@@ -104,13 +104,13 @@ def test_gradients_match_autograd(frozen: bool) -> None:
     expected = [each.grad for each in weights]
     model.zero_grad(set_to_none=True)
     model.requires_grad_(not frozen)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         logits = model(pixels)
-    found = seen.compute_gradients(logits.amax(-1).sum())
+    found = captured.compute_gradients(logits.amax(-1).sum())
     assert len(found) == len(expected) == 5
     for layer, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         assert theirs is not None
-        assert mine.shape == seen.maps[layer].shape
+        assert mine.shape == captured.maps[layer].shape
         assert (mine[..., -theirs.shape[2] :, -theirs.shape[3] :] - theirs).abs().max() <= 1e-5
         assert theirs.abs().max() > 1e-4
 
@@ -118,16 +118,16 @@ def test_gradients_match_autograd(frozen: bool) -> None:
 def test_gradient_rollout_matches_a_reference() -> None:
     """Relevance flows from the patches through their layers to the class token at the end."""
     subject, pixels = explainer(), random_image_batch(1)
-    with capture_attention(subject.model, gradients=True) as seen:
+    with capture_attention(subject.model, gradients=True) as captured:
         logits = subject.model(pixels)
-    slopes = [each.numpy() for each in seen.compute_gradients(logits.max())]
-    maps = [each.numpy() for each in seen.maps]
+    gradients = [each.numpy() for each in captured.compute_gradients(logits.max())]
+    maps = [each.numpy() for each in captured.maps]
     result = np.eye(7)
-    for layer, slope in zip(maps, slopes, strict=True):
+    for layer, gradient in zip(maps, gradients, strict=True):
         step = np.zeros((7, 7))
-        step[: layer.shape[2]] = np.maximum(slope * layer, 0)[0].mean(0)
+        step[: layer.shape[2]] = np.maximum(gradient * layer, 0)[0].mean(0)
         result = result + step @ result
-    np.testing.assert_allclose(gradient_rollout(maps, slopes)[0], result, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(gradient_rollout(maps, gradients)[0], result, rtol=1e-5, atol=1e-7)
     row = result[0, 1:] / result[0, 1:].sum()
     _, (found,) = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="grad-rollout")))
     np.testing.assert_allclose(found[0, 0].ravel(), row, rtol=1e-4)
@@ -136,11 +136,11 @@ def test_gradient_rollout_matches_a_reference() -> None:
 
 def test_half_precision_and_selected_heads() -> None:
     model = cait().bfloat16()
-    with capture_attention(model, [0, -1], [1], gradients=True) as seen:
+    with capture_attention(model, [0, -1], [1], gradients=True) as captured:
         logits = model(random_image_batch().bfloat16())
-    assert [each.shape for each in seen.maps] == [(2, 1, 7, 7), (2, 1, 1, 7)]
-    assert all(each.dtype == torch.float32 for each in seen.maps)
-    assert [each.shape for each in seen.compute_gradients(logits.sum())] == [(2, 1, 7, 7), (2, 1, 1, 7)]
+    assert [each.shape for each in captured.maps] == [(2, 1, 7, 7), (2, 1, 1, 7)]
+    assert all(each.dtype == torch.float32 for each in captured.maps)
+    assert [each.shape for each in captured.compute_gradients(logits.sum())] == [(2, 1, 7, 7), (2, 1, 1, 7)]
     assert count_hooks(model) == 0
 
 
@@ -163,9 +163,9 @@ def test_supported_methods() -> None:
     subject = explainer()
     assert subject.default_method == "grad-rollout"
     assert subject.explain(photo()).options.method == "grad-rollout"
-    seen = subject.explain(photo(), "attention", head="all")
-    assert seen.maps.shape == (1, 2, 2, 3)
-    np.testing.assert_allclose(seen.maps.sum((2, 3)), 1, rtol=1e-5)
+    captured = subject.explain(photo(), "attention", head="all")
+    assert captured.maps.shape == (1, 2, 2, 3)
+    np.testing.assert_allclose(captured.maps.sum((2, 3)), 1, rtol=1e-5)
     norms = subject.explain(photo(), "norms", layer="all").maps  # (layers, 1, h, w)
     assert norms.shape == (5, 1, 2, 3)
     np.testing.assert_allclose(norms[2], norms[3], rtol=1e-6)  # class attention does not change patches
@@ -200,16 +200,16 @@ def test_patches_can_be_removed() -> None:
 @pytest.mark.parametrize("classes", [5, 0])
 def test_look_and_report(classes: int, tmp_path: Path) -> None:
     subject = explainer(classes=classes)
-    seen = look(subject, [photo(n) for n in range(5)], batch=2)
+    result = look(subject, [photo(n) for n in range(5)], batch=2)
     expected = {"position_similarity", "filters", "token_norms", "alignment", *(["occlusion"] if classes else [])}
-    assert {figure.name for figure in seen.figures} == expected
-    assert seen.notes[0] == f"attention distance: not defined, since {NO_SHARES}"
-    norms = seen["token_norms"].arrays["norms"]  # (S, B, N)
+    assert {figure.name for figure in result.figures} == expected
+    assert result.notes[0] == f"attention distance: not defined, since {NO_SHARES}"
+    norms = result["token_norms"].arrays["norms"]  # (S, B, N)
     assert norms.shape == (6, 5, 7)
     assert np.isnan(norms[:4, :, 0]).all()
     assert np.isfinite(norms[4:]).all()
     assert np.isfinite(norms[..., 1:]).all()
-    assert seen["token_norms"].save(tmp_path, (".png",))[0].stat().st_size > 1000  # also with a late class token
+    assert result["token_norms"].save(tmp_path, (".png",))[0].stat().st_size > 1000  # also with a late class token
     _, _, sections = build_model_report(
         subject, "a model", [ImageItem(photo(n), f"photo {n}") for n in range(2)], explained=1
     )
@@ -218,14 +218,14 @@ def test_look_and_report(classes: int, tmp_path: Path) -> None:
 
 def test_queries_by_layer() -> None:
     """The class token is not a query before it joins, and the only query afterwards."""
-    asked = explainer(depth=2)  # and two layers of class attention
+    subject = explainer(depth=2)  # and two layers of class attention
     image = np.zeros((*SIZE, 3))
     for layer in (0, 1, "all"):
         with pytest.raises(
             ConfigError, match=f"^layer {layer} comes before the class token joins; expected 2 to 3, or -1$"
         ):
-            asked.explain(image, "grad-rollout", layer=layer)
+            subject.explain(image, "grad-rollout", layer=layer)
     says = "^token '0,1' is not a query in layer 3, where only the class token is; use 'class'$"
     with pytest.raises(ConfigError, match=says):
-        asked.explain(image, "attention", layer=3, token="0,1")
-    assert asked.explain(image, "attention", layer=3, token="class").map.sum() > 0
+        subject.explain(image, "attention", layer=3, token="0,1")
+    assert subject.explain(image, "attention", layer=3, token="class").map.sum() > 0

@@ -34,13 +34,13 @@ def test_registers_without_a_class_token() -> None:
 def test_tokens_that_the_head_reads(case: str) -> None:
     """Change one token at a time: the logits change only if the head reads it."""
     model, pixels = make_attention_model(case), random_image_batch()
-    with capture_attention(model) as seen, torch.no_grad():
+    with capture_attention(model) as captured, torch.no_grad():
         tokens = model.tokens(pixels)
         answer = model.logits(tokens)
-        shares = head_token_shares(seen)
-        assert shares.shape[1] == seen.token_count == tokens.shape[1]
+        shares = head_token_shares(captured)
+        assert shares.shape[1] == captured.token_count == tokens.shape[1]
         assert (shares.sum(-1) - 1).abs().max() <= 1e-5
-        for number in range(seen.token_count):
+        for number in range(captured.token_count):
             other = tokens.clone()
             other[:, number] += torch.randn(tokens.shape[-1])
             assert torch.equal(model.logits(other), answer) == bool((shares[:, number] == 0).all())
@@ -49,12 +49,12 @@ def test_tokens_that_the_head_reads(case: str) -> None:
 @pytest.mark.parametrize("case", ["map", "map with class token and registers", "cct"])
 def test_weights_of_attention_pooling(case: str) -> None:
     model, pixels = make_attention_model(case), random_image_batch()
-    with capture_attention(model) as seen, torch.no_grad():
+    with capture_attention(model) as captured, torch.no_grad():
         tokens = model.tokens(pixels)
         model.logits(tokens)
-    assert seen.pool_shares is not None
-    assert torch.equal(head_token_shares(seen), seen.pool_shares)
-    patches = tokens[:, seen.prefix :]
+    assert captured.pool_shares is not None
+    assert torch.equal(head_token_shares(captured), captured.pool_shares)
+    patches = tokens[:, captured.prefix :]
     if case == "cct":
         expected = torch.softmax(patches @ model.attn_pool.weight[0] + model.attn_pool.bias, dim=1)
         assert (model.attn_pool(patches) - (expected[:, :, None] * patches).sum(1)).abs().max() <= 1e-5
@@ -62,17 +62,17 @@ def test_weights_of_attention_pooling(case: str) -> None:
         pool = model.attn_pool
         q, k = pool.q(pool.latent).view(2, 8), pool.kv(patches)[..., :16].view(2, 6, 2, 8)
         expected = (torch.einsum("hk,bnhk->bhn", q, k) / 8**0.5).softmax(-1).mean(1)
-    assert (seen.pool_shares[:, seen.prefix :] - expected).abs().max() <= 1e-5
-    assert seen.pool_shares[:, : seen.prefix].abs().sum() == 0
+    assert (captured.pool_shares[:, captured.prefix :] - expected).abs().max() <= 1e-5
+    assert captured.pool_shares[:, : captured.prefix].abs().sum() == 0
 
 
 @pytest.mark.parametrize("answer", ["both", "class", "distill"])
 def test_tokens_read_by_a_distilled_head(answer: str) -> None:
     model = make_attention_model("distilled", answer=answer)
-    with capture_attention(model, []) as seen, torch.no_grad():
+    with capture_attention(model, []) as captured, torch.no_grad():
         model(random_image_batch())
     expected = {"both": [0.5, 0.5], "class": [1.0, 0.0], "distill": [0.0, 1.0]}[answer]
-    assert head_token_shares(seen)[0, :2].tolist() == expected
+    assert head_token_shares(captured)[0, :2].tolist() == expected
 
 
 @pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])

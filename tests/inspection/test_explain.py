@@ -50,11 +50,11 @@ def attended(model: Any, pixels: torch.Tensor) -> tuple[Any, Any, Any]:
     logits.amax(-1).sum().backward()
     model.zero_grad(set_to_none=True)
     maps = torch.stack([each.detach() for each in whole], dim=1).double().numpy()
-    slopes = np.zeros_like(maps)
+    gradients = np.zeros_like(maps)
     for layer, each in enumerate(weights):
         assert each.grad is not None
-        slopes[:, layer, :, : each.shape[2]] = each.grad.numpy()
-    return maps, slopes, logits.detach()
+        gradients[:, layer, :, : each.shape[2]] = each.grad.numpy()
+    return maps, gradients, logits.detach()
 
 
 def read(model: Any, tokens: int, token: str) -> Any:
@@ -85,24 +85,24 @@ def rolled(maps: Any, choice: Any) -> Any:
     return result
 
 
-def by_hand(question: ExplainOptions, model: Any, maps: Any, slopes: Any) -> Any:
+def by_hand(options: ExplainOptions, model: Any, maps: Any, gradients: Any) -> Any:
     """Reference maps of one image: (L, H, N, N) → (layers, heads, 2, 3)."""
     depth, heads, tokens, _ = maps.shape
-    asked = range(depth) if question.layer == "all" else [question.layer % depth]
-    choices: list[Any] = list(range(heads)) if question.head == "all" else [question.head]
+    asked = range(depth) if options.layer == "all" else [options.layer % depth]
+    choices: list[Any] = list(range(heads)) if options.head == "all" else [options.head]
     rows = list[Any]()
     for layer in asked:
-        if question.method == "rollout":
+        if options.method == "rollout":
             rows.append([rolled(maps[: layer + 1], choice) for choice in choices])
-        elif question.method == "attention":
+        elif options.method == "attention":
             rows.append([one_of(maps[layer], choice) for choice in choices])
         else:
             result = np.eye(tokens)
-            for each, slope in zip(maps[: layer + 1], slopes[: layer + 1], strict=True):
-                result = result + np.clip(each * slope, 0, None).mean(0) @ result
+            for each, gradient in zip(maps[: layer + 1], gradients[: layer + 1], strict=True):
+                result = result + np.clip(each * gradient, 0, None).mean(0) @ result
             rows.append([result - np.eye(tokens)])
     found = np.array(rows)  # (layers, heads, N, N)
-    found = np.einsum("n,lhnm->lhm", read(model, tokens, question.token), found)[..., -6:]
+    found = np.einsum("n,lhnm->lhm", read(model, tokens, options.token), found)[..., -6:]
     return (found / found.sum(-1, keepdims=True)).reshape(*found.shape[:2], 2, 3)
 
 
@@ -120,16 +120,16 @@ QUESTIONS = [
 def test_every_option_matches_the_reference() -> None:
     subject = explainer()
     pixels = pixels_of(subject, make_image(), make_image(60, 40, seed=1))
-    maps, slopes, logits = attended(subject.model, pixels)
-    for question in QUESTIONS:
-        found, mine = subject.compute_maps(pixels, subject.resolve_options(question))
+    maps, gradients, logits = attended(subject.model, pixels)
+    for options in QUESTIONS:
+        found, mine = subject.compute_maps(pixels, subject.resolve_options(options))
         assert torch.allclose(found, logits, atol=1e-5)
-        layers, heads = 3 if question.layer == "all" else 1, 2 if question.head == "all" else 1
+        layers, heads = 3 if options.layer == "all" else 1, 2 if options.head == "all" else 1
         assert mine.shape == (2, layers, heads, 2, 3)
         np.testing.assert_allclose(mine.sum((-1, -2)), 1, atol=1e-5)
         for image in range(2):
-            expected = by_hand(question, subject.model, maps[image], slopes[image])
-            np.testing.assert_allclose(mine[image], expected, atol=1e-5, err_msg=str(question))
+            expected = by_hand(options, subject.model, maps[image], gradients[image])
+            np.testing.assert_allclose(mine[image], expected, atol=1e-5, err_msg=str(options))
 
 
 @pytest.mark.parametrize("method", ["rollout", "attention", "grad-rollout"])
@@ -148,11 +148,11 @@ def test_every_option_matches_the_reference() -> None:
 def test_other_families_match_the_reference(case: str, method: Any) -> None:
     subject = explainer(case)
     pixels = pixels_of(subject, make_image())
-    maps, slopes, _ = attended(subject.model, pixels)
+    maps, gradients, _ = attended(subject.model, pixels)
     for token in ("head", *(("distill",) if "distilled" in case else ())):
-        question = ExplainOptions(method=method, token=token)
-        _, mine = subject.compute_maps(pixels, subject.resolve_options(question))
-        np.testing.assert_allclose(mine[0], by_hand(question, subject.model, maps[0], slopes[0]), atol=1e-5)
+        options = ExplainOptions(method=method, token=token)
+        _, mine = subject.compute_maps(pixels, subject.resolve_options(options))
+        np.testing.assert_allclose(mine[0], by_hand(options, subject.model, maps[0], gradients[0]), atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)
@@ -222,11 +222,11 @@ def test_classes_by_number_and_label() -> None:
     assert likeliest.explained_class == likeliest.prediction.top[0]
     np.testing.assert_array_equal(likeliest.map, maps[likeliest.explained_class.index])
     predicted = vitrail.Predictor(subject.model, preprocessing=PREPROCESSING, labels=LABELS).predict(make_image())
-    for seen, other in zip(
+    for ours, other in zip(
         likeliest.prediction.top, predicted.top, strict=True
     ):  # whose pixels have another memory layout
-        assert (seen.index, seen.label) == (other.index, other.label)
-        assert seen.probability == pytest.approx(other.probability, abs=1e-6)
+        assert (ours.index, ours.label) == (other.index, other.label)
+        assert ours.probability == pytest.approx(other.probability, abs=1e-6)
 
 
 def test_discard() -> None:

@@ -34,8 +34,8 @@ def test_figure(method: Any) -> None:
     unit = "token norm" if method == "norms" else "attention (1 = uniform)"
     check_figure(found.figure, unit)
     figure = found.figure.draw()
-    beside, over = figure.axes[:2]
-    for axes in (beside, over):
+    photo_axes, over = figure.axes[:2]
+    for axes in (photo_axes, over):
         assert axes.get_aspect() == 1
         assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
     drawn = np.asarray(over.images[1].get_array())

@@ -21,13 +21,13 @@ from vitrail.layers.attention import SelfAttention
 LABELS = ("tench, Tinca tinca", "goldfish", "crane, bird", "crane", "3-toed sloth, ai")
 
 
-def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None, **asked: Any) -> ExplainOptions:
+def resolve(case: str = "learned stem", labels: Any = LABELS, fields: Any = None, **options: Any) -> ExplainOptions:
     model = make_attention_model(case, **(fields or {}))
-    return Explainer(model, preprocessing=Preprocessing(), labels=labels).resolve_options(ExplainOptions(**asked))
+    return Explainer(model, preprocessing=Preprocessing(), labels=labels).resolve_options(ExplainOptions(**options))
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("options", "expected"),
     [
         ({}, {"layer": 2, "head": "mean", "of_class": None}),
         ({"layer": -1, "head": -2}, {"layer": 2, "head": 0}),
@@ -50,8 +50,8 @@ def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None
         ({"method": "grad-rollout", "of_class": 0}, {"of_class": 0}),
     ],
 )
-def test_valid_options(asked: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = settled(**asked)
+def test_valid_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = resolve(**options)
     for name, value in expected.items():
         assert getattr(found, name) == value
     for name in ("layer", "head", "of_class"):
@@ -59,7 +59,7 @@ def test_valid_options(asked: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "message"),
     [
         ({"method": "rolout"}, "unknown method 'rolout'; did you mean 'rollout'?"),
         ({"layer": 3}, "layer is 3; expected 0 to 2, or -1 for the last: there are 3"),
@@ -117,10 +117,10 @@ def test_valid_options(asked: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"case": "distilled", "token": "register0"}, "token is 'register0'; expected one of head, class, distill, or"),
     ],
 )
-def test_invalid_options(asked: dict[str, Any], says: str) -> None:
+def test_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settled(**asked)
-    assert str(caught.value).startswith(says)
+        resolve(**options)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

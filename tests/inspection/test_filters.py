@@ -122,9 +122,9 @@ def test_figure(shape: tuple[int, ...], words: str) -> None:
     assert f"{shares.sum():.1%} of the filters' variance" in captioned.caption
     figure = captioned.draw()
     figure.draw_without_rendering()
-    shown = [axes for axes in figure.axes if axes.images]
-    assert len(shown) == len(components)
-    for left, right in pairwise(shown[:7]):
+    with_image = [axes for axes in figure.axes if axes.images]
+    assert len(with_image) == len(components)
+    for left, right in pairwise(with_image[:7]):
         assert left.xaxis.label.get_window_extent().x1 < right.xaxis.label.get_window_extent().x0, "labels overlap"
 
 

@@ -52,29 +52,29 @@ def photos(count: int) -> list[Any]:
     return [random_array(40, 56, 3, seed=number) for number in range(count)]
 
 
-def names(seen: Any) -> list[str]:
-    return [captioned.name for captioned in seen.figures]
+def names(result: Any) -> list[str]:
+    return [captioned.name for captioned in result.figures]
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_family(kind: str) -> None:
     subject = explainer(kind)
-    seen = look(subject, photos(5), batch=2)
+    result = look(subject, photos(5), batch=2)
     expected = {"filters", *MOVING, "alignment"}
     expected |= {"position_similarity"} if kind not in ("registers", "relative") else set()
     expected |= {"token_similarity"} if kind == "distilled" else set()
     expected |= {"occlusion"} if kind != "headless" else set()
-    assert set(names(seen)) == expected
-    assert len(names(seen)) == len(expected)
-    assert seen.images == 5
-    assert seen.skipped == ()
+    assert set(names(result)) == expected
+    assert len(names(result)) == len(expected)
+    assert result.images == 5
+    assert result.skipped == ()
     missing = {"position similarity": "position_similarity", "occlusion check": "occlusion"}
-    assert [note.split(":")[0] for note in seen.notes] == [k for k, name in missing.items() if name not in expected]
+    assert [note.split(":")[0] for note in result.notes] == [k for k, name in missing.items() if name not in expected]
     (h, w), prefix = subject.model.grid, getattr(subject.model, "prefix", 0)
-    assert seen["attention_distance"].arrays["distances"].shape == (2, 2)
-    assert seen["token_norms"].arrays["norms"].shape == (3, 5, prefix + h * w)
-    assert seen["alignment"].arrays["alignment"].shape == (3, 3)
-    for captioned in seen.figures:
+    assert result["attention_distance"].arrays["distances"].shape == (2, 2)
+    assert result["token_norms"].arrays["norms"].shape == (3, 5, prefix + h * w)
+    assert result["alignment"].arrays["alignment"].shape == (3, 3)
+    for captioned in result.figures:
         for values in captioned.arrays.values():
             assert np.isfinite(values).all(), captioned.name
 
@@ -89,9 +89,9 @@ def test_every_figure_has_units() -> None:
         "alignment": "linear CKA",
         "occlusion": "patches removed (%)",
     }
-    seen = look(explainer("distilled"), photos(4))
-    assert set(names(seen)) == set(units)
-    for captioned in seen.figures:
+    result = look(explainer("distilled"), photos(4))
+    assert set(names(result)) == set(units)
+    for captioned in result.figures:
         figure = captioned.draw()
         texts = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
         assert units[captioned.name] in (*texts, figure.get_supxlabel())
@@ -100,9 +100,9 @@ def test_every_figure_has_units() -> None:
 
 def test_distances_match_the_captured_maps() -> None:
     subject, images = explainer("registers"), photos(3)
-    with torch.no_grad(), capture_attention(subject.model) as seen:
+    with torch.no_grad(), capture_attention(subject.model) as result:
         subject.model.tokens(subject.viewer.see(images))
-    by_hand = np.stack([attention_distance(each.numpy(), (2, 2), (16, 16)) for each in seen.maps], axis=1).mean(0)
+    by_hand = np.stack([attention_distance(each.numpy(), (2, 2), (16, 16)) for each in result.maps], axis=1).mean(0)
     found = look(subject, images, batch=2)["attention_distance"]
     np.testing.assert_allclose(found.arrays["distances"], by_hand, rtol=1e-5)
     assert "3 images of 32×32 pixels" in found.caption
@@ -147,15 +147,15 @@ def test_unreadable_images_are_skipped(tmp_path: Path) -> None:
     bad.write_bytes(b"not an image")
     images = [good[0], bad, good[1], tmp_path / "nowhere.png", *good[2:]]
     progress = list[int]()
-    seen, without = look(explainer(), images, batch=3, progress=progress.append), look(explainer(), good)
-    assert seen.images == 4
-    assert len(seen.skipped) == 2
-    assert "broken.png' is not an image" in seen.skipped[0]
-    assert "nowhere.png' does not exist" in seen.skipped[1]
+    result, without = look(explainer(), images, batch=3, progress=progress.append), look(explainer(), good)
+    assert result.images == 4
+    assert len(result.skipped) == 2
+    assert "broken.png' is not an image" in result.skipped[0]
+    assert "nowhere.png' does not exist" in result.skipped[1]
     assert sum(progress) == 6
     for captioned in without.figures:
         for name, values in captioned.arrays.items():
-            np.testing.assert_allclose(seen[captioned.name].arrays[name], values, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(result[captioned.name].arrays[name], values, rtol=1e-4, atol=1e-5)
     with pytest.raises(DataError, match=r"none of the 1 images can be read, for instance: .*broken\.png' is no"):
         look(explainer(), [bad])
 
@@ -171,17 +171,17 @@ def test_weights_of_nan_are_an_error(kind: str) -> None:
 
 
 def test_without_images() -> None:
-    seen = look(explainer())
-    assert names(seen) == ["position_similarity", "filters"]
-    assert seen.images == 0
-    assert seen.notes == ("no images were given: attention distance, tokens, CKA and the occlusion check need some",)
+    result = look(explainer())
+    assert names(result) == ["position_similarity", "filters"]
+    assert result.images == 0
+    assert result.notes == ("no images were given: attention distance, tokens, CKA and the occlusion check need some",)
 
 
 def test_few_images() -> None:
-    seen = look(explainer(), photos(1))
-    assert "alignment" not in names(seen)
-    assert {*MOVING, "occlusion"} <= set(names(seen))
-    assert "similarity of layers: 4 images or more are needed, not 1" in seen.notes
+    result = look(explainer(), photos(1))
+    assert "alignment" not in names(result)
+    assert {*MOVING, "occlusion"} <= set(names(result))
+    assert "similarity of layers: 4 images or more are needed, not 1" in result.notes
 
 
 def test_probabilities_of_the_occlusion_check() -> None:

@@ -27,11 +27,11 @@ def make_images(count: int) -> list[Any]:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_default_method_is_norms(dynamic: bool) -> None:
-    asked = explainer(dynamic=dynamic)
-    found, (photo,) = asked.explain(make_images(1)[0], layer="all"), make_images(1)
-    assert (asked.default_method, found.options.method, found.maps.shape) == ("norms", "norms", (2, 1, 2, 3))
-    with capture_tokens(asked.model) as states:
-        asked.model.tokens(asked.viewer.see([photo]))
+    subject = explainer(dynamic=dynamic)
+    found, (photo,) = subject.explain(make_images(1)[0], layer="all"), make_images(1)
+    assert (subject.default_method, found.options.method, found.maps.shape) == ("norms", "norms", (2, 1, 2, 3))
+    with capture_tokens(subject.model) as states:
+        subject.model.tokens(subject.viewer.see([photo]))
     expected = [state[0, 1:].norm(dim=-1).reshape(1, 2, 3).detach().numpy() for state in states[1:3]]
     np.testing.assert_allclose(found.maps, expected, rtol=1e-5)
 
@@ -48,9 +48,9 @@ def test_layers_are_the_blocks() -> None:
 
 
 def test_look_draws_the_other_figures_with_notes() -> None:
-    seen = look(explainer(), make_images(5))
-    assert {figure.name for figure in seen.figures} == {"position_similarity", "filters", "token_norms", "alignment"}
-    assert seen.notes == (
+    result = look(explainer(), make_images(5))
+    assert {figure.name for figure in result.figures} == {"position_similarity", "filters", "token_norms", "alignment"}
+    assert result.notes == (
         f"attention distance: not defined, since {WHY}",
         f"occlusion check: not possible, since {WHY}",
     )
@@ -64,12 +64,12 @@ def test_a_report() -> None:
 
 
 def test_only_the_grid_can_be_captured() -> None:
-    asked = explainer()
-    model = asked.model
-    assert asked.no_maps_reason == why_no_attention_maps(model) == WHY
-    with capture_attention(model, []) as seen:
-        model(asked.viewer.see(make_images(1)))
-    assert (seen.patch_grid, seen.prefix, seen.maps) == ((2, 3), 1, [])
+    subject = explainer()
+    model = subject.model
+    assert subject.no_maps_reason == why_no_attention_maps(model) == WHY
+    with capture_attention(model, []) as result:
+        model(subject.viewer.see(make_images(1)))
+    assert (result.patch_grid, result.prefix, result.maps) == ((2, 3), 1, [])
     with pytest.raises(ConfigError, match="Linformer has no attention maps"), capture_attention(model, [0]):
         raise AssertionError("not reached")
     assert (

@@ -94,14 +94,14 @@ def test_map_covers_the_box() -> None:
 
 def test_query_patch_is_outlined() -> None:
     figure = drawn((40, 60), maps(), box=(0, 10, 60, 30), patch=(1, 2), checked=False)
-    beside, axes = figure.axes[:2]
+    photo_axes, axes = figure.axes[:2]
     for line in axes.lines:
         assert sorted(set(line.get_xdata())) == pytest.approx([39.5, 59.5])
         assert sorted(set(line.get_ydata())) == pytest.approx([19.5, 29.5])
     assert len(axes.lines) == 2  # black on white, visible on any background
     assert axes.lines[0].get_color() != axes.lines[1].get_color()
-    assert sorted(set(beside.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of the model's input
-    assert beside.get_title() == "model input"
+    assert sorted(set(photo_axes.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of the model's input
+    assert photo_axes.get_title() == "model input"
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,13 @@ def test_rows_of_zeros_and_wrong_shapes() -> None:
 )
 def test_table_is_what_every_family_adds_to_its_patches(name: str, fields: dict[str, Any]) -> None:
     model = add_weight_noise(vitrail.create(name, **TOY, **fields))
-    seen: dict[str, Tensor] = {}
+    captured: dict[str, Tensor] = {}
 
     def keep_patches(_: nn.Module, __: Any, out: Tensor) -> None:
-        seen["patches"] = out
+        captured["patches"] = out
 
     def keep_input(_: nn.Module, given: Any) -> None:
-        seen["input"] = given[0]
+        captured["input"] = given[0]
 
     model.get_submodule("patch_embed").register_forward_hook(keep_patches)
     model.get_submodule("blocks.0").register_forward_pre_hook(keep_input)
@@ -88,7 +88,7 @@ def test_table_is_what_every_family_adds_to_its_patches(name: str, fields: dict[
     table = find_position_table(model)
     assert table is not None
     assert table.shape == (6, 16)
-    added = seen["input"][0, -6:] - seen["patches"][0]
+    added = captured["input"][0, -6:] - captured["patches"][0]
     assert table == pytest.approx(added.numpy(), abs=1e-5)
     assert np.abs(table).max() > 0.01
     assert position_similarity(table, (2, 3)).shape == (2, 3, 2, 3)

@@ -89,14 +89,16 @@ def test_order_of_layers() -> None:
 
 
 def test_batches_equal_single_images() -> None:
-    maps, slopes = random_maps(LAYERS, 5, 2, HEADS), random_maps(LAYERS, 5, 2, HEADS, seed=1) - 0.1
+    maps, gradients = random_maps(LAYERS, 5, 2, HEADS), random_maps(LAYERS, 5, 2, HEADS, seed=1) - 0.1
     together = attention_rollout(list(maps), "max", 0.4, 0.3)
-    by_class = gradient_rollout(list(maps), list(slopes))
+    by_class = gradient_rollout(list(maps), list(gradients))
     assert together.shape == by_class.shape == (5, 2, TOKENS, TOKENS)
     for image in np.ndindex(5, 2):
         one = [layer[image] for layer in maps]
         np.testing.assert_allclose(together[image], attention_rollout(one, "max", 0.4, 0.3), atol=1e-12)
-        np.testing.assert_allclose(by_class[image], gradient_rollout(one, [each[image] for each in slopes]), atol=1e-12)
+        np.testing.assert_allclose(
+            by_class[image], gradient_rollout(one, [each[image] for each in gradients]), atol=1e-12
+        )
 
 
 def test_float32_stays_float32() -> None:
@@ -116,27 +118,27 @@ def test_class_attention_does_not_change_patches() -> None:
         expected = residual * before[0] + (1 - residual) * last.mean(0)[0] @ before
         np.testing.assert_allclose(after[0], expected, atol=1e-12)
         np.testing.assert_allclose(after[1:], before[1:], atol=1e-12)
-    slopes = random_maps(3, HEADS, seed=1) - 0.1
-    before = gradient_rollout(list(maps), list(slopes[:2]))
-    after = gradient_rollout([*maps, last], [*slopes[:2], slopes[2][:, :1]])
-    relevant = np.maximum(slopes[2][:, :1] * last, 0).mean(0)
+    gradients = random_maps(3, HEADS, seed=1) - 0.1
+    before = gradient_rollout(list(maps), list(gradients[:2]))
+    after = gradient_rollout([*maps, last], [*gradients[:2], gradients[2][:, :1]])
+    relevant = np.maximum(gradients[2][:, :1] * last, 0).mean(0)
     np.testing.assert_allclose(after[0], before[0] + relevant[0] @ before, atol=1e-12)
     np.testing.assert_allclose(after[1:], before[1:], atol=1e-12)
-    assert gradient_rollout([last], [slopes[2][:, :1]]).shape == (TOKENS, TOKENS)
+    assert gradient_rollout([last], [gradients[2][:, :1]]).shape == (TOKENS, TOKENS)
     assert fill_missing_queries(np.stack([last.mean(0)] * 2)).shape == (2, TOKENS, TOKENS)
 
 
 def test_gradient_rollout_matches_a_loop() -> None:
-    maps, slopes = random_maps(LAYERS, HEADS), np.random.default_rng(2).normal(size=(LAYERS, HEADS, TOKENS, TOKENS))
+    maps, gradients = random_maps(LAYERS, HEADS), np.random.default_rng(2).normal(size=(LAYERS, HEADS, TOKENS, TOKENS))
     expected = np.eye(TOKENS)
     for layer in range(LAYERS):
         relevant = np.zeros((TOKENS, TOKENS))
         for head, query, key in np.ndindex(HEADS, TOKENS, TOKENS):
-            speaks = maps[layer, head, query, key] * slopes[layer, head, query, key]
+            speaks = maps[layer, head, query, key] * gradients[layer, head, query, key]
             relevant[query, key] += speaks / HEADS if speaks > 0 else 0
         expected = expected + np.einsum("ij,jk->ik", relevant, expected)
-    np.testing.assert_allclose(gradient_rollout(list(maps), list(slopes)), expected, atol=1e-12)
-    against = gradient_rollout(list(maps), [-np.abs(each) for each in slopes])
+    np.testing.assert_allclose(gradient_rollout(list(maps), list(gradients)), expected, atol=1e-12)
+    against = gradient_rollout(list(maps), [-np.abs(each) for each in gradients])
     np.testing.assert_array_equal(against, EYE)  # nothing supports the class
 
 
@@ -198,9 +200,9 @@ def test_token_rollout_is_a_row_of_the_rollout(fuse: Any, residual: float, disca
         whole = attention_rollout(layers, fuse, residual, discard)
         row = token_rollout(shares, layers, fuse, residual, discard)
         np.testing.assert_allclose(row, np.einsum("bi,bij->bj", shares, whole), atol=1e-12)
-        slopes = [np.random.default_rng(3).normal(size=each.shape) for each in layers]
-        by_class = gradient_rollout(layers, slopes) - EYE
-        row = token_gradient_rollout(shares, layers, slopes)
+        gradients = [np.random.default_rng(3).normal(size=each.shape) for each in layers]
+        by_class = gradient_rollout(layers, gradients) - EYE
+        row = token_gradient_rollout(shares, layers, gradients)
         np.testing.assert_allclose(row, np.einsum("bi,bij->bj", shares, by_class), atol=1e-12)
     with pytest.raises(ConfigError, match="no attention maps"):
         token_rollout(EYE[0], [])
@@ -225,19 +227,19 @@ def test_map_of_a_token() -> None:
 def test_map_of_the_tokens_that_the_head_reads(case: str) -> None:
     """By definition, the rows of the tokens that the head reads, weighted by how it reads them."""
     model = make_attention_model(case)
-    with capture_attention(model) as seen, torch.no_grad():
+    with capture_attention(model) as captured, torch.no_grad():
         model(random_image_batch())
-    made_of = attention_rollout([each.double().numpy() for each in seen.maps])
-    found = from_token(made_of, head_token_shares(seen).numpy(), seen.patch_grid)
+    made_of = attention_rollout([each.double().numpy() for each in captured.maps])
+    found = from_token(made_of, head_token_shares(captured).numpy(), captured.patch_grid)
     assert found.shape == (2, 2, 3)
     np.testing.assert_allclose(found.sum((-1, -2)), 1, atol=1e-6)
     for image in range(2):
-        rows = made_of[image, :, seen.prefix :]
+        rows = made_of[image, :, captured.prefix :]
         if case == "mean":
-            expected = rows[seen.prefix :].mean(0)
-        elif seen.pool_shares is not None:
+            expected = rows[captured.prefix :].mean(0)
+        elif captured.pool_shares is not None:
             expected = np.sum(
-                [share * row for share, row in zip(seen.pool_shares[image].tolist(), rows, strict=True)], axis=0
+                [share * row for share, row in zip(captured.pool_shares[image].tolist(), rows, strict=True)], axis=0
             )
         else:
             expected = rows[0]

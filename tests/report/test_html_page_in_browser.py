@@ -64,11 +64,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page_is_rendered_without_faults(
     browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:
-    seen = open_in_browser(browser, page, width=width, scheme=scheme)
-    assert find_page_faults(seen, figures=5) == []
-    assert [each.kind for each in seen.figures] == ["svg", "svg", "svg", "svg", "img"]
-    assert (sum(seen.background) < 150) == (scheme == "dark")
-    assert seen.text.count(EVIL) == 2 + 3 + 5 + 3  # title and contents, table and text, captions, preformatted
+    rendered = open_in_browser(browser, page, width=width, scheme=scheme)
+    assert find_page_faults(rendered, figures=5) == []
+    assert [each.kind for each in rendered.figures] == ["svg", "svg", "svg", "svg", "img"]
+    assert (sum(rendered.background) < 150) == (scheme == "dark")
+    assert rendered.text.count(EVIL) == 2 + 3 + 5 + 3  # title and contents, table and text, captions, preformatted
 
 
 def test_figures_keep_their_size(browser: "Browser", page: Path) -> None:

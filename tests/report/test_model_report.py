@@ -55,30 +55,30 @@ def photos(folder: Path, count: int) -> list[ImageItem]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    shown = photos(folder / "photos", 5)
-    Path(shown[4].source).write_bytes(b"not an image")
+    items = photos(folder / "photos", 5)
+    Path(items[4].source).write_bytes(b"not an image")
     write_page(
-        render_page(*build_model_report(explainer(), f"runs/{EVIL}", shown, explained=2)), folder / "report #1?.html"
+        render_page(*build_model_report(explainer(), f"runs/{EVIL}", items, explained=2)), folder / "report #1?.html"
     )
     return folder / "report #1?.html"
 
 
-def titles(seen: RenderedPage) -> list[str]:
-    found = [re.match(r"Figure \d+\. (.*?)\. ", each.caption) for each in seen.figures]
+def titles(rendered: RenderedPage) -> list[str]:
+    found = [re.match(r"Figure \d+\. (.*?)\. ", each.caption) for each in rendered.figures]
     return [each.group(1) for each in found if each]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1200, "light"), (360, "light")])
 def test_complete_report(browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]) -> None:
-    seen = open_in_browser(browser, page, width=width, scheme=scheme)
-    assert find_page_faults(seen, figures=2 + len(ALL)) == []
-    assert titles(seen) == [f"0{EVIL_NAME}: rollout", f"0{EVIL_NAME}: grad-rollout", *ALL]
-    assert (sum(seen.background) < 150) == (scheme == "dark")
+    rendered = open_in_browser(browser, page, width=width, scheme=scheme)
+    assert find_page_faults(rendered, figures=2 + len(ALL)) == []
+    assert titles(rendered) == [f"0{EVIL_NAME}: rollout", f"0{EVIL_NAME}: grad-rollout", *ALL]
+    assert (sum(rendered.background) < 150) == (scheme == "dark")
 
 
 def test_malicious_names_are_escaped(browser: "Browser", page: Path) -> None:
-    seen = open_in_browser(browser, page, width=1200, scheme="light")
-    lines = seen.text.splitlines()
+    rendered = open_in_browser(browser, page, width=1200, scheme="light")
+    lines = rendered.text.splitlines()
     assert lines[0] == "script>", "the last part of the path runs/<script>alert(1)</script>"
     (row,) = [line.split("\t") for line in lines if line.startswith(f"0{EVIL_NAME}\t")]
     assert row[1] == EVIL
@@ -86,9 +86,9 @@ def test_malicious_names_are_escaped(browser: "Browser", page: Path) -> None:
     assert names <= {EVIL, LABELS[1], LABELS[2], "蜂\\u202e\\x00"}
     assert len(names) == 3
     assert sum(float(cell.rpartition(" ")[2][:-1]) for cell in row[2:]) <= 100
-    last = seen.text.split("Not included")[-1]
+    last = rendered.text.split("Not included")[-1]
     assert last.count(f"4{EVIL_NAME}' is not an image") == 1, "reported once, though it was read twice"
-    assert "Figures over 4 images." in seen.text
+    assert "Figures over 4 images." in rendered.text
 
 
 def test_contents_of_the_report(tmp_path: Path) -> None:

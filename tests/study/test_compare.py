@@ -35,10 +35,12 @@ WIDE = Preprocessing(image_size=32, crop=1.0)
 NARROW = Preprocessing(image_size=32, crop=0.6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
 
-def toy(name: str, preset: str = "vit_tiny_patch16_224", seen_as: Preprocessing = WIDE, **fields: Any) -> LoadedModel:
+def toy(
+    name: str, preset: str = "vit_tiny_patch16_224", preprocessing: Preprocessing = WIDE, **fields: Any
+) -> LoadedModel:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
     model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
-    return LoadedModel(name=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
+    return LoadedModel(name=name, model=model, preprocessing=preprocessing, classes=7, labels=CLASSES)
 
 
 def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
@@ -51,9 +53,11 @@ def dataset() -> ArrayDataset:
     return ArrayDataset(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
 
 
-def inputs(dataset: ArrayDataset, seen_as: Preprocessing) -> Tensor:
-    seen = [torch.from_numpy(preprocess_image(open_image(dataset.source(n)), seen_as)) for n in range(len(dataset))]
-    return torch.stack(seen)
+def inputs(dataset: ArrayDataset, preprocessing: Preprocessing) -> Tensor:
+    pixels = [
+        torch.from_numpy(preprocess_image(open_image(dataset.source(n)), preprocessing)) for n in range(len(dataset))
+    ]
+    return torch.stack(pixels)
 
 
 def by_hand(opened: LoadedModel, dataset: ArrayDataset) -> list[list[int]]:
@@ -109,20 +113,20 @@ def test_disagreement_is_a_metric(models: int, count: int, batch: int, seed: int
     pixels = torch.randint(256, (count, 2, 2, 3), generator=draw, dtype=torch.uint8).numpy()
     dataset = ArrayDataset(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
     how = Preprocessing(image_size=2, crop=1.0)
-    asked = list[LoadedModel]()
+    voters = list[LoadedModel]()
     for number in range(models):
         head = nn.Linear(12, 3)
         nn.init.normal_(head.weight, generator=draw)
         model = nn.Sequential(nn.Flatten(), head)
-        asked.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
-    found = compare(asked, dataset, batch=batch)
+        voters.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
+    found = compare(voters, dataset, batch=batch)
     matrix = torch.tensor(found.disagreement, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)
     assert not matrix.diagonal().any()
     assert (matrix[:, None] <= matrix[:, :, None] + matrix[None] + 1e-12).all()
     assert len(found.pairs()) == models * (models - 1) // 2
     assert sorted(found.pairs(), key=lambda each: each.disagreement) == found.pairs()
-    assert found.disagreement == compare(asked, dataset, batch=count).disagreement
+    assert found.disagreement == compare(voters, dataset, batch=count).disagreement
 
 
 def test_classes_are_matched_by_name(dataset: ArrayDataset) -> None:
@@ -367,6 +371,6 @@ def test_one_model_by_name(dataset: ArrayDataset, tmp_path: Path) -> None:
 
 def test_only_classes_are_stored(dataset: ArrayDataset) -> None:
     one = toy("one")
-    asked = ComparedModel(name="one", model=one.model, preprocessing=WIDE, classes=7, class_columns=tuple(range(7)))
-    found = predict_classes(asked, dataset, 5, 0, "cpu", False, None)
+    compared = ComparedModel(name="one", model=one.model, preprocessing=WIDE, classes=7, class_columns=tuple(range(7)))
+    found = predict_classes(compared, dataset, 5, 0, "cpu", False, None)
     assert (found.predicted.dtype, tuple(found.predicted.shape), found.cosines) == (torch.int32, (1, 23), None)

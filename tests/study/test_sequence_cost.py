@@ -98,14 +98,14 @@ def test_known_exponents_are_found_under_load(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rounds_fill_the_budget_in_shuffled_order(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(monkeypatch)
-    told = list[int]()
+    reported = list[int]()
     mixers = [work.mixer("a", 1, 1 / 1024), work.mixer("b", 1, 1 / 1024)]
-    found = measure_sequence_cost(CostRequest(tokens=(1024, 2304), budget=100), mixers=mixers, progress=told.append)
+    found = measure_sequence_cost(CostRequest(tokens=(1024, 2304), budget=100), mixers=mixers, progress=reported.append)
     once = 2 * (1 + 2.25)  # seconds per round
     assert found.rounds == (100 - 2 * once) // once  # two calls before the rounds
     assert work.now <= 100
-    assert sum(told) == PROGRESS_PARTS
-    assert all(each > 0 for each in told)
+    assert sum(reported) == PROGRESS_PARTS
+    assert all(each > 0 for each in reported)
     each_round = [set(work.log[8 + 4 * n : 12 + 4 * n]) for n in range(found.rounds)]
     assert all(len(each) == 4 for each in each_round)
     orders = {tuple(work.log[8 + 4 * n : 12 + 4 * n]) for n in range(found.rounds)}
@@ -256,14 +256,14 @@ def test_table_shows_theory_and_measurement() -> None:
 
 
 def test_json_has_all_values() -> None:
-    told = json.loads(json.dumps(a_study().to_json(), allow_nan=False))
-    axial = next(layer for layer in told["layers"] if layer["name"] == "axial")
+    reported = json.loads(json.dumps(a_study().to_json(), allow_nan=False))
+    axial = next(layer for layer in reported["layers"] if layer["name"] == "axial")
     assert axial["operations"] == "O(n·√n·d)"
     assert axial["time"]["theory"] == 1.5
     assert axial["time"]["here"]["median"] == pytest.approx(1.5)
     assert axial["memory"]["here"] == pytest.approx(1, abs=1e-3)
-    assert len(told["cells"]) == len(TOKEN_MIXERS) * 4
-    assert told["cells"][0]["rounds"] == pytest.approx([64**2 * 1e-6, 64**2 * 2e-6])
+    assert len(reported["cells"]) == len(TOKEN_MIXERS) * 4
+    assert reported["cells"][0]["rounds"] == pytest.approx([64**2 * 1e-6, 64**2 * 2e-6])
 
 
 def test_figure_shows_time_memory_and_theory() -> None:
@@ -290,7 +290,7 @@ def test_figure_of_short_sequences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tokens": (64, 100)}, "`tokens` is 100; expected squares of multiples of 8 .* nearest: 64 or 256"),
         ({"tokens": (2048,)}, "nearest: 1600 or 2304"),
@@ -302,8 +302,8 @@ def test_figure_of_short_sequences() -> None:
         ({"budget": float("nan")}, "`budget` is nan seconds; expected more than 0"),
     ],
 )
-def test_invalid_requests(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_requests(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CostRequest(**changes)
 
 

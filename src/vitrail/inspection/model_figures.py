@@ -33,7 +33,7 @@ from vitrail.predict.predictions import NOT_FINITE_MESSAGE
 Arrays = list[NDArray[Any]]  # one per batch
 OCCLUSION_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # removed share of the patches
 
-FIGURE_NAMES = (  # of all figures that a model may have
+FIGURE_NAMES = (  # all figures that a model may have
     *("filters", "position_similarity", "attention_distance", "token_norms", "token_similarity", "alignment"),
     "occlusion",
 )

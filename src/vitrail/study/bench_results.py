@@ -103,19 +103,19 @@ class BenchResults:
 
     def throughput_cells(self) -> TableCells:
         """Table of images/s by model and resolution, with one column per engine."""
-        ways = list(dict.fromkeys(line.way for line in self.lines))
-        found = {(line.case, line.way): f"{line.images_per_second.median:.1f}" for line in self.lines}
+        engines = list(dict.fromkeys(line.way for line in self.lines))
+        speeds = {(line.case, line.way): f"{line.images_per_second.median:.1f}" for line in self.lines}
         rows = [
             (
                 case[0],
                 format_image_size(case[1]),
                 str(case[2]),
                 str(case[3]),
-                *(found.get((case, way), "") for way in ways),
+                *(speeds.get((case, engine), "") for engine in engines),
             )
             for case in dict.fromkeys(line.case for line in self.lines)
         ]
-        return ("model", "pixels", "batch", "threads", *ways), rows, "lrrr" + "r" * len(ways)
+        return ("model", "pixels", "batch", "threads", *engines), rows, "lrrr" + "r" * len(engines)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -193,8 +193,8 @@ def collect_versions() -> dict[str, str]:
 
 def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
     """Draw one row per engine, grouped by case: images/s on the left, ratios on the right."""
-    ways = list(dict.fromkeys(line.way for line in lines))
-    colours = {way: COLOURS[n % len(COLOURS)] for n, way in enumerate(ways)}
+    engines = list(dict.fromkeys(line.way for line in lines))
+    colours = {engine: COLOURS[n % len(COLOURS)] for n, engine in enumerate(engines)}
     positions, cases, y = list[float](), dict[Any, float](), 0.0
     for line in lines:
         if line.case not in cases:
