@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.inspection.capture import (
-    AttentionCapture,
-    capture_attention,
-    capture_tokens,
-    find_attention_layers,
-)
+from vitrail.inspection.capture import AttentionCapture, capture_attention, capture_tokens, find_attention_layers
 from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 

@@ -50,10 +50,7 @@ def test_share_is_rounded_to_patches(share: float, count: int, most: bool) -> No
     assert select_patches_to_remove(ATTENDED, share, most=most).sum() == count
 
 
-@given(
-    arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(-1, 1)),
-    st.floats(0, 1),
-)
+@given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(-1, 1)), st.floats(0, 1))
 def test_kept_patches_are_attended_less_than_removed_ones(attended: "np.ndarray", share: float) -> None:
     for most in (True, False):
         gone = select_patches_to_remove(attended, share, most=most)

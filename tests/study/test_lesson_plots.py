@@ -113,14 +113,8 @@ def test_tables_differ_as_in_the_caption() -> None:
         (plot_activations(), ["activation", "input x", "difference, 10⁻⁴"]),
         (plot_schedules(), ["step", "learning rate relative to its peak"]),
         (plot_schedules(steps=1, warmup=0), ["step", "learning rate relative to its peak"]),
-        (
-            plot_sinusoid_positions(),
-            ["dimension", "patch", "patch row", "patch column", "cosine similarity", "value"],
-        ),
-        (
-            plot_sinusoid_positions((2, 3), 8),
-            ["dimension", "patch", "patch row", "patch column", "cosine similarity"],
-        ),
+        (plot_sinusoid_positions(), ["dimension", "patch", "patch row", "patch column", "cosine similarity", "value"]),
+        (plot_sinusoid_positions((2, 3), 8), ["dimension", "patch", "patch row", "patch column", "cosine similarity"]),
         (plot_sinusoid_positions((1, 1), 4), ["dimension", "patch"]),
     ],
     ids=lambda value: value.name if isinstance(value, CaptionedFigure) else "",

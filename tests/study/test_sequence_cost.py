@@ -157,7 +157,7 @@ def test_without_proc_only_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.notes == ("memory is not measured: only Linux can reset the peak of a process",)
     assert "MB" not in str(found)
     (axes,) = found.figure().draw().axes
-    assert axes.get_ylabel() == "ms"
+    assert axes.get_ylabel() == "time (ms)"
 
 
 @on_linux
@@ -251,7 +251,7 @@ def test_table_shows_theory_and_measurement() -> None:
     assert a_study().time_table()[1][5] == ("LSTM", "0.0960", "1.54", "3.46", "6.14")
     assert a_study().memory_table()[1][1][-1] == "16,777"
     assert [format_three_digits(number) for number in (0.01234, 1.234, 12.34, 123.4, 1234.5, 0)] == [
-        *("0.0123", "1.23", "12.3", "123", "1,234", "0"),
+        *("0.0123", "1.23", "12.3", "123", "1,234", "0")
     ]
 
 
@@ -285,7 +285,7 @@ def test_figure_of_short_sequences() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     cells = [CostCell.from_seconds([1e-3], mixer=mixer.name, tokens=64, memory=10) for mixer in TOKEN_MIXERS[1:]]
     figure = CostResults.from_cells(cells, mixers=TOKEN_MIXERS, width=8, rounds=1, notes=(), seed=0).figure()
-    check_figure(figure, "ms", "MB")
+    check_figure(figure, "time (ms)", "memory (MB)")
     assert figure.caption.endswith("Exponents need two lengths of 1,024 tokens or more.")
 
 

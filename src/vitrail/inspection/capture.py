@@ -34,13 +34,8 @@ class AttentionCapture:
         *,
         with_gradients: bool,
     ) -> None:
-        self.model, self.layers, self.heads, self.keep, self.with_gradients = (
-            model,
-            tuple(layers),
-            heads,
-            keep,
-            with_gradients,
-        )
+        self.model, self.layers, self.heads = model, tuple(layers), heads
+        self.keep, self.with_gradients = keep, with_gradients
         self.grid: Grid | None = getattr(model, "grid", None)
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token

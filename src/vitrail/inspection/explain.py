@@ -184,13 +184,7 @@ class Explainer:
             index = prediction.top[0].index if options.of_class is None else int(options.of_class)
             asked = self.viewer.answer(index, softmax(logits.float().numpy(force=True))[0, index].item())
         return Explanation(
-            name=name,
-            options=options,
-            maps=maps[0],
-            photo=photo,
-            box=box,
-            explained_class=asked,
-            prediction=prediction,
+            name=name, options=options, maps=maps[0], photo=photo, box=box, explained_class=asked, prediction=prediction
         )
 
     def compute_maps(self, pixels: Tensor, options: ExplainOptions) -> tuple[Tensor, NDArray[Any]]:

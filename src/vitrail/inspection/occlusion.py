@@ -101,12 +101,7 @@ def probabilities_without_patches(
 
 
 def plot_occlusion(
-    shares: NDArray[Any],
-    most: NDArray[Any],
-    least: NDArray[Any],
-    chance: NDArray[Any],
-    *,
-    removal_method: str,
+    shares: NDArray[Any], most: NDArray[Any], least: NDArray[Any], chance: NDArray[Any], *, removal_method: str
 ) -> CaptionedFigure:
     """Plot the class probability (B, K) by share (K,) of removed patches, for three orders of removal."""
     curves = {"least": least, "chance": chance, "most": most}

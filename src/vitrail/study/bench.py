@@ -25,7 +25,7 @@ from vitrail.study.bench_engines import (
 )
 from vitrail.study.bench_results import BenchLine, BenchResults
 from vitrail.study.bench_startup import StartupError, StartupMeasurement, measure_startup
-from vitrail.study.timing import PROGRESS_PARTS, CallTimings, Progress, ProgressReporter, time_interleaved
+from vitrail.study.timing import PROGRESS_PARTS, Progress, ProgressReporter, time_interleaved
 
 MAX_PEER_DIFFERENCE = 1e-3  # in a probability, for a peer with the same weights
 
@@ -161,13 +161,18 @@ class BenchCase:
         self.progress.report(1.0)
         first = next(iter(timed))
         return [
-            self.make_line(
-                engines[label],
+            BenchLine.from_timings(
                 each,
-                timed[first],
-                first,
-                startups.get(label),
-                max_difference_to_first(probabilities, label),
+                model=self.model_files.model,
+                image_size=self.model_files.size,
+                batch=self.batch,
+                threads=self.threads,
+                way=label,
+                exact=engines[label].exact,
+                base=first,
+                ratio=each.speedup_over(timed[first]),
+                starts=startups[label],
+                apart=max_difference_to_first(probabilities, label),
             )
             for label, each in timed.items()
         ]
@@ -214,29 +219,6 @@ class BenchCase:
                 done = (number + index / len(engines)) / self.request.starts
                 self.progress.report(TIMING_SHARE + (1 - TIMING_SHARE) * done)
         return measured
-
-    def make_line(
-        self,
-        engine: BenchEngine,
-        timed: CallTimings,
-        first: CallTimings,
-        base: str,
-        starts: list[StartupMeasurement] | None,
-        difference: float | None,
-    ) -> BenchLine:
-        return BenchLine.from_timings(
-            timed,
-            model=self.model_files.model,
-            image_size=self.model_files.size,
-            batch=self.batch,
-            threads=self.threads,
-            way=engine.label,
-            exact=engine.exact,
-            base=base,
-            ratio=timed.speedup_over(first),
-            starts=starts or [],
-            apart=difference,
-        )
 
 
 def max_difference_to_first(probabilities: Mapping[str, NDArray[np.float32]], label: str) -> float | None:

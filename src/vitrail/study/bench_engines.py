@@ -80,8 +80,7 @@ class ModelFiles:
             return
         if fields:
             raise ConfigError(
-                f"`fields` sets {min(fields)}, but {model} is exported; use a checkpoint",
-                fields=("fields",),
+                f"`fields` sets {min(fields)}, but {model} is exported; use a checkpoint", fields=("fields",)
             )
         self.exported = read_description(model, {})
         own, multiple = pair(self.exported.preprocessing.image_size), self.exported.multiple

@@ -63,26 +63,14 @@ class MixerStep:
         return sum(each.nbytes for each in self.inputs)
 
 
-def build_full_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: attention(q, k, v), (q, k, v))
-
-
-def build_explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: explicit_attention(q, k, v), (q, k, v))
+def build_from_qkv(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], MixerStep]:
+    return lambda q, k, v: MixerStep(lambda: mix(q, k, v), (q, k, v))
 
 
 def build_linformer(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
     tokens = q.shape[2]
     k_map, v_map = torch.randn(2, tokens, min(KEYS_PER_QUERY, tokens)).div(math.sqrt(tokens)).unbind()
     return MixerStep(lambda: linformer_attention(q, k, v, k_map, v_map), (q, k, v, k_map, v_map))
-
-
-def build_axial_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: axial_attention(q, k, v), (q, k, v))
-
-
-def build_windowed_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: windowed_attention(q, k, v), (q, k, v))
 
 
 def build_lstm(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
@@ -96,7 +84,7 @@ def build_convolution(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
     return MixerStep(lambda: layer(x), (x, *layer.parameters()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TokenMixer:
     """A token mixer. Operations, sequential steps and maximum path length are as in table 1 of Vaswani 2017."""
 
@@ -112,44 +100,11 @@ class TokenMixer:
 
 
 TOKEN_MIXERS = (
-    TokenMixer(
-        name="full, fused", build=build_full_attention, operations="n²·d", steps="1", path="1", time=2, memory=1
-    ),
-    TokenMixer(
-        name="full, explicit",
-        build=build_explicit_attention,
-        operations="n²·d",
-        steps="1",
-        path="1",
-        time=2,
-        memory=2,
-        scores=2,
-    ),
-    TokenMixer(
-        name="Linformer",
-        build=build_linformer,
-        operations="k·n·d",
-        steps="1",
-        path="1",
-        time=1,
-        memory=1,
-        vaswani=False,
-    ),
-    TokenMixer(
-        name="axial",
-        build=build_axial_attention,
-        operations="n·√n·d",
-        steps="1",
-        path="1",
-        time=1.5,
-        memory=1,
-        vaswani=False,
-    ),
-    TokenMixer(
-        name="windowed", build=build_windowed_attention, operations="r·n·d", steps="1", path="n/r", time=1, memory=1
-    ),
-    TokenMixer(name="LSTM", build=build_lstm, operations="n·d²", steps="n", path="n", time=1, memory=1),
-    TokenMixer(
-        name="convolution", build=build_convolution, operations="k·n·d²", steps="1", path="log_k n", time=1, memory=1
-    ),
+    TokenMixer("full, fused", build_from_qkv(attention), "n²·d", "1", "1", time=2, memory=1),
+    TokenMixer("full, explicit", build_from_qkv(explicit_attention), "n²·d", "1", "1", time=2, memory=2, scores=2),
+    TokenMixer("Linformer", build_linformer, "k·n·d", "1", "1", time=1, memory=1, vaswani=False),
+    TokenMixer("axial", build_from_qkv(axial_attention), "n·√n·d", "1", "1", time=1.5, memory=1, vaswani=False),
+    TokenMixer("windowed", build_from_qkv(windowed_attention), "r·n·d", "1", "n/r", time=1, memory=1),
+    TokenMixer("LSTM", build_lstm, "n·d²", "n", "n", time=1, memory=1),
+    TokenMixer("convolution", build_convolution, "k·n·d²", "1", "log_k n", time=1, memory=1),
 )

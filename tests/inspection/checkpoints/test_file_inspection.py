@@ -313,12 +313,7 @@ def test_real_weights(shared: Callable[[str], Path]) -> None:
 
 def test_real_weights_of_a_convnet(shared: Callable[[str], Path]) -> None:
     found = inspect_file(shared("weights/resnet20-12fca82f.th"))
-    assert (found.layout, found.preset, len(found.tensors), found.suspicious) == (
-        "akamaster",
-        "resnet20_cifar",
-        97,
-        (),
-    )
+    assert (found.layout, found.preset, len(found.tensors), found.suspicious) == ("akamaster", "resnet20_cifar", 97, ())
     assert [group.count for group in found.groups if group.pattern == "module.layer2.#.conv1.weight"] == [1, 2]
 
 
