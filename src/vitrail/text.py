@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
+
 
 def escape_unprintable(text: str, keep: str = "") -> str:
     """Write characters that are not printable as Python does: a line break is \\n, a surrogate \\udcff."""
