@@ -246,9 +246,9 @@ def test_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_size": 28}, r"image of 28×28 pixels; expected a multiple of 16×16.* say to 32×32"),
-        ({"image_size": (224, 230)}, r"image of 224×230 pixels; .* say to 224×224"),
-        ({"image_size": 7}, r"say to 16×16"),
+        ({"image_size": 28}, r"image of 28×28 pixels; expected a multiple of 16×16.* to 32×32"),
+        ({"image_size": (224, 230)}, r"image of 224×230 pixels; .* to 224×224"),
+        ({"image_size": 7}, r"expected a multiple of 16×16.* to 16×16"),
         ({"stage": "convolution"}, r"stage 'convolution'"),
         ({"stage_width": 1}, r"stage_width is 1; expected 2 or more"),
         ({"heads": 5}, r"width 384 cannot be divided by 5 heads"),

@@ -231,8 +231,8 @@ def test_dynamic_model_refuses_partial_patches() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"heads": 3}, r"width 16 cannot be divided by 3 heads; expected a divisor of 16, say 2"),
-        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels; expected a multiple of 16×16, .* say to 32×32"),
+        ({"heads": 3}, r"width 16 cannot be divided by 3 heads; expected a divisor of 16, for example 2"),
+        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels; expected a multiple of 16×16, .* to 32×32"),
         ({"image_size": "big"}, r"image_size is 'big'; expected a whole number or a pair \(rows, columns\)"),
         ({"image_size": (8, 12, 3)}, r"image_size is \(8, 12, 3\); expected a whole number or a pair"),
         ({"depth": 0}, r"depth is 0; expected more than 0"),
