@@ -56,7 +56,7 @@ def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     data = write_class_folders(tmp_path / "data", **{"1": 1, "2": 1})
     numbered = write_model_folder(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
-        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
+        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html", "--overwrite").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
