@@ -160,7 +160,7 @@ def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo
     said = vitrail_("explain", model, thin, photo, "x" * 300, "-o", tmp_path)
     assert said.code == 2
     first, second, last = said.err.splitlines()
-    assert first.startswith(f"vitrail: '{thin}': a picture of 60000×1 pixels would be resized to ")
+    assert first.startswith(f"vitrail: '{thin}': an image of 60000×1 pixels would be resized to ")
     assert second.endswith("x' cannot be read: File name too long; expected a complete and readable image")
     assert last.startswith("vitrail: 2 of 3 images could not be read; the results of the others are in ")
 

@@ -262,7 +262,7 @@ def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
     for data in (None, folder, f"{folder}/../photos"):
         found = compare([first], data)
         assert found.images == 6
-        assert found.notes == ("photos: 6 of 20 pictures held out for validation, by seed 1",)
+        assert found.notes == ("photos: 6 of 20 images held out for validation, by seed 1",)
     both = compare([first, second])
     assert both.notes[1:] == ("runs/second: held out other pictures, and was trained on some of these",)
     assert compare([replace(first, run=None), second]).notes[0].endswith("by seed 2")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,7 +127,8 @@ def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
         f"{teacher_view.teacher.fingerprint()} {teacher_view.columns} {teacher_view.student_preprocessing}".encode()
     )
     for index in range(len(dataset)):
-        found.update(f"{dataset.name(index)} {dataset.label(index)}\n".encode("utf-8", "surrogateescape"))
+        name = re.sub("^image (?=[0-9]+ of )", "picture ", dataset.name(index))  # the word in keys of existing caches
+        found.update(f"{name} {dataset.label(index)}\n".encode("utf-8", "surrogateescape"))
     some = np.linspace(0, len(dataset) - 1, min(MAX_IMAGES_IN_KEY, len(dataset))).astype(
         np.int64
     )  # names may stay the same
