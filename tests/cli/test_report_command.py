@@ -89,7 +89,7 @@ BAD = {
     "--images 0": "--images 0; expected 1 or more",
     "--explained -1": "--explained -1; expected 0 or more",
     "--batch 0": "--batch 0; expected at least 1",
-    "--data empty": "empty holds no images; expected ",
+    "--data empty": "empty has no images; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--labels labels.txt": "1 labels for 3 classes; expected one a class",
     "--labels photos": "--labels photos cannot be read: ",
