@@ -133,7 +133,7 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
         ((teacher,), r"^no --data; expected fashion, or a folder of pictures"),
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
-        ((teacher, "--data", tmp_path / "unvalidated"), r"val holds no images; expected "),
+        ((teacher, "--data", tmp_path / "unvalidated"), r"val has no images; expected "),
         ((teacher, other, "--data", photos), r"other cannot answer photos: 2 of the data's 2 classes \(ants, bees\)"),
         ((teacher, headless, "--data", photos), r"headless has no head, so no classes to answer with"),
         ((teacher, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),

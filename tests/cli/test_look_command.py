@@ -108,7 +108,7 @@ BAD = {
     "--images -5": "--images -5; expected 1 or more",
     "--batch 0": "--batch 0; expected at least 1",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
-    "--data empty": "empty holds no images; expected ",
+    "--data empty": "empty has no images; expected ",
     "--device gpu": "device is 'gpu'; expected auto, cpu",
     "-o photos/0.png": "cannot make the folder photos/0.png: ",
     "-o photos/0.png/inside": "cannot make the folder photos/0.png/inside: ",

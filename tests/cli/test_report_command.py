@@ -56,7 +56,7 @@ def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     data = write_class_folders(tmp_path / "data", **{"1": 1, "2": 1})
     numbered = write_model_folder(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
-        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
+        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html", "--overwrite").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
@@ -89,7 +89,7 @@ BAD = {
     "--images 0": "--images 0; expected 1 or more",
     "--explained -1": "--explained -1; expected 0 or more",
     "--batch 0": "--batch 0; expected at least 1",
-    "--data empty": "empty holds no images; expected ",
+    "--data empty": "empty has no images; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--labels labels.txt": "1 labels for 3 classes; expected one a class",
     "--labels photos": "--labels photos cannot be read: ",

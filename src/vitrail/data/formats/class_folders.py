@@ -153,7 +153,7 @@ def scan_class_folders(root: Path) -> ClassFolderScan:
             scan.other_files.append(name)
     if not scan.classes:
         given = f"{scan.images_outside} images but no class folders" if scan.images_outside else "no images"
-        raise DataError(f"{root} holds {given}; expected {EXPECTED_CLASS_FOLDERS}")
+        raise DataError(f"{root} has {given}; expected {EXPECTED_CLASS_FOLDERS}")
     return scan
 
 
