@@ -1,7 +1,6 @@
 """Distillation losses: worked by hand, against the formulas of others, and what their gradient reaches."""
 
 from math import log
-
 from typing import Literal
 
 import pytest
