@@ -265,8 +265,7 @@ def test_unknown_layouts(tmp_path: Path) -> None:
     save_file({}, tmp_path / "empty.safetensors")
     found = inspect_file(tmp_path / "empty.safetensors")
     assert "contains no tensors" in found.reason
-    assert "tensors        0 with 0 values: none
-" in str(found)
+    assert "tensors        0 with 0 values: none\n" in str(found)
 
 
 def test_packed_dtypes(tmp_path: Path) -> None:
