@@ -1,6 +1,8 @@
 """Plain text for terminals and files: names with their unprintable characters escaped, and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
@@ -24,3 +26,8 @@ def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignme
         ).rstrip()
         for line in (heading, ["─" * width for width in widths], *lines)
     ]
+
+
+def abbreviate_list(names: Collection[str], most: int = 4) -> str:
+    """Join the first `most` names with commas, and say how many more there are."""
+    return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

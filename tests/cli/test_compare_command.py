@@ -49,7 +49,7 @@ def test_the_report(
     before = sorted(tmp_path.rglob("*"))
     run("compare", teacher, student, "--data", photos, "--batch", 5)
     seen = capsys.readouterr()
-    assert seen.out.startswith("photos, 16 images; in % of them: right, and classified differently\n")
+    assert seen.out.startswith("photos, 16 images: accuracy and disagreement in %\n")
     assert "\n1  teacher " in seen.out
     assert "\n4  student, both heads " in seen.out
     assert "\nteacher – student, class head " in seen.out
@@ -108,7 +108,7 @@ def test_runs_are_compared_on_what_they_did_not_see(
     assert seen.err == "vitrail: note: photos: 8 of 16 images held out for validation, by seed 3\n"
     run("compare", tmp_path / "one", tmp_path / "three", "--data", photos)
     seen = capsys.readouterr()
-    assert seen.err.splitlines()[1].endswith("three: held out other pictures, and was trained on some of these")
+    assert seen.err.splitlines()[1].endswith("three: held out other images, and was trained on some of these")
     run("compare", tmp_path / "one" / "model", "--data", photos, "--json")
     assert json.loads(capsys.readouterr().out)["images"] == 16
 
@@ -118,7 +118,7 @@ def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys:
     run("compare", teacher, student, "--data", photos)
     out = capsys.readouterr().out
     assert out.startswith("photos, 15 images; ")
-    assert "\nleft out for all, 1 unreadable:\n" in out
+    assert "\n1 unreadable, excluded for all models:\n" in out
     with pytest.raises(DataError, match=r"3\.png' is not an image"):
         run("compare", teacher, student, "--data", photos, "--strict")
 

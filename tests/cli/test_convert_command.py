@@ -12,12 +12,12 @@ from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.reading import list_layouts
+from vitrail.checkpoint.layout import list_layouts
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.cli import build_app
 from vitrail.cli.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*cannot say")  # of preprocessing, in files that hold weights alone
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot store")  # of preprocessing, in files that hold weights alone
 
 
 @pytest.fixture

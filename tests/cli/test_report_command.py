@@ -31,7 +31,7 @@ def headings(page: str) -> list[str]:
 
 def rows(page: str) -> list[list[str]]:
     """Of the table of answers."""
-    table = page.split("What it answers</h2>")[1].split("</table>")[0]
+    table = page.split("Predictions</h2>")[1].split("</table>")[0]
     return [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
 
 
@@ -45,7 +45,7 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
-    assert "Seen with 5 pictures." in page
+    assert "Figures over 5 images." in page
     assert page.count("<figure") == 2 * 2 + 6
     assert [row[1] for row in rows(page)] == ["ants", "cats"], "the first and the last of those looked at"
     assert all(re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in rows(page) for cell in row[2:])
@@ -67,7 +67,7 @@ def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatc
     assert said.err == "vitrail: note: no --data, so no pictures\n"
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<figure") == 2
-    assert headings(page)[-1] == "What is not here"
+    assert headings(page)[-1] == "Not included"
 
 
 def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path
     page = (tmp_path / "page.html").read_text("utf-8")
     assert len(rows(page)) == 1
     assert page.count("broken &lt;b&gt;.png&#x27; is not an image") == 1
-    assert "Seen with 1 picture." in page
+    assert "Figures over 1 image." in page
 
 
 BAD = {

@@ -1,6 +1,7 @@
 """Distillation losses: worked by hand, against the formulas of others, and what their gradient reaches."""
 
 from math import log
+from typing import Literal
 
 import pytest
 import torch
@@ -71,11 +72,11 @@ def test_soft_against_the_formulas_of_others(one: int, other: int, tau: float) -
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("token", [True, False])
-def test_the_whole_loss(kind: str, token: bool) -> None:
+def test_the_whole_loss(kind: Literal["soft", "hard"], token: bool) -> None:
     model, batch, teacher = student(distilled=token), inputs(), logits(3)
     objective = DistillationLoss(
         teacher_logits=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, uses_distillation_token=token
-    )  # type: ignore[arg-type]
+    )
     loss, metrics = objective(model, batch)
     by_label, by_teacher = model.heads(batch.images) if token else 2 * [model(batch.images)]  # type: ignore[operator]
     taught = (

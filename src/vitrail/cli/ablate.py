@@ -22,7 +22,7 @@ from vitrail.errors import ConfigError, VitrailError
 if TYPE_CHECKING:
     from vitrail.cli.runner import Runtime
     from vitrail.study.ablation_plan import AblationRun
-    from vitrail.study.ablation_results import AblationTable
+    from vitrail.study.ablation_results import AblationResults
 
 
 class AblationStoppedError(VitrailError):
@@ -101,7 +101,7 @@ def ablate(
 
     from vitrail.cli.runner import Runtime
     from vitrail.study.ablation_plan import Ablation, list_ablation_runs
-    from vitrail.study.ablation_results import AblationTable
+    from vitrail.study.ablation_results import AblationResults
     from vitrail.train.distributed import Ranks, join_process_group, resolve_device
     from vitrail.train.teacher import Teacher
 
@@ -124,7 +124,7 @@ def ablate(
         failed = {} if dry_run else train_runs(runs, here, aloud=first)
     if not first:
         return
-    table = AblationTable.read(chosen.name, ablation.data.name, rows, () if dry_run else runs, failed)
+    table = AblationResults.read(chosen.name, ablation.data.name, rows, () if dry_run else runs, failed)
     written = () if dry_run else write_ablation(table, folder)
     if as_json:
         print(json.dumps(table.to_json(), indent=2))
@@ -183,7 +183,7 @@ def train_runs(runs: "Sequence[AblationRun]", runtime: "Runtime", *, aloud: bool
     return failed
 
 
-def write_ablation(table: "AblationTable", folder: Path) -> list[Path]:
+def write_ablation(table: "AblationResults", folder: Path) -> list[Path]:
     from vitrail.study.plots import save_ablation_plot
 
     written = table.write(folder)

@@ -17,7 +17,7 @@ from vitrail.cli.summary import parse_field
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.study.position_study import PositionStudyTable
+    from vitrail.study.position_study import PositionStudyResults
 
 
 def positions(
@@ -73,8 +73,8 @@ def positions(
 
     from vitrail.cli.runner import Runtime
     from vitrail.study.ablation_plan import list_ablation_runs
-    from vitrail.study.ablation_results import AblationTable
-    from vitrail.study.position_study import PositionStudyTable, build_position_rows
+    from vitrail.study.ablation_results import AblationResults
+    from vitrail.study.position_study import PositionStudyResults, build_position_rows
     from vitrail.train.distributed import Ranks, join_process_group, resolve_device
 
     resolve_device(flags.device, Ranks())  # at once, not when the first is trained
@@ -95,7 +95,7 @@ def positions(
         failed = {} if dry_run else train_runs(runs, here, aloud=first)
     if not first:
         return
-    result = PositionStudyTable(AblationTable.read(chosen.name, data, rows, () if dry_run else runs, failed))
+    result = PositionStudyResults(AblationResults.read(chosen.name, data, rows, () if dry_run else runs, failed))
     written = () if dry_run else write_position_table(result, folder)
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
@@ -106,7 +106,7 @@ def positions(
         raise VitrailError(f"{len(failed)} of {len(runs)} runs failed: {run}: {why}")
 
 
-def write_position_table(result: "PositionStudyTable", folder: Path) -> list[Path]:
+def write_position_table(result: "PositionStudyResults", folder: Path) -> list[Path]:
     from vitrail.study.plots import save_position_study_plot
 
     written = result.write(folder)

@@ -1,6 +1,6 @@
-"""What an ablation trains: a recipe as it is, and again with one thing left out or replaced (DeiT's table 8).
+"""Plan an ablation: train a recipe in full, and again with one ingredient removed or replaced (DeiT, table 8).
 
-All rows are made and checked before the first is trained, so that none fails after hours for a misspelt word.
+All rows are built and checked before the first is trained, so that none fails after hours because of a typo.
 """
 
 import json
@@ -28,7 +28,7 @@ from vitrail.train.request import ModelAndData, Request, create_model_for_data, 
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.teacher import Teacher, TeacherView
 
-INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value at which it is not there
+INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value that disables it
     "mixup": 0.0,
     "cutmix": 0.0,
     "erase": 0.0,
@@ -63,18 +63,18 @@ FOREIGN_SETTING_NAMES = {
 }
 SETTING_NAMES = tuple(each.name for _, each in recipes.list_settings())
 DISTILLATION_SETTINGS = recipes.list_setting_names("distillation")
-MAX_ROW_NAME_LENGTH = 80  # characters of a row's name
+MAX_ROW_NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """One line of the table: trainings that differ in nothing but the seed."""
+    """A row of the table: training runs that differ in the seed alone."""
 
     name: str
-    request: Request  # at the first seed
-    # what differs, by name: the full row's value and its own
+    request: Request  # with the first seed
+    # differences by name: the value of the full row and its own
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    unchanged_text: str = "the recipe as it is"  # said where nothing differs
+    unchanged_text: str = "the full recipe"  # description without differences
 
     def request_for_seed(self, seed: int) -> Request:
         return replace(self.request, recipe=self.request.recipe.with_settings({"seed": seed}))
@@ -94,19 +94,19 @@ def format_value(value: object) -> str:
 
 
 class Ablation:
-    """A training, and its ingredients; `without` and `replaced` make rows of it."""
+    """A training request and its ingredients; `row_without` and `row_with` make rows of it."""
 
-    def __init__(self, asked: Request) -> None:
-        self.request = asked
-        self.data = asked.open_data()
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.data = request.open_data()
         self.jobs = dict[str, ModelAndData]()
-        full = drop_unused_teacher(asked)
+        full = drop_unused_teacher(request)
         self.job = self.check_request(full)
         self.full_settings = collect_settings(full, self.job)
         self.full_row = AblationRow(name="full", request=full)
 
     def list_ingredients(self) -> list[str]:
-        """The ingredients that the training has."""
+        """The ingredients that are enabled."""
         return [name for name in INGREDIENT_OFF_VALUES if self.has_ingredient(name)]
 
     def has_ingredient(self, name: str) -> bool:
@@ -120,8 +120,8 @@ class Ablation:
         if word not in known:
             raise unknown_name_error("ingredient", ingredient, known, synonyms=FOREIGN_SETTING_NAMES)
         if not self.has_ingredient(word):
-            some = ", ".join(self.list_ingredients()) or "nothing, it has no ingredients"
-            raise ConfigError(f"{word} is already off in recipe {self.request.recipe.name}; expected one of: {some}")
+            enabled = ", ".join(self.list_ingredients()) or "nothing, it has no ingredients"
+            raise ConfigError(f"{word} is already off in recipe {self.request.recipe.name}; expected one of: {enabled}")
         name, _ = INGREDIENT_ALIASES.get(word, (word, None))
         request = (
             self.request_from_scratch() if name == "init" else self.change_request({name: INGREDIENT_OFF_VALUES[name]})
@@ -129,34 +129,38 @@ class Ablation:
         return self.build_row(f"without-{word.replace('_', '-')}", request)
 
     def row_with(self, values: Mapping[str, Any]) -> AblationRow:
-        """With other settings, or fields of the model, by their names."""
+        """Row with other settings or model fields, given by name."""
         name = "-".join(f"{each}-{format_value(value)}" for each, value in values.items())
         row = self.build_row(make_folder_name(name), self.change_request(values))
         if not row.changes:
             given = ",".join(f"{each}={format_value(value)}" for each, value in values.items())
-            raise ConfigError(f"{given} is what recipe {self.request.recipe.name} has; expected another value")
+            raise ConfigError(
+                f"{given} is already the value in recipe {self.request.recipe.name}; expected another value"
+            )
         return row
 
     def build_rows(
         self, without: Sequence[str], replaced: Sequence[Mapping[str, Any]], *, each: bool = False
     ) -> list[AblationRow]:
-        """The full row first; with `each` one without each ingredient that there is."""
+        """Rows of the table, the full one first; `each` adds one row per enabled ingredient."""
         rows = [self.full_row, *map(self.row_without, without)]
         if each:
-            told = [dict(row.changes) for row in rows]
-            rows += [row for row in map(self.row_without, self.list_ingredients()) if dict(row.changes) not in told]
+            known = [dict(row.changes) for row in rows]
+            rows += [row for row in map(self.row_without, self.list_ingredients()) if dict(row.changes) not in known]
         rows += map(self.row_with, replaced)
         for number, row in enumerate(rows):
             for other in rows[:number]:
                 if row.name == other.name or row.changes == other.changes:
-                    raise ConfigError(f"{row.name} is the same as {other.name} ({row.description}); expected it once")
+                    raise ConfigError(
+                        f"{row.name} is the same as {other.name} ({row.description}); leave one of them out"
+                    )
         return rows
 
     def check_teacher_fits(self, rows: Sequence[AblationRow], teacher: Teacher, device: torch.device) -> None:
-        """That the teacher can teach every row, before hours are spent on some."""
-        taught = [row.request for row in rows if row.request.teacher is not None]
-        for seen in dict.fromkeys(self.check_request(request).preprocessing for request in taught):
-            TeacherView(teacher, self.data, seen, device)
+        """Check that the teacher fits every row, before any is trained."""
+        distilled = [row.request for row in rows if row.request.teacher is not None]
+        for preprocessing in dict.fromkeys(self.check_request(request).preprocessing for request in distilled):
+            TeacherView(teacher, self.data, preprocessing, device)
 
     def build_row(self, name: str, request: Request) -> AblationRow:
         request = drop_unused_teacher(request)
@@ -168,40 +172,42 @@ class Ablation:
         )
 
     def change_request(self, values: Mapping[str, Any]) -> Request:
-        at_model = [each.name for each in fields(self.job.model.config)]
+        model_fields = [each.name for each in fields(self.job.model.config)]
         for name in values:
-            if name not in (*SETTING_NAMES, *at_model):
+            if name not in (*SETTING_NAMES, *model_fields):
                 raise unknown_name_error(
-                    "setting or model field", name, (*SETTING_NAMES, *at_model), synonyms=FOREIGN_SETTING_NAMES
+                    "setting or model field", name, (*SETTING_NAMES, *model_fields), synonyms=FOREIGN_SETTING_NAMES
                 )
             if name == "seed":
-                raise ConfigError(f"seed={values[name]} in a row; expected --seeds, which is for all of them")
+                raise ConfigError(f"seed={values[name]} cannot differ between rows; use `seeds`", fields=("seeds",))
             if name in DISTILLATION_SETTINGS and self.request.teacher is None:
-                raise ConfigError(f"{name}={values[name]} without a teacher; expected --teacher, a trained model")
+                raise ConfigError(
+                    f"{name}={values[name]} needs a teacher; set `teacher` to a trained model", fields=("teacher",)
+                )
         settings = {name: value for name, value in values.items() if name in SETTING_NAMES}
         if "epochs" in settings and "minutes" not in settings:
-            settings["minutes"] = None  # a budget gives way, as on the command line
+            settings["minutes"] = None  # epochs replace a time budget, as on the command line
         others = {name: value for name, value in values.items() if name not in SETTING_NAMES}
         return replace(self.request, recipe=self.request.recipe.with_settings({**settings, "fields": others}))
 
     def request_from_scratch(self) -> Request:
-        """The checkpoint's architecture and preprocessing, at starting weights."""
+        """The checkpoint's architecture and preprocessing with newly initialised weights."""
         config = json_round_trip(asdict(self.job.model.config))
-        del config["classes"]  # the data's
-        near, _ = find_nearest_preset(self.job.family, self.job.model.config)
-        name = self.request.recipe.model or near or next(iter(self.job.family.presets))  # every field is replaced
-        seen = json_round_trip(asdict(self.job.preprocessing))
-        recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": seen})
+        del config["classes"]  # from the data
+        nearest, _ = find_nearest_preset(self.job.family, self.job.model.config)
+        name = self.request.recipe.model or nearest or next(iter(self.job.family.presets))  # every field is replaced
+        preprocessing = json_round_trip(asdict(self.job.preprocessing))
+        recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": preprocessing})
         return replace(self.request, init=None, recipe=recipe)
 
     def check_request(self, request: Request) -> ModelAndData:
-        """What the request comes to, without its weights where they are not on disk; refused if it could not begin."""
+        """Model and data of a request, an error if it cannot start; on the meta device unless `init` is set."""
         recipe = request.recipe
         key = json.dumps(
             [request.init, recipe.model, json_round_trip(recipe.fields), json_round_trip(recipe.preprocessing)]
         )
         if key not in self.jobs:
-            with warnings.catch_warnings():  # the run warns
+            with warnings.catch_warnings():  # the run itself warns
                 warnings.simplefilter("ignore")
                 self.jobs[key] = (
                     load_model_for_data(request, self.data) if request.init else build_on_meta(request, self.data)
@@ -229,14 +235,14 @@ def build_on_meta(request: Request, data: DatasetSplits) -> ModelAndData:
 
 
 def drop_unused_teacher(request: Request) -> Request:
-    """Without the teacher that it does not listen to."""
+    """Remove the teacher if distillation is off."""
     if request.recipe.distillation.distill == "none":
         return replace(request, teacher=None, teacher_cache=None)
     return request
 
 
 def collect_settings(request: Request, job: ModelAndData) -> dict[str, Any]:
-    """Everything that rows may differ in, by flat names: settings, what the model came to, where it starts."""
+    """Everything that rows may differ in, by name: settings, model config and `init`."""
     flat = request.recipe.to_flat_dict()
     found = {name: flat[name] for name in SETTING_NAMES if name != "seed"}
     if request.teacher is None:
@@ -245,12 +251,12 @@ def collect_settings(request: Request, job: ModelAndData) -> dict[str, Any]:
 
 
 def json_round_trip(value: Any) -> Any:
-    """As a file gives it back."""
+    """The value as read back from a JSON file."""
     return json.loads(json.dumps(value))
 
 
 def make_folder_name(text: str) -> str:
-    """Text as the name of a folder; a long one is cut, and told apart by its sum."""
+    """Make text a folder name; a long one is cut and made unique by a checksum."""
     name = re.sub(r"[^\w.+]+", "-", text.replace("_", "-")).strip("-.")
     return name if len(name) <= MAX_ROW_NAME_LENGTH else f"{name[: MAX_ROW_NAME_LENGTH - 9]}-{crc32(text.encode()):08x}"
 
@@ -267,11 +273,11 @@ class AblationRun:
 def list_ablation_runs(
     rows: Sequence[AblationRow], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None
 ) -> list[AblationRun]:
-    """All trainings, row by row, with how far each is on disk."""
+    """All training runs, row by row, with their state on disk."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; expected a folder for the runs")
     if (folder / PLAN_FILE).exists():
-        raise CheckpointError(f"{folder} is a run itself; expected a folder for several")
+        raise CheckpointError(f"{folder} is a run itself; expected a folder for several runs")
     runs = list[AblationRun]()
     for row in rows:
         for seed in seeds:
@@ -284,29 +290,33 @@ def list_ablation_runs(
 
 
 def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", "finished"]:
-    """How far a row's folder is; one that other settings made is refused, if it has taken a step."""
+    """State of a run's folder; an error if it has trained with other settings."""
     if not (folder / PLAN_FILE).exists():
         RunFolder.check_folder_is_free(folder)
         return "new"
     run = RunFolder(folder)
     before = Request.from_json(run.load_plan().get("request"), str(folder))
-    apart = describe_difference(before, request)
-    if apart and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
+    difference = describe_difference(before, request)
+    if difference and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
         return "new"
-    if apart:
-        raise ConfigError(f"{folder} was made by other settings: {apart}; expected the same, or another --out")
+    if difference:
+        raise ConfigError(
+            f"{folder} was trained with other settings: {difference}; use the same, or another `out`", fields=("out",)
+        )
     return "finished" if is_run_finished(folder) else "stopped"
 
 
 def check_same_teacher(folder: Path, teacher: Teacher) -> None:
-    """A table is of one teacher, also where its file has changed since some rows were trained."""
+    """Check that all rows have the same teacher, also if its file has changed since."""
     before: Any = RunFolder(folder).load_plan().get("teacher")
     if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
-        raise ConfigError(f"{folder} learnt from another teacher; expected the same: put it back, or another --out")
+        raise ConfigError(
+            f"{folder} was trained with another teacher; restore it, or use another `out`", fields=("out",)
+        )
 
 
 def describe_difference(before: Request, now: Request) -> str:
-    """The first thing that two runs were told differently, if there is one."""
+    """The first difference between two requests; empty if there is none."""
     old, new = flatten_request(before), flatten_request(now)
     for name in dict.fromkeys((*new, *old)):
         if old.get(name) != new.get(name):
@@ -315,10 +325,10 @@ def describe_difference(before: Request, now: Request) -> str:
 
 
 def flatten_request(request: Request) -> dict[str, Any]:
-    told = json_round_trip(request.to_json())
-    recipe = told.pop("recipe")
-    seen = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
+    flat = json_round_trip(request.to_json())
+    recipe = flat.pop("recipe")
+    preprocessing = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
     fields = recipe.pop("fields")
     for size in [name for name in ("image_size", "patch_size") if isinstance(fields.get(name), int)]:
-        fields[size] = 2 * [fields[size]]  # as a flag says it
-    return {**told, **fields, **seen, **recipe}
+        fields[size] = 2 * [fields[size]]  # as from the command line
+    return {**flat, **fields, **preprocessing, **recipe}
