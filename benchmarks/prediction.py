@@ -31,9 +31,10 @@ from rich.console import Console
 
 import vitrail
 from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.machine import describe_machine
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench import BenchCase, BenchRequest, run_benchmark
-from vitrail.study.bench_results import BenchLine, collect_versions, describe_machine, format_quartiles
+from vitrail.study.bench_results import BenchLine, collect_versions, format_quartiles
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -173,7 +174,7 @@ def measure_variants(work: PredictionBench) -> str:
         starts=0,
         seed=work.seed,
     )
-    found = run_benchmark(request, place=work.place / "variants")
+    found = run_benchmark(request, folder=work.place / "variants")
     return "\n\n".join(("Random weights.", markdown_table(*found.throughput_cells()), *found.notes))
 
 

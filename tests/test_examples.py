@@ -39,4 +39,4 @@ def test_demo(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "demo-1" / "curves.png").exists()
     assert (tmp_path / "runs" / "demo-1" / "model" / "model.safetensors").exists()
     assert (tmp_path / "runs" / "demo-1" / "explained" / "photo.grad-rollout.png").exists()
-    assert "What it looks at" in (tmp_path / "runs" / "demo-1" / "report.html").read_text("utf-8")
+    assert "Explanations" in (tmp_path / "runs" / "demo-1" / "report.html").read_text("utf-8")

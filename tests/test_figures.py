@@ -1,4 +1,4 @@
-"""A plate: drawn in every kind, saved with its numbers, whole or not at all."""
+"""Captioned figures: rendered in every format, saved atomically with their arrays."""
 
 import os
 from pathlib import Path
@@ -25,22 +25,22 @@ def line() -> "Figure":
     return figure
 
 
-def plate(name: str = "a line", **fields: Any) -> CaptionedFigure:
+def captioned(name: str = "a line", **fields: Any) -> CaptionedFigure:
     given: dict[str, Any] = {"title": "A line", "caption": "It rises and falls.", "arrays": ARRAYS, "draw": line}
     return CaptionedFigure(name=name, **(given | fields))
 
 
-def test_pictures() -> None:
-    assert plate().to_png().startswith(b"\x89PNG")
-    assert plate()._repr_png_() == plate().to_png()  # pyright: ignore[reportPrivateUsage]
-    assert ElementTree.fromstring(plate().to_svg()).tag.endswith("svg")
-    assert plate().render("pdf").startswith(b"%PDF")
-    assert "draw" not in repr(plate())
+def test_formats() -> None:
+    assert captioned().to_png().startswith(b"\x89PNG")
+    assert captioned()._repr_png_() == captioned().to_png()  # pyright: ignore[reportPrivateUsage]
+    assert ElementTree.fromstring(captioned().to_svg()).tag.endswith("svg")
+    assert captioned().render("pdf").startswith(b"%PDF")
+    assert "draw" not in repr(captioned())
 
 
-def test_files_and_numbers(tmp_path: Path) -> None:
+def test_saved_files_and_arrays(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    written = plate().save(folder, (".png", ".svg", ".pdf"), arrays=True)
+    written = captioned().save(folder, (".png", ".svg", ".pdf"), arrays=True)
     assert [path.name for path in written] == ["a line.png", "a line.svg", "a line.pdf", "a line.npz"]
     assert sorted(folder.iterdir()) == sorted(written), "and nothing else"
     for path, start in zip(written, (b"\x89PNG", b"<?xml", b"%PDF", b"PK"), strict=True):
@@ -50,34 +50,34 @@ def test_files_and_numbers(tmp_path: Path) -> None:
         for name, values in ARRAYS.items():
             np.testing.assert_array_equal(found[name], values)
             assert found[name].dtype == values.dtype
-    assert [path.name for path in plate("numbers").save(folder, (), arrays=True)] == ["numbers.npz"]
-    assert [path.name for path in plate("dotted.rollout").save(tmp_path)] == ["dotted.rollout.png"]
+    assert [path.name for path in captioned("numbers").save(folder, (), arrays=True)] == ["numbers.npz"]
+    assert [path.name for path in captioned("dotted.rollout").save(tmp_path)] == ["dotted.rollout.png"]
 
 
-def test_names_that_are_taken() -> None:
+def test_taken_names_get_a_number() -> None:
     taken = {"other"}
-    names = [plate(name).with_unique_name(taken).name for name in ("bee", "bee", "Bee", "bee-2", "ant", "bee")]
+    names = [captioned(name).with_unique_name(taken).name for name in ("bee", "bee", "Bee", "bee-2", "ant", "bee")]
     assert names == ["bee", "bee-2", "Bee-3", "bee-2-2", "ant", "bee-4"]
-    assert plate().with_unique_name(set()) == plate()
+    assert captioned().with_unique_name(set()) == captioned()
 
 
-def test_an_unwritable_folder(tmp_path: Path) -> None:
+def test_unwritable_folders_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here before")
     for kinds, arrays in (((".png",), False), ((), True)):
         with pytest.raises(VitrailError, match=r"^cannot make the folder [^\n]*file/inside: ") as caught:
-            plate().save(tmp_path / "file" / "inside", kinds, arrays=arrays)
+            captioned().save(tmp_path / "file" / "inside", kinds, arrays=arrays)
         assert len(str(caught.value).splitlines()) == 1
     (tmp_path / "a line.png").mkdir()
     with pytest.raises(VitrailError, match=r"^cannot write [^\n]*a line\.png: "):
-        plate().save(tmp_path)
-    with pytest.raises(ConfigError, match=r"a line\.gif is to be a picture; expected a name that ends in \.png, "):
-        plate().save(tmp_path, (".gif",))
+        captioned().save(tmp_path)
+    with pytest.raises(ConfigError, match=r"a line\.gif; expected a name that ends in \.png, "):
+        captioned().save(tmp_path, (".gif",))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a line.png", "file"]
 
 
-def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full after some bytes: what stood there before still stands, and nothing half done lies about."""
-    first, *_ = plate().save(tmp_path, arrays=True)
+def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk fills up, the previous files stay unchanged and no partial file is left."""
+    first, *_ = captioned().save(tmp_path, arrays=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(path: Path, *_: object, **__: object) -> None:
@@ -88,16 +88,16 @@ def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(np, "savez_compressed", lambda file, **_: full(Path(file.name)))  # pyright: ignore[reportUnknownLambdaType]
     for kinds in ((".png",), ()):
         with pytest.raises(VitrailError, match=r"No space left on device; the previous file is unchanged$"):
-            plate().save(tmp_path, kinds, arrays=True)
+            captioned().save(tmp_path, kinds, arrays=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert before[first.name] != b"\x89PNG half"
 
 
-def test_text_that_can_be_drawn() -> None:
+def test_sanitize_label() -> None:
     assert sanitize_label("ants & bees") == "ants & bees"
     assert sanitize_label("蜂\n\udcff") == "□□□"
     assert sanitize_label("a" * 40, 10) == "a" * 9 + "…"
 
 
-def test_one_is_no_plural() -> None:
+def test_pluralize() -> None:
     assert [pluralize(number, "image") for number in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]

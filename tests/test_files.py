@@ -1,4 +1,4 @@
-"""Files within limits: regular ones only, bounded, written whole, and deleted only where they are ours."""
+"""Files are read within limits, only regular ones, and deleted only outside linked folders."""
 
 import os
 from collections.abc import Callable
@@ -31,25 +31,23 @@ READERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("kind", SPECIAL_FILES)
-def test_only_regular_files_are_read_and_nothing_is_waited_for(
-    kind: str, read: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_only_regular_files_are_read_without_blocking(kind: str, read: Callable[[Path], Any], tmp_path: Path) -> None:
     SPECIAL_FILES[kind](tmp_path / "config.json")
     with pytest.raises(OSError, match=r".") as caught:
         read(tmp_path / "config.json")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_file_that_is_exchanged_after_it_was_looked_at_is_not_waited_for(
+def test_a_file_replaced_by_a_pipe_after_the_check_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     regular, pipe = tmp_path / "regular", tmp_path / "pipe"
     regular.write_bytes(b"1")
     os.mkfifo(pipe)
-    found = regular.stat()
+    status = regular.stat()
 
     def stat(_: object) -> os.stat_result:
-        return found
+        return status
 
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(OSError, match="it is a named pipe"):
@@ -69,17 +67,17 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert read_bytes(path, 100) == b"x" * 100
     with pytest.raises(OSError, match="it has 100 bytes; expected at most 99"):
         read_bytes(path, 99)
-    with pytest.raises(OSError, match="it has more than 10 bytes"):  # whose size is said to be zero
+    with pytest.raises(OSError, match="it has more than 10 bytes"):  # reports a size of 0
         read_bytes("/proc/cpuinfo", 10)
 
 
-def test_a_file_of_the_system_without_an_end_is_not_read_for_ever() -> None:
+def test_system_files_without_an_end_are_not_read_forever() -> None:
     assert list(read_lines("/proc/self/pagemap")) == []
     with pytest.raises(OSError, match="it grew while it was read"):
         file_checksum("/proc/cpuinfo")
 
 
-def test_long_lines_are_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
+def test_long_lines_are_truncated_and_the_next_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a\n" + b"b" * 35 + b"\nc\n" + b"d" * 10)
     assert list(read_lines(path, 10)) == ["a\n", "b" * 10, "c\n", "d" * 10]
@@ -98,11 +96,11 @@ def test_nothing_is_deleted_through_a_linked_folder(tmp_path: Path) -> None:
     remove_file(tmp_path / "b")
     assert (real / "a").read_bytes() == b"1"
     remove_file(real / "a")
-    remove_file(real / "a")  # which is gone already
+    remove_file(real / "a")  # already deleted
     assert not any(real.iterdir())
 
 
-def test_temporary_files_are_known_by_their_whole_name(tmp_path: Path) -> None:
+def test_temporary_files_are_recognised_by_their_complete_name(tmp_path: Path) -> None:
     names = {
         f".run.json.{'0a' * 16}": True,
         f".run.json.{'0a' * 15}": False,

@@ -1,4 +1,4 @@
-"""JSON and YAML of anybody: small for their size, or refused in one line."""
+"""Untrusted JSON and YAML are parsed within limits, or refused in one line."""
 
 import json
 from typing import Any
@@ -25,16 +25,16 @@ OBJECTS = st.dictionaries(st.text(max_size=8).filter(lambda name: name != "check
 
 
 @given(VALUES)
-def test_json_that_is_not_too_much_is_read_as_json_reads_it(value: Any) -> None:
+def test_parse_json_equals_json_loads(value: Any) -> None:
     assert parse_json(json.dumps(value)) == value
     assert parse_json(json.dumps(value, ensure_ascii=False, indent=1)) == value
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"]":'])
-def test_json_nested_too_deep_is_refused(opening: str) -> None:
+def test_deeply_nested_json_is_refused(opening: str) -> None:
     levels = opening.count("[") + opening.count("{")
     allowed = opening * (MAX_NESTING // levels)
-    with pytest.raises(json.JSONDecodeError):  # which has no end: it came through to the parser
+    with pytest.raises(json.JSONDecodeError):  # reached the parser, which misses the end
         parse_json(allowed)
     for deeper in (MAX_NESTING // levels + 1, 10_000):
         with pytest.raises(ValueError, match=r"nested \d+ levels deep; expected at most 64"):
@@ -44,22 +44,22 @@ def test_json_nested_too_deep_is_refused(opening: str) -> None:
 @pytest.mark.parametrize(
     "text", ["[" + "0," * 2**17 + "0]", "{" + ",".join(f'"{n}":0' for n in range(2**17 + 1)) + "}"]
 )
-def test_json_of_too_many_values_is_refused(text: str) -> None:
+def test_json_with_too_many_values_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="more than 131072 values"):
         parse_json(text)
 
 
-def test_brackets_in_texts_do_not_count_as_nesting() -> None:
+def test_brackets_in_strings_are_not_nesting() -> None:
     assert parse_json(json.dumps(["[" * 1000, '\\"{' * 100])) == ["[" * 1000, '\\"{' * 100]
 
 
 @pytest.mark.parametrize("text", ['\\"' * 2**20, '"' + "\\" * 2**20, '""\\"' * 2**19])
-def test_quotes_without_their_end_take_no_time(text: str) -> None:
+def test_unclosed_quotes_are_refused_quickly(text: str) -> None:
     with pytest.raises(ValueError, match="line 1 column"):
         parse_json(text)
 
 
-def test_yaml_that_is_plain_is_read() -> None:
+def test_plain_yaml_is_parsed() -> None:
     assert parse_yaml("lr: 0.1\nfields: {depth: 2}\nwords: [a, b]") == {
         "lr": 0.1,
         "fields": {"depth": 2},
@@ -84,18 +84,18 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "a number in base 60": ("a: " + "1:" * 5_000 + "1", "characters; expected at most 4,096"),
         "a long file": ("a: b\n" * 100_000, "characters; expected at most 262,144"),
         "an object of Python": ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        "no YAML": ("a: [", "expected"),
+        "invalid YAML": ("a: [", "expected"),
         "control characters": ("a: \x00", "not allowed"),
     }.values(),
 )
-def test_yaml_that_would_explode_or_is_none_is_one_line(text: str, reason: str) -> None:
+def test_expensive_or_invalid_yaml_is_refused_in_one_line(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
         parse_yaml(text)
     assert "\n" not in str(caught.value)
 
 
 @given(OBJECTS, OBJECTS)
-def test_any_change_to_a_signed_object_is_noticed(value: dict[str, Any], changed: dict[str, Any]) -> None:
+def test_changes_to_an_object_with_a_checksum_are_detected(value: dict[str, Any], changed: dict[str, Any]) -> None:
     signed = json.loads(json.dumps(add_checksum(value)))
     assert verify_and_remove_checksum(signed) == json.loads(json.dumps(value))
     if compute_json_checksum(changed) != compute_json_checksum(value):
@@ -103,7 +103,7 @@ def test_any_change_to_a_signed_object_is_noticed(value: dict[str, Any], changed
             verify_and_remove_checksum({**changed, "checksum": signed["checksum"]})
 
 
-def test_the_checksum_is_of_the_values_not_of_how_they_are_written() -> None:
+def test_the_checksum_depends_only_on_values() -> None:
     assert compute_json_checksum({"b": (1, 2), "a": 1.0}) == compute_json_checksum({"a": 1.0, "b": [1, 2]})
     assert compute_json_checksum({"a": 1}) != compute_json_checksum({"a": 2})
-    assert verify_and_remove_checksum({"a": 1}) == {"a": 1}  # as earlier versions wrote it
+    assert verify_and_remove_checksum({"a": 1}) == {"a": 1}  # as written by earlier versions

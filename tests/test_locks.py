@@ -1,4 +1,4 @@
-"""A folder has one owner, and a dead one is none."""
+"""A folder has one owner; the lock of a dead process is void."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def start_holder(folder: Path, *more: str) -> "subprocess.Popen[str]":
 
 
 def end_group(process: "subprocess.Popen[str]") -> None:
-    """Ends it and what it forked."""
+    """End the process and its forks."""
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
@@ -54,7 +54,7 @@ def test_a_folder_in_use_is_refused_until_its_owner_is_killed(
         assert (tmp_path / LOCK_FILE_NAME).exists()
     finally:
         end_group(process)
-    assert (tmp_path / LOCK_FILE_NAME).exists()  # left over, and without meaning
+    assert (tmp_path / LOCK_FILE_NAME).exists()  # left over, without effect
     with lock_folder(tmp_path):
         pass
     assert not (tmp_path / LOCK_FILE_NAME).exists()
@@ -71,10 +71,10 @@ def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path
         end_group(process)
 
 
-def test_a_second_thread_is_kept_out_and_the_owner_may_ask_again(tmp_path: Path) -> None:
+def test_the_lock_excludes_threads_and_is_reentrant(tmp_path: Path) -> None:
     refused = list[str]()
 
-    def ask() -> None:
+    def try_lock() -> None:
         try:
             with lock_folder(tmp_path):
                 pass
@@ -84,16 +84,16 @@ def test_a_second_thread_is_kept_out_and_the_owner_may_ask_again(tmp_path: Path)
     with lock_folder(tmp_path):
         with lock_folder(tmp_path / "." if tmp_path.is_absolute() else tmp_path):
             pass
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=try_lock)
         thread.start()
         thread.join()
     assert len(refused) == 1
     assert "another thread of this process" in refused[0]
-    ask()
+    try_lock()
     assert len(refused) == 1
 
 
-def test_the_lock_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
+def test_the_lock_is_released_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), lock_folder(tmp_path):
         _ = 1 / 0
     with lock_folder(tmp_path):
@@ -101,7 +101,7 @@ def test_the_lock_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(10)
-def test_a_lock_file_that_is_a_link_a_pipe_or_a_folder_is_one_line(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_link_pipe_or_folder_is_refused(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / LOCK_FILE_NAME).symlink_to(victim)
@@ -118,7 +118,7 @@ def test_a_lock_file_that_is_a_link_a_pipe_or_a_folder_is_one_line(tmp_path: Pat
         pass
 
 
-def test_an_owner_that_never_was_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_owners_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "fcntl", None)
     for content in (
         b"",
@@ -134,7 +134,7 @@ def test_an_owner_that_never_was_does_no_harm(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_a_lock_file_of_others_is_neither_emptied_nor_deleted(linked: bool, tmp_path: Path) -> None:
+def test_lock_files_of_other_programs_stay_unchanged(linked: bool, tmp_path: Path) -> None:
     precious, folder = tmp_path / "precious.txt", tmp_path / "folder"
     folder.mkdir()
     precious.write_text("1 line\n" if linked else "notes of another program\n")
@@ -143,12 +143,12 @@ def test_a_lock_file_of_others_is_neither_emptied_nor_deleted(linked: bool, tmp_
     else:
         precious.rename(folder / LOCK_FILE_NAME)
     before = (folder / LOCK_FILE_NAME).read_text()
-    with pytest.raises(VitrailError, match="is not a lock file of vitrail; nothing is changed"), lock_folder(folder):
+    with pytest.raises(VitrailError, match="is not a lock file of vitrail and is left unchanged"), lock_folder(folder):
         pass
     assert (folder / LOCK_FILE_NAME).read_text() == before
 
 
-def test_a_lock_that_was_deleted_and_taken_by_another_is_left_to_it(tmp_path: Path) -> None:
+def test_a_lock_taken_over_by_another_process_is_not_deleted(tmp_path: Path) -> None:
     with lock_folder(tmp_path):
         (tmp_path / LOCK_FILE_NAME).unlink()
         (tmp_path / LOCK_FILE_NAME).write_text("1 elsewhere\n")

@@ -50,7 +50,9 @@ COMMAND = """
 import os, sys
 import vitrail.cli
 seen = []
-vitrail.cli.build_app = lambda *_: lambda *_, **__: seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
+def note(*_, **__):
+    seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
+vitrail.cli.build_app = lambda *_: note
 sys.argv = ["vitrail", "models"]
 try:
     vitrail.cli.main()

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from vitrail.text import escape_unprintable
 
-MAX_MESSAGE_LENGTH = 2000  # characters of a message
+MAX_MESSAGE_LENGTH = 2000  # characters
 
 
 class VitrailError(Exception):
@@ -18,12 +18,9 @@ class VitrailError(Exception):
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         """Escape unprintable characters, which names in a file may contain, and shorten a long message."""
         self.fields = fields
-        shown = (
-            message
-            if len(message) <= MAX_MESSAGE_LENGTH
-            else f"{message[: MAX_MESSAGE_LENGTH // 2]} … {message[-MAX_MESSAGE_LENGTH // 2 :]}"
-        )
-        super().__init__(escape_unprintable(shown))
+        if len(message) > MAX_MESSAGE_LENGTH:
+            message = f"{message[: MAX_MESSAGE_LENGTH // 2]} … {message[-MAX_MESSAGE_LENGTH // 2 :]}"
+        super().__init__(escape_unprintable(message))
 
 
 class ConfigError(VitrailError):
@@ -35,11 +32,23 @@ class CheckpointError(VitrailError):
 
 
 class DataError(VitrailError):
-    """A picture or a data set that cannot be read."""
+    """An image or a data set that cannot be read."""
+
+
+class OutputError(CheckpointError):
+    """A file or folder that cannot be written: a checkpoint, a log, a figure or a report."""
+
+
+class CheckpointWarning(UserWarning):
+    """A warning about a checkpoint; `fields` are named in it in backticks, as in a VitrailError."""
+
+    def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
+        self.fields = fields
+        super().__init__(message)
 
 
 def describe_error(error: BaseException) -> str:
-    """Why something failed, in the words of whatever raised it, short enough to stand in a message."""
+    """Reason of an error, on one line of at most 200 characters, to be quoted in another message."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(reason).split())[:200]
 
@@ -47,13 +56,14 @@ def describe_error(error: BaseException) -> str:
 def unknown_name_error(
     what: str, given: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None
 ) -> ConfigError:
-    """An unknown name, with the nearest valid one; `also` holds other words for the known names."""
+    """Error for an unknown name that suggests the nearest valid one; `synonyms` maps other words to valid names."""
     names = list(known)
-    near = (synonyms or {}).get(str(given))
-    if near not in names:
+    nearest = (synonyms or {}).get(str(given))
+    if nearest not in names:
         lowered = {name.lower(): name for name in names}
-        near = next((lowered[name] for name in get_close_matches(str(given).lower(), lowered, n=1, cutoff=0.5)), None)
-    if near:
-        return ConfigError(f"unknown {what} {given!r}; did you mean {near!r}?")
+        matches = get_close_matches(str(given).lower(), lowered, n=1, cutoff=0.5)
+        nearest = lowered[matches[0]] if matches else None
+    if nearest:
+        return ConfigError(f"unknown {what} {given!r}; did you mean {nearest!r}?")
     listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:5])} and {len(names) - 5} more"
     return ConfigError(f"unknown {what} {given!r}; expected one of {listed}")

@@ -1,4 +1,4 @@
-"""What all pictures share: figures without windows, colours for every eye, and the plate. Needs matplotlib."""
+"""Shared figure code: colours, styles and figures with captions and data. Needs matplotlib."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 BLUE, RED, GREY = "#2f6db3", "#d1495b", "#8a8f98"
 COLOURS = (BLUE, "#e08e2b", "#2a9d6f", RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
-COLOUR_MAP = "viridis"  # dark to bright for every kind of eye, and in grey
+COLOUR_MAP = "viridis"  # readable with colour blindness and in greyscale
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionedFigure:
-    """One picture with the numbers that it is drawn from; shows itself in a notebook."""
+    """A figure with its caption and the arrays it is drawn from; displays itself in a notebook."""
 
-    name: str  # of its files, without an ending
+    name: str  # file name without suffix
     title: str
-    caption: str  # what there is to be seen, also for those who cannot see it
+    caption: str  # also the text alternative for screen readers
     arrays: "Mapping[str, NDArray[Any]]"
     draw: "Callable[[], Figure]" = field(repr=False)
 
@@ -46,11 +46,11 @@ class CaptionedFigure:
         return self.to_png()
 
     def with_unique_name(self, taken: set[str]) -> "CaptionedFigure":
-        """Under a name that is not taken yet, and now is: two photos of one name in two folders are two plates."""
+        """Append a number if the name is taken, as for equal names from two folders; add the new name to `taken`."""
         return replace(self, name=make_unique_name(self.name, taken))
 
     def save(self, folder: str | Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
-        """Writes NAME.png and the like, and with `arrays` NAME.npz beside it; each appears whole or not at all."""
+        """Write NAME.png and the other kinds, and NAME.npz if `arrays`; each file is written atomically."""
         folder, figure = Path(folder), self.draw()
         written = list_figure_paths(folder, [self.name], kinds, arrays=arrays)
         for path in written[: len(kinds)]:
@@ -62,11 +62,11 @@ class CaptionedFigure:
 
 
 def make_unique_name(name: str, taken: set[str]) -> str:
-    """The name, or name-2, name-3 …, whichever is not taken yet; it is added to the taken names."""
-    tries = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    found = next(each for each in tries if each.casefold() not in taken)
-    taken.add(found.casefold())  # on some disks A.png is a.png
-    return found
+    """The name, or name-2, name-3, … if it is taken; adds it to `taken`."""
+    candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    unique = next(each for each in candidates if each.casefold() not in taken)
+    taken.add(unique.casefold())  # some file systems ignore case
+    return unique
 
 
 def list_figure_paths(
@@ -77,7 +77,7 @@ def list_figure_paths(
 
 
 def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
-    """Through a file, since numpy would give a path without .npz another name."""
+    """Write arrays to a file object: given a path without .npz, numpy would change the name."""
     import numpy as np
 
     with path.open("wb") as file:
@@ -85,11 +85,11 @@ def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Without pyplot, which keeps figures and opens windows."""
+    """Create a figure without pyplot, which keeps references to figures and may open windows."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("pictures need matplotlib, which is not installed: pip install vitrail[plot]") from None
+        raise ConfigError("figures need matplotlib, which is not installed: pip install vitrail[plot]") from None
     return Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 
@@ -98,23 +98,23 @@ def style_axes(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
 
 
-def pluralize(number: int, what: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """1 image, 1,234 images."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def sanitize_label(text: str, most: int = 30) -> str:
-    """What the font has no glyph for becomes □, instead of a warning for each; and long names are cut."""
+def sanitize_label(text: str, max_length: int = 30) -> str:
+    """Cut a long label and replace characters that the font has no glyph for with □, which avoids warnings."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
-    shown = text if len(text) <= most else f"{text[: most - 1]}…"
-    return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shown)
+    shortened = text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+    return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shortened)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
     kind = path.suffix.lower()
     if kind not in FIGURE_SUFFIXES:
-        raise ConfigError(f"{path} is to be a picture; expected a name that ends in {', '.join(FIGURE_SUFFIXES)}")
+        raise ConfigError(f"cannot save a figure as {path}; expected a name that ends in {', '.join(FIGURE_SUFFIXES)}")
     make_folder(path.parent)
     write_atomically(path, lambda place: figure.savefig(place, format=kind[1:]))

@@ -1,4 +1,4 @@
-"""Files: read within limits, written atomically. All small files of the package are read and written here."""
+"""Read files within limits and write them atomically. All small files of the package are read and written here."""
 
 import hashlib
 import os
@@ -7,20 +7,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from vitrail.errors import CheckpointError, ConfigError, describe_error
+from vitrail.errors import ConfigError, OutputError, describe_error
 
-WEIGHTS_FILE_SUFFIXES = (
-    ".safetensors",
-    ".pth",
-    ".pt",
-    ".bin",
-    ".npz",
-)  # suffixes of files, which a folder of weights should not have
-WRITE_ERRORS = (OSError, RuntimeError, ValueError, MemoryError)  # of a disk, and of libraries that write to it
-MAX_TEXT_BYTES = 2**24  # bytes of a text file: config.json, run.json, labels, recipes, index files
-MAX_LINE_BYTES = 2**20  # bytes of one line of a log
-CHUNK_BYTES = 2**20  # bytes read at once
-TEMPORARY_NAME_PATTERN = r"\.{name}\.[0-9a-f]{{32}}"  # what `write_whole` calls a file until it is complete
+WEIGHTS_FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # a folder must not be named like a file
+WRITE_ERRORS = (OSError, RuntimeError, ValueError, MemoryError)  # raised by the system and by libraries that write
+MAX_TEXT_BYTES = 2**24  # for config.json, run.json, labels, recipes and index files
+MAX_LINE_BYTES = 2**20  # for one line of a log
+CHUNK_BYTES = 2**20  # read at once
 FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -31,11 +24,11 @@ FILE_KINDS = {
 
 
 def open_regular_file(path: str | Path) -> int:
-    """Opens a regular file and returns its descriptor; anything else is an OSError, without blocking.
+    """Open a regular file and return its descriptor; anything else is an OSError. Never blocks.
 
     Links are followed. The check is repeated on the open file, in case it was replaced in between.
     """
-    check_regular_file(os.stat(path))  # noqa: PTH116  # before opening: opening some devices has effects
+    check_regular_file(os.stat(path))  # noqa: PTH116  # checked first: opening some devices has side effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         check_regular_file(os.fstat(descriptor))
@@ -45,8 +38,8 @@ def open_regular_file(path: str | Path) -> int:
     return descriptor
 
 
-def check_regular_file(found: os.stat_result) -> None:
-    kind = stat.S_IFMT(found.st_mode)
+def check_regular_file(status: os.stat_result) -> None:
+    kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError("it is a folder; expected a file")
     if kind != stat.S_IFREG:
@@ -54,7 +47,7 @@ def check_regular_file(found: os.stat_result) -> None:
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """The contents of a regular file of at most `most` bytes; otherwise an OSError that gives the reason."""
+    """Read a regular file of at most `max_bytes`; otherwise raise an OSError that gives the reason."""
     descriptor = open_regular_file(path)
     try:
         size = os.fstat(descriptor).st_size
@@ -72,14 +65,14 @@ def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_TEXT_BYTES, *, errors: str = "strict") -> str:
-    """As `read_bytes`, decoded from UTF-8; invalid UTF-8 is a ValueError."""
+    """Like `read_bytes`, decoded from UTF-8; invalid UTF-8 is a ValueError."""
     return read_bytes(path, max_bytes).decode("utf-8", errors).replace("\r\n", "\n")
 
 
 def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Each line of a regular file of any size, with its line end; a line longer than `longest` is truncated."""
-    with open(open_regular_file(path), "rb") as file:  # closes the descriptor, too
-        left = os.fstat(file.fileno()).st_size  # some files in /proc have no end
+    """Yield the lines of a regular file of any size, with their line ends; lines are cut at `max_line_bytes`."""
+    with open(open_regular_file(path), "rb") as file:  # also closes the descriptor
+        left = os.fstat(file.fileno()).st_size  # some files in /proc never end
         while left > 0 and (line := file.readline(min(max_line_bytes, left))):
             yield line.decode("utf-8", "replace")
             left -= len(line)
@@ -89,19 +82,19 @@ def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterat
 
 
 def file_checksum(path: str | Path) -> str:
-    """SHA-256 of a whole file, in chunks: about 1 GB per second."""
+    """SHA-256 of a file, read in chunks: about 1 GB per second."""
     with open(open_regular_file(path), "rb", buffering=0) as file:
-        left, found = os.fstat(file.fileno()).st_size, hashlib.sha256()
+        left, checksum = os.fstat(file.fileno()).st_size, hashlib.sha256()
         while part := file.read(min(CHUNK_BYTES, left + 1)):
             left -= len(part)
             if left < 0:
-                raise OSError("it grew while it was read; expected a file that no process is writing")
-            found.update(part)
-        return found.hexdigest()
+                raise OSError("it grew while it was read; expected a file that no process is writing to")
+            checksum.update(part)
+        return checksum.hexdigest()
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets `write` fill a temporary file next to `path`, makes it durable, and then renames it to `path`."""
+    """Let `write` fill a temporary file next to `path`, sync it to disk, then rename it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -115,30 +108,28 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except Exception as error:
-        if not (
-            isinstance(error, WRITE_ERRORS) or type(error).__name__ == "SafetensorError"
-        ):  # not a subclass of any of them
+        # A SafetensorError is a plain Exception, and safetensors may not be installed.
+        if not isinstance(error, WRITE_ERRORS) and type(error).__name__ != "SafetensorError":
             raise
-        raise CheckpointError(
-            f"cannot write {path}: {describe_error(error)}; the previous file is unchanged"
-        ) from error
+        raise OutputError(f"cannot write {path}: {describe_error(error)}; the previous file is unchanged") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda place: place.write_text(text, "utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
 
 
-def is_temporary_file(path: Path, name: str) -> bool:
-    """Whether a file is what an interrupted `write_whole` left of a file whose name matches the pattern `name`."""
-    return (
-        re.fullmatch(TEMPORARY_NAME_PATTERN.format(name=name), path.name) is not None
-        and path.is_file()
-        and not path.is_symlink()
-    )
+def is_temporary_name(name: str, pattern: str) -> bool:
+    """Whether `write_atomically` gives this name to a temporary file while it writes a file that matches `pattern`."""
+    return re.fullmatch(rf"\.{pattern}\.[0-9a-f]{{32}}", name) is not None
+
+
+def is_temporary_file(path: Path, pattern: str) -> bool:
+    """Whether an interrupted `write_atomically` left this file; a link is never one."""
+    return is_temporary_name(path.name, pattern) and path.is_file() and not path.is_symlink()
 
 
 def remove_file(path: Path) -> None:
-    """Deletes a file if it exists; a link itself is deleted, not its target, and nothing inside a linked folder."""
+    """Delete a file if it exists. Links are deleted, not their targets; nothing is deleted in a linked folder."""
     if path.parent.is_symlink():
         raise OSError(f"{path.parent} is a symbolic link; nothing is deleted in the folder that it points to")
     path.unlink(missing_ok=True)
@@ -146,25 +137,23 @@ def remove_file(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     if folder.suffix in WEIGHTS_FILE_SUFFIXES:
-        raise CheckpointError(f"{folder} has the name of a file; expected a folder, without {folder.suffix}")
+        raise OutputError(f"{folder} has the name of a file; expected a folder name without {folder.suffix}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot make the folder {folder}: {describe_error(error)}") from error
+        raise OutputError(f"cannot make the folder {folder}: {describe_error(error)}") from error
 
 
 def make_writable_folder(folder: Path) -> None:
-    """As `make_folder`, and checks that files can be created in it before any work is done."""
-    from tempfile import TemporaryFile  # slow to import, and not needed to open an export
+    """Make a folder, and check that files can be created in it before any work is done."""
+    from tempfile import TemporaryFile  # slow to import, and opening an export does not need it
 
     make_folder(folder)
     try:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise CheckpointError(
-            f"cannot write in {folder}: {describe_error(error)}; expected a place for results"
-        ) from error
+        raise OutputError(f"cannot write in {folder}: {describe_error(error)}; choose another folder") from error
 
 
 def check_output_paths(paths: Iterable[Path], *, overwrite: bool) -> None:
@@ -177,8 +166,8 @@ def check_output_paths(paths: Iterable[Path], *, overwrite: bool) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

@@ -1,6 +1,6 @@
-"""JSON and YAML from untrusted files: limits on values, nesting and aliases, and checksums.
+"""Parse JSON and YAML from untrusted files, with limits on size, nesting and aliases; checksums of JSON objects.
 
-Everything here raises ValueError with a one-line reason; callers add the name of the file.
+All functions raise ValueError with a one-line reason; callers add the name of the file.
 """
 
 import hashlib
@@ -9,19 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MAX_VALUES = 2**17  # each becomes an object of about 100 bytes, of perhaps 3 bytes in the file
-MAX_NESTING = 64  # lists in lists in objects …
-MAX_YAML_LENGTH = 2**18  # characters: a recipe has a thousand, and the parser takes 20 seconds for a megabyte
-MAX_SCALAR_LENGTH = 2**12  # characters of one YAML value: a number of a million digits takes minutes
+MAX_VALUES = 2**17  # three bytes in the file can become an object of about 100 bytes
+MAX_NESTING = 64  # levels of lists and objects
+MAX_YAML_LENGTH = 2**18  # characters: a recipe has about a thousand, and the parser takes 20 seconds per megabyte
+MAX_SCALAR_LENGTH = 2**12  # characters of one YAML value: parsing a number of a million digits takes minutes
 CHECKSUM_KEY = "checksum"
-STRING_PATTERN = re.compile(
-    r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL
-)  # also one without its end: else each quote would search to it
+# The closing quote is optional: otherwise each unclosed quote would scan to the end of the text.
+STRING_PATTERN = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 BRACKET_PATTERN = re.compile(r"[\[\]{}]")
 
 
 def parse_json(text: str) -> Any:
-    """As json.loads, for text within limits on values and nesting."""
+    """Like json.loads, for text within the limits on values and nesting."""
     if sum(text.count(mark) for mark in ",[{") > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES} values")
     depth = deepest = 0
@@ -34,7 +33,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """As yaml.safe_load, without aliases, which can expand a kilobyte to a gigabyte."""
+    """Like yaml.safe_load, without aliases, which can expand a kilobyte to a gigabyte."""
     import yaml
 
     if len(text) > MAX_YAML_LENGTH:
@@ -58,23 +57,23 @@ def parse_yaml(text: str) -> Any:
 
 
 def add_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with a checksum of all other entries as its last entry, ready to be written as JSON."""
+    """Append a checksum of all other entries; the result is ready to be written as JSON."""
     rest = {name: value for name, value in data.items() if name != CHECKSUM_KEY}
     return {**rest, CHECKSUM_KEY: compute_json_checksum(rest)}
 
 
 def verify_and_remove_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The object without its checksum, which is verified if there is one."""
+    """Verify the checksum, if there is one, and return the object without it."""
     rest = {name: value for name, value in data.items() if name != CHECKSUM_KEY}
     if CHECKSUM_KEY in data and data[CHECKSUM_KEY] != compute_json_checksum(rest):
         raise ValueError(
-            "its contents do not match its checksum: it is damaged, or was edited; "
+            "its contents do not match its checksum: it is damaged or was edited; "
             f'if you edited it, delete its "{CHECKSUM_KEY}"'
         )
     return rest
 
 
 def compute_json_checksum(data: Mapping[str, Any]) -> str:
-    """A checksum of the values: whitespace and the order of the keys do not matter."""
+    """Checksum of the values; whitespace and the order of keys do not matter."""
     plain = json.loads(json.dumps(data, default=str))  # keys become strings before they are sorted
     return "sha256:" + hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""One owner for a folder that is written for hours: a lock file in it, held until the process ends.
+"""Lock a folder that one process writes for hours, with a lock file that is held until the process ends.
 
-POSIX record locks are used (fcntl). They end with the process, even after kill -9, so a leftover lock file means
-nothing, and data workers that outlive their parent do not hold it. Where the system or the disk has no such
-locks (some network disks), the process number in the file is compared with the processes of this machine instead.
+POSIX record locks (fcntl) end with the process, even after kill -9. So a leftover lock file means nothing, and data
+workers that outlive their parent do not hold the lock. Where the system or the disk has no such locks (some network
+disks), the pid in the file is compared with the processes of this machine instead.
 """
 
 import os
@@ -18,23 +18,23 @@ from vitrail.files import check_regular_file
 
 try:
     import fcntl
-except ImportError:  # not on this system
+except ImportError:  # Windows
     fcntl = None
 
 LOCK_FILE_NAME = ".lock"
-LOCK_FILE_PATTERN = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # process and machine; a power cut leaves nothing, or zeros
-MAX_LOCK_FILE_BYTES = 300  # bytes of a lock file
-HELD_LOCKS = dict[tuple[int, Path], int]()  # (process, lock file) → thread: record locks do not exclude other threads
+LOCK_FILE_PATTERN = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # pid and host; after a power cut empty or zeros
+MAX_LOCK_FILE_BYTES = 300
+HELD_LOCKS = dict[tuple[int, Path], int]()  # (pid, lock file) → thread: record locks do not exclude threads
 HELD_LOCKS_GUARD = threading.Lock()
 
 
 class InUseError(VitrailError):
-    """Another process, or another thread of this one, is writing there."""
+    """The folder is in use by another process, or by another thread of this one."""
 
 
 @contextmanager
 def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generator[None]:
-    """Holds the folder's lock; InUseError at once if another process or thread does. Reentrant within a thread."""
+    """Hold the lock of a folder. Raise InUseError if another process or thread holds it. Reentrant within a thread."""
     path = folder.resolve() / LOCK_FILE_NAME
     key, thread = (os.getpid(), path), threading.get_ident()
     with HELD_LOCKS_GUARD:
@@ -51,8 +51,8 @@ def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generato
         try:
             yield
         finally:
-            with suppress(OSError):  # the folder may be gone or read-only by now
-                if is_same_file(descriptor, path) and key[0] == os.getpid():  # otherwise it belongs to another process
+            with suppress(OSError):  # the folder may have been removed or made read-only
+                if is_same_file(descriptor, path) and key[0] == os.getpid():  # otherwise another process owns it
                     path.unlink()
             os.close(descriptor)
     finally:
@@ -60,7 +60,7 @@ def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generato
             del HELD_LOCKS[key]
 
 
-def acquire_lock_file(path: Path, folder: Path, what_else: str) -> int:
+def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
         try:
@@ -68,17 +68,17 @@ def acquire_lock_file(path: Path, folder: Path, what_else: str) -> int:
             close_unless_regular(descriptor)
         except OSError as error:
             raise VitrailError(
-                f"cannot lock {folder}: {path}: {describe_error(error)}; remove it, or make it writable"
+                f"cannot lock {folder}: {path}: {describe_error(error)}; remove it or make it writable"
             ) from None
         if not try_lock(descriptor):
             owner = describe_owner(descriptor)
             os.close(descriptor)
-            raise InUseError(f"{folder} is in use by another process{owner}; {what_else}")
+            raise InUseError(f"{folder} is in use by another process{owner}; {remedy}")
         if is_same_file(descriptor, path):  # otherwise its previous owner has just deleted it
             if not is_our_lock_file(descriptor):
                 os.close(descriptor)
                 raise VitrailError(
-                    f"cannot lock {folder}: {path} is not a lock file of vitrail; nothing is changed: move it away"
+                    f"cannot lock {folder}: {path} is not a lock file of vitrail and is left unchanged; move it away"
                 )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
@@ -101,7 +101,7 @@ def try_lock(descriptor: int) -> bool:
             return True
     except (BlockingIOError, PermissionError):
         return False
-    except OSError:  # no locks on this disk
+    except OSError:  # this disk has no locks
         pass
     return not is_owner_alive(descriptor)
 
@@ -114,29 +114,29 @@ def is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def is_our_lock_file(descriptor: int) -> bool:
-    """Whether the file holds what `acquire` writes, and has no other name: it is about to be overwritten."""
-    found = os.pread(descriptor, MAX_LOCK_FILE_BYTES + 1, 0)
+    """Whether `acquire_lock_file` wrote this file and it has no other hard link, so that it may be overwritten."""
+    content = os.pread(descriptor, MAX_LOCK_FILE_BYTES + 1, 0)
     return (
         os.fstat(descriptor).st_nlink == 1
-        and len(found) <= MAX_LOCK_FILE_BYTES
-        and LOCK_FILE_PATTERN.fullmatch(found) is not None
+        and len(content) <= MAX_LOCK_FILE_BYTES
+        and LOCK_FILE_PATTERN.fullmatch(content) is not None
     )
 
 
 def describe_owner(descriptor: int) -> str:
-    process = os.pread(descriptor, 20, 0).split(b" ")[0]
-    return f" (pid {int(process)})" if process.isdigit() else ""
+    pid = os.pread(descriptor, 20, 0).split(b" ")[0]
+    return f" (pid {int(pid)})" if pid.isdigit() else ""
 
 
 def is_owner_alive(descriptor: int) -> bool:
-    """Whether the process whose number is in the file still runs on this machine."""
-    process, _, host = os.pread(descriptor, MAX_LOCK_FILE_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
-    if not process.isdigit() or host != socket.gethostname() or int(process) == os.getpid():
+    """Whether the process whose pid is in the file still runs on this machine."""
+    pid, _, host = os.pread(descriptor, MAX_LOCK_FILE_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
+    if not pid.isdigit() or host != socket.gethostname() or int(pid) == os.getpid():
         return False
     try:
-        os.kill(int(process), 0)
+        os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # it belongs to another user
+    except OSError:  # the process belongs to another user
         return True
     return True

@@ -5,6 +5,9 @@ import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
+
+CPU_INFO_FILE, PROCESS_STATUS_FILE = Path("/proc/cpuinfo"), Path("/proc/self/status")
 
 # GNU OpenMP reads it once, when torch is imported. Its own default, 300,000, keeps a waiting thread spinning for about
 # a millisecond: next to another busy process it takes the core from the very thread that it waits for.
@@ -16,6 +19,26 @@ MAX_THREADS = 1024  # that a user or a file may ask for
 def count_cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_machine() -> str:
+    """Name of the processor and number of cores that this process may use."""
+    import platform  # slow to import
+
+    lines = CPU_INFO_FILE.read_text("utf-8", "replace").splitlines() if CPU_INFO_FILE.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    count = count_cores()
+    return f"{next(iter(names), platform.processor() or platform.machine())}, {count} core{'s' * (count != 1)}"
+
+
+def read_resident_bytes(name: str) -> int:
+    """Resident memory of this process on Linux: VmRSS now, VmHWM its peak."""
+    return read_proc_kilobytes(PROCESS_STATUS_FILE, name) * 1024
+
+
+def read_proc_kilobytes(path: Path, name: str) -> int:
+    line = next(line for line in path.read_text("utf-8").splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1])
 
 
 def bound_spinning() -> bool:

@@ -1,38 +1,38 @@
-"""Untrusted pickles, evaluated step by step by our own reader: the unpicklers of Python and torch never see them.
+"""Evaluate untrusted pickles opcode by opcode; the unpicklers of Python and torch are never used on them.
 
-A pickle is a program. Here it can make plain values and call the functions in a table given by the caller: each is a
-stand-in written here, so nothing that the file chooses is imported or run. Every step, and every value that a stand-in
-copies, is charged to a budget that grows with the size of the file. No tuple is hashed, compared or printed: with forty
-levels, each holding the one below twice, that would take forever.
+A pickle is a program. Here it can build plain values and call the functions in a table given by the caller. Each of
+these is a stand-in of this package, so nothing that the file chooses is imported or run. Every step, and every value
+that a stand-in copies, is charged to a budget that grows with the size of the file. No tuple is hashed, compared or
+printed: for a tuple nested 40 levels deep, each level holding the next one twice, that would take forever.
 """
 
 import pickletools
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-MAX_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an object of some hundred bytes
+MAX_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an object of several hundred bytes
 BYTES_PER_STEP = 256
-MAX_PICKLE_BYTES = 2**26  # bytes, without the values of the tensors
-MAX_INTEGER_BITS = 2**11  # bits
+MAX_PICKLE_BYTES = 2**26  # without the values of the tensors
+MAX_INTEGER_BITS = 2**11
 
 CONSTANT_OPCODES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 NUMBER_OPCODES = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
 TEXT_OPCODES = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
 BYTES_OPCODES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
 ARGUMENT_OPCODES = {*NUMBER_OPCODES, *TEXT_OPCODES, *BYTES_OPCODES}
-PYTHON2_STRING_OPCODES = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes, often meant as text
+PYTHON2_STRING_OPCODES = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # bytes in Python 2, often meant as text
 PUT_OPCODES = {"PUT", "BINPUT", "LONG_BINPUT"}
 GET_OPCODES = {"GET", "BINGET", "LONG_BINGET"}
 TUPLE_OPCODES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-SAFE_KEY_TYPES = (str, bytes, bool, type(None))  # whose hashes nobody can choose
+SAFE_KEY_TYPES = (str, bytes, bool, type(None))  # the file cannot choose their hashes
 
 
 class PickleError(ValueError):
-    """A pickle that is refused; the message follows the name of the file."""
+    """A pickle that is refused. Callers put the name of the file before the message."""
 
 
 class ForbiddenGlobalError(PickleError):
-    """A pickle that refers to a function or class that is not in the table."""
+    """A pickle that refers to a function or class that is not in the table of allowed names."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"is a pickle that wants to run {name}")
@@ -40,50 +40,50 @@ class ForbiddenGlobalError(PickleError):
 
 
 class OpaqueValue:
-    """Stands in for a value that is not needed. No two are equal, and hashing one is cheap."""
+    """Stand-in for a value that is not needed. No two are equal, and hashing is cheap."""
 
     def __repr__(self) -> str:
         return "…"
 
 
 class OpaqueSet(OpaqueValue):
-    """Stands in for a set, whose members would be hashed and are not needed."""
+    """Stand-in for a set; its members are not needed and would have to be hashed."""
 
 
 class OpaqueGlobal(OpaqueValue):
-    """Stands in for a class or function that may be passed as an argument, but not called."""
+    """Stand-in for a class or function that may be passed as an argument but not called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class AllowedCall:
-    """A function that a pickle may call: a stand-in that charges the budget for what it copies."""
+    """A function that a pickle may call. It charges the budget for what it copies."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
 
 class SupportsSetState(Protocol):
-    """An object whose state a pickle may set after making it."""
+    """An object whose state a pickle may set."""
 
     def set_state(self, state: Any) -> None: ...
 
 
 class StepBudget:
-    """The number of steps that a pickle may take."""
+    """The number of steps that the pickles of a file of `size` bytes may take."""
 
     def __init__(self, size: int) -> None:
-        self.most = self.left = MAX_STEPS + size // BYTES_PER_STEP
+        self.max_steps = self.steps_left = MAX_STEPS + size // BYTES_PER_STEP
 
     def spend(self, steps: int) -> None:
-        self.left -= steps
-        if self.left < 0:
-            raise PickleError(f"has more than {self.most} steps")
+        self.steps_left -= steps
+        if self.steps_left < 0:
+            raise PickleError(f"has more than {self.max_steps} steps")
 
 
 class BoundedStream:
-    """A file of which at most `most` bytes can be read, whatever length a pickle claims."""
+    """A file of which at most `max_bytes` can be read, whatever length a pickle claims."""
 
     def __init__(self, file: IO[bytes], max_bytes: int = MAX_PICKLE_BYTES) -> None:
         self.file, self.end = file, file.tell() + max_bytes
@@ -105,20 +105,20 @@ def evaluate_pickle(
     names: Mapping[str, object],
     budget: StepBudget,
     *,
-    persistent: Callable[[Any], Any] | None = None,
-    strings: str | None = None,
+    load_persistent: Callable[[Any], Any] | None = None,
+    encoding: str | None = None,
 ) -> Any:
-    """The value of one pickle. `names` holds each known name with its `Call` or its value; all others are refused.
+    """Evaluate one pickle. `names` maps each allowed name to an `AllowedCall` or a value; other names are refused.
 
-    `persistent` returns the object for a persistent id; `strings` is the encoding of Python 2 strings, None for bytes.
+    `load_persistent` returns the object for a persistent id. `encoding` decodes Python 2 strings; None keeps bytes.
     """
-    evaluation = PickleMachine(names, budget, persistent, strings)
-    for operation, argument, _ in pickletools.genops(stream):
+    machine = PickleMachine(names, budget, load_persistent, encoding)
+    for opcode, argument, _ in pickletools.genops(stream):
         budget.spend(1)
-        if operation.name == "STOP":
-            return evaluation.pop()
-        evaluation.execute_opcode(operation.name, argument)
-    raise PickleError("is a pickle without an end")
+        if opcode.name == "STOP":
+            return machine.pop()
+        machine.execute_opcode(opcode.name, argument)
+    raise PickleError("is a pickle without a STOP opcode")
 
 
 class PickleMachine:
@@ -128,52 +128,52 @@ class PickleMachine:
         self,
         names: Mapping[str, object],
         budget: StepBudget,
-        persistent: Callable[[Any], Any] | None,
-        strings: str | None,
+        load_persistent: Callable[[Any], Any] | None,
+        encoding: str | None,
     ) -> None:
-        self.names, self.budget, self.persistent, self.strings = names, budget, persistent, strings
+        self.names, self.budget, self.load_persistent, self.encoding = names, budget, load_persistent, encoding
         self.stack = list[Any]()
-        self.stacks_below = list[list[Any]]()  # one stack per mark
+        self.outer_stacks = list[list[Any]]()  # one per mark
         self.memo = dict[int, Any]()
 
     def execute_opcode(self, name: str, argument: Any) -> None:
         push = self.stack.append
         if name in ARGUMENT_OPCODES:
             if isinstance(argument, int) and argument.bit_length() > MAX_INTEGER_BITS:
-                raise PickleError(f"has a number of {argument.bit_length()} bits")
+                raise PickleError(f"has an integer of {argument.bit_length()} bits")
             push(argument)
         elif name in CONSTANT_OPCODES:
             push(CONSTANT_OPCODES[name])
         elif name in PYTHON2_STRING_OPCODES:
             text = argument.encode("latin-1")
-            push(text if self.strings is None else text.decode(self.strings))
+            push(text if self.encoding is None else text.decode(self.encoding))
         elif name in PUT_OPCODES:
             self.memo[argument] = self.top()
         elif name == "MEMOIZE":
             self.memo[len(self.memo)] = self.top()
         elif name in GET_OPCODES:
             if argument not in self.memo:
-                raise PickleError(f"asks for value {argument}, which it did not store")
+                raise PickleError(f"reads value {argument} of its memo, which it did not store")
             push(self.memo[argument])
         elif name in TUPLE_OPCODES:
             push(tuple(reversed([self.pop() for _ in range(TUPLE_OPCODES[name])])))
         elif name in ("EMPTY_LIST", "EMPTY_DICT"):
             push([] if name == "EMPTY_LIST" else {})
         elif name == "MARK":
-            self.stacks_below.append(self.stack)
+            self.outer_stacks.append(self.stack)
             self.stack = []
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             self.push_global(argument)
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, function = self.pop(), self.pop()
             push(self.call(function, arguments))
-        elif name == "BINPERSID" and self.persistent is not None:
-            push(self.persistent(self.pop()))
+        elif name == "BINPERSID" and self.load_persistent is not None:
+            push(self.load_persistent(self.pop()))
         elif name not in ("PROTO", "FRAME"):
             self.execute_container_opcode(name)
 
     def execute_container_opcode(self, name: str) -> None:
-        """The steps that put values into containers and objects, or drop them."""
+        """Execute an opcode that fills a container, sets the state of an object, or drops values."""
         if name == "APPEND":
             self.extend([self.pop()])
         elif name == "APPENDS":
@@ -210,7 +210,7 @@ class PickleMachine:
         elif name == "DUP":
             self.stack.append(self.top())
         else:
-            raise PickleError(f"has a step {name}, which plain pickles do not have")
+            raise PickleError(f"has the opcode {name}, which plain pickles do not have")
 
     def top(self) -> Any:
         if not self.stack:
@@ -223,9 +223,9 @@ class PickleMachine:
         return value
 
     def pop_to_mark(self) -> list[Any]:
-        if not self.stacks_below:
-            raise PickleError("lacks a mark on its stack")
-        values, self.stack = self.stack, self.stacks_below.pop()
+        if not self.outer_stacks:
+            raise PickleError("has no mark on its stack")
+        values, self.stack = self.stack, self.outer_stacks.pop()
         return values
 
     def push_global(self, argument: str | None) -> None:
@@ -262,9 +262,9 @@ class PickleMachine:
 
 
 def replace_unsafe_key(key: Any) -> Any:
-    """The key itself if hashing and comparing it is cheap; otherwise an Opaque in its place.
+    """Return the key if hashing and comparing it is cheap; otherwise an OpaqueValue.
 
-    Tuples may be nested without end, and tuples and numbers can be made to have equal hashes. Entries with a number
-    as their key are not needed.
+    Tuples may be nested to any depth, and a file can choose tuples and numbers with equal hashes. No entry with such
+    a key is needed.
     """
     return key if type(key) in SAFE_KEY_TYPES else OpaqueValue()

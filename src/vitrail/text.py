@@ -1,6 +1,8 @@
 """Plain text for terminals and files: names with their unprintable characters escaped, and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
@@ -33,3 +35,8 @@ def format_duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def abbreviate_list(names: Collection[str], most: int = 4) -> str:
+    """Join the first `most` names with commas, and say how many more there are."""
+    return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Which class is meant by a name, a number, one of several names."""
+"""Classes of a data set are mapped to those of a model by name, by number, or by one of several names."""
 
 import re
 
@@ -20,19 +20,19 @@ IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 cra
         (IMAGENET, ("n03126707", "Tinca tinca"), (3, 0), ""),
         (("3", "1"), ("1", "3"), (1, 0), ""),
         (("an ant", "ant", "ant, emmet"), ("ant", "emmet"), (1, 2), ""),
-        (IMAGENET, ("000", "001"), (0, 1), "classes by number: .*, so 000 is n01440764 tench, Tinca tinca$"),
-        (None, ("3", "0"), (3, 0), "classes by number: the data's names are the model's$"),
-        (None, ("a", "b", "c", "d"), (0, 1, 2, 3), "the model's classes have no names: taken in order, a as class 0"),
-        (None, ("1", "2", "3", "4"), (0, 1, 2, 3), "the model's classes have no names: taken in order"),
+        (IMAGENET, ("000", "001"), (0, 1), ".* class numbers of the model: 000 is n01440764 tench, Tinca tinca$"),
+        (None, ("3", "0"), (3, 0), "the data's class names are class numbers of the model$"),
+        (None, ("a", "b", "c", "d"), (0, 1, 2, 3), "the model has no class names: .* in order, a is class 0"),
+        (None, ("1", "2", "3", "4"), (0, 1, 2, 3), "the model has no class names: .* in order"),
         (
             ("tench", "goldfish"),
             ("n01440764", "n01443537"),
             (0, 1),
-            "the data's classes are WordNet's numbers: taken in order, n01440764 as class 0",
+            "the data's classes are WordNet ids: .* in order, n01440764 is class 0",
         ),
     ],
 )
-def test_whose_classes(
+def test_classes_match_by_name_number_or_order(
     labels: tuple[str, ...] | None, data: tuple[str, ...], expected: tuple[int, ...], note: str
 ) -> None:
     mapping, said = map_classes(labels, 4 if labels is None else len(labels), data)
@@ -47,24 +47,30 @@ def test_whose_classes(
         (
             ("cats", "dogs"),
             ("ants", "bees"),
-            r"^2 of the data's 2 classes \(ants, bees\) are none of the model's 2 \(cats",
+            r"^2 of the data's 2 classes \(ants, bees\) are not among the model's 2 classes \(cats",
         ),
         (
             ("cats", "dogs"),
             ("cats", "bees"),
-            r"^1 of the data's 2 classes \(bees\) are none of the model's 2 \(cats, dogs\)",
+            r"^1 of the data's 2 classes \(bees\) are not among the model's 2 classes \(cats, dogs\)",
         ),
-        (IMAGENET, ("crane", "tench"), r"^1 of the data's 2 classes \(crane\) are none"),  # there are two
+        (
+            IMAGENET,
+            ("crane", "tench"),
+            r"^1 of the data's 2 classes \(crane\) are not among",
+        ),  # two classes have this name
         (
             IMAGENET,
             ("tench", "Tinca tinca"),
-            r"^2 of the data's 2 classes \(tench, Tinca tinca\) are none",
+            r"^2 of the data's 2 classes \(tench, Tinca tinca\) are not among",
         ),  # one class
-        (None, ("a", "b"), r"^2 of the data's 2 classes \(a, b\) are none of the model's 4, which have no names; "),
-        (None, ("1", 5000 * "9"), "none of the model's 4"),
+        (None, ("a", "b"), r"^2 of the data's 2 classes \(a, b\) are not among the model's 4 classes without names; "),
+        (None, ("1", 5000 * "9"), "not among the model's 4 classes"),
     ],
 )
-def test_classes_that_do_not_fit(labels: tuple[str, ...] | None, data: tuple[str, ...], message: str) -> None:
+def test_unknown_or_ambiguous_classes_are_refused(
+    labels: tuple[str, ...] | None, data: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         map_classes(labels, 4 if labels is None else len(labels), data)
 
@@ -74,11 +80,11 @@ def test_classes_that_do_not_fit(labels: tuple[str, ...] | None, data: tuple[str
     [
         ("n01440764 tench, Tinca tinca", ["tench", "Tinca tinca"]),
         ("n01440764: tench", ["tench"]),
-        ("n01440764", ["n01440764"]),  # better than none
+        ("n01440764", ["n01440764"]),
         ("ant", ["ant"]),
         (" , b", ["b"]),
         ("", []),
     ],
 )
-def test_what_a_label_lists(label: str, names: list[str]) -> None:
+def test_split_label(label: str, names: list[str]) -> None:
     assert split_label(label) == names

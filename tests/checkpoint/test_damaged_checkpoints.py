@@ -1,7 +1,7 @@
-"""Files of everybody's, damaged by chance: each is loaded or refused in one line, and nothing worse ever happens.
+"""Randomly damaged files of all layouts are loaded or refused in one line, and nothing worse happens.
 
-A mutation is drawn from its source's name and its number alone, so that the one a failure names can be made again.
-Our own folders have as many as all others together: 2,000, or 10,000 in `make fuzz`. The damaged file stays in the
+A mutation depends only on the name of its source and its number, so that it can be repeated after a failure. Our own
+folders get as many mutations as all others together: 2,000, or 10,000 in `make fuzz`. The damaged file stays in the
 test's folder, also after a crash.
 """
 
@@ -49,14 +49,14 @@ VALUES = (
     [0, 0],
     [1, 2, 3],
 )
-MARKS = (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"\x93NUMPY")  # what follows is read closely
+MARKS = (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"\x93NUMPY")  # followed by headers
 
 
 def timm_model(**changes: Any) -> Any:
     return add_weight_noise(timm.create_model("vit_tiny_patch16_224", **{**TOY, **changes}))
 
 
-def own_folder(place: Path) -> None:
+def vitrail_folder(place: Path) -> None:
     fields: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
     model = add_weight_noise(vitrail.create("deit_tiny_distilled_patch16_224", **fields))
     vitrail.save(model, place, preprocessing=vitrail.Preprocessing(image_size=16), labels=["a", "b", "c"])
@@ -116,7 +116,7 @@ def deflated_npz(place: Path) -> None:
 SOURCES: dict[str, Callable[[Path], None]] = {
     each.__name__: each
     for each in (
-        own_folder,
+        vitrail_folder,
         timm_safetensors,
         deit_pth,
         legacy_pth,
@@ -130,30 +130,32 @@ SOURCES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def closely_read(content: bytes) -> list[range]:
-    """Where a changed byte matters most: headers, directories, steps of a pickle, all of a text."""
+def find_sensitive_ranges(content: bytes) -> list[range]:
+    """Ranges where a changed byte matters most: headers, directories, opcodes of a pickle, a complete text."""
     if content[:1] == b"{":
         return [range(len(content))]
     if content[8:9] == b"{":
         return [range(8), range(8, 8 + int.from_bytes(content[:8], "little"))]
     if content[:2] != b"PK":
-        return [range(len(content) // 4)]  # a pickle, and then numbers
-    places = [at for mark in MARKS for at in found_at(content, mark)]
+        return [range(len(content) // 4)]  # a pickle, then values
+    places = [at for mark in MARKS for at in find_all(content, mark)]
     pickled = content.find(b"\x80\x02")
-    steps = [] if pickled < 0 else [range(pickled, content.find(b"PK", pickled))] * len(places)  # as often as others
+    steps = (
+        [] if pickled < 0 else [range(pickled, content.find(b"PK", pickled))] * len(places)
+    )  # as often as the others
     return [range(at, min(at + 100, len(content))) for at in places] + steps
 
 
-def found_at(content: bytes, mark: bytes) -> Iterator[int]:
+def find_all(content: bytes, mark: bytes) -> Iterator[int]:
     at = content.find(mark)
     while at >= 0:
         yield at
         at = content.find(mark, at + 1)
 
 
-def mutated(content: bytes, other: bytes, draw: random.Random) -> bytes:
-    """One of many ways in which a file comes to harm; `other` is a file to be mixed up with."""
-    data, regions = bytearray(content), closely_read(content)
+def mutate(content: bytes, other: bytes, draw: random.Random) -> bytes:
+    """Damage a file in one of many ways; `other` is a file to splice with."""
+    data, regions = bytearray(content), find_sensitive_ranges(content)
 
     def place() -> int:
         return draw.randrange(len(content)) if draw.random() < 0.1 else draw.choice(draw.choice(regions))
@@ -186,14 +188,14 @@ def mutated(content: bytes, other: bytes, draw: random.Random) -> bytes:
     elif kind == "splice":
         data[place() :] = other[draw.randrange(len(other)) :]
     elif content[:1] == b"{":
-        return with_another_value(content, draw)
+        return mutate_json_value(content, draw)
     else:
         del data[block()]
     return bytes(data)
 
 
-def with_another_value(content: bytes, draw: random.Random) -> bytes:
-    """A text that still is JSON, with a value that nobody expects, or one that is missing."""
+def mutate_json_value(content: bytes, draw: random.Random) -> bytes:
+    """Replace or delete a random value; the text is still JSON."""
     data: Any = json.loads(content)
     inside = data
     while True:
@@ -218,7 +220,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_damaged_files_are_refused_or_loaded_never_worse(
+def test_damaged_files_load_or_are_refused_in_one_line(
     source: str, originals: dict[str, Path], tmp_path: Path, mutations: int
 ) -> None:
     place = tmp_path / source
@@ -227,12 +229,12 @@ def test_damaged_files_are_refused_or_loaded_never_worse(
     target = place if len(files) > 1 else next(iter(files))
     others = [path.read_bytes() for folder in originals.values() for path in sorted(folder.iterdir())]
     fields: dict[str, Any] = {} if source in ("own_folder", "hf_folder", "akamaster_th") else {"heads": 2}
-    assert read(target, **fields).model.config.width == 16  # whole, it loads
+    assert read(target, **fields).model.config.width == 16  # undamaged, it loads
     refused, share = 0, mutations if source == "own_folder" else mutations // (len(SOURCES) - 1)
     for number in range(share):
         draw = random.Random(f"{source} {number}")
         path = draw.choice(list(files))
-        path.write_bytes(mutated(files[path], draw.choice(others), draw))
+        path.write_bytes(mutate(files[path], draw.choice(others), draw))
         message = ""
         try:
             read(target, **fields)
@@ -244,4 +246,4 @@ def test_damaged_files_are_refused_or_loaded_never_worse(
         assert len(message.splitlines()) <= 1, f"mutation {number} of {source}"
         refused += bool(message)
         path.write_bytes(files[path])
-    assert share // 4 < refused < share, "damage is noticed, and does not all look alike"
+    assert share // 4 < refused < share, "some damage is detected, some is harmless"

@@ -1,4 +1,4 @@
-"""Dtypes that no model runs in are refused by name; several floating dtypes become the widest of them."""
+"""Unsupported dtypes are refused by name; mixed floating dtypes are cast to the widest."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from vitrail.errors import CheckpointError
 from vitrail.inspection.checkpoints.file_inspection import inspect_file
 
 FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
-ODD = sorted({*SAFETENSORS_DTYPES.values()} - {*RUNNABLE_DTYPES}, key=str)
+UNSUPPORTED_DTYPES = sorted({*SAFETENSORS_DTYPES.values()} - {*RUNNABLE_DTYPES}, key=str)
 
 
-def written(path: Path, **changes: torch.dtype) -> Path:
-    """A toy ViT by timm's names, some of its tensors in another dtype."""
+def save_toy(path: Path, **changes: torch.dtype) -> Path:
+    """Save a toy ViT with timm's names and some tensors in another dtype."""
     tensors = {
         name: each.clone() for name, each in vitrail.create("vit_tiny_patch16_224", **FIELDS).state_dict().items()
     }
@@ -33,15 +33,15 @@ def written(path: Path, **changes: torch.dtype) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
-@pytest.mark.parametrize("dtype", ODD, ids=str)
-def test_a_dtype_that_no_model_runs_in_is_refused_by_name_and_can_be_inspected(
-    dtype: torch.dtype, ending: str, tmp_path: Path
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("dtype", UNSUPPORTED_DTYPES, ids=str)
+def test_unsupported_dtypes_are_refused_by_name_and_can_be_inspected(
+    dtype: torch.dtype, suffix: str, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / f"a{ending}", norm__bias=dtype)
+    path = save_toy(tmp_path / f"a{suffix}", norm__bias=dtype)
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(
-        CheckpointError, match=rf"norm\.bias has dtype {name}; expected float32, float16, bfloat16 or float64"
+        CheckpointError, match=rf"norm\.bias has dtype {name}; expected one of float32, float16, bfloat16, float64"
     ) as caught:
         read(path, heads=2)
     assert len(str(caught.value).splitlines()) == 1
@@ -58,14 +58,14 @@ def test_a_dtype_that_no_model_runs_in_is_refused_by_name_and_can_be_inspected(
         (torch.bfloat16, torch.float16, torch.float32),
     ],
 )
-def test_several_floating_dtypes_become_the_widest_with_a_warning(
+def test_mixed_dtypes_are_cast_to_the_widest_with_a_warning(
     one: torch.dtype, two: torch.dtype, widest: torch.dtype, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "a.safetensors", norm__bias=one, norm__weight=two)
-    found = read(path, heads=2)
-    assert {each.dtype for each in found.model.parameters()} == {torch.promote_types(widest, torch.float32)}
-    assert found.model(torch.zeros(1, 3, 16, 16, dtype=torch.promote_types(widest, torch.float32))).shape == (1, 3)
-    said = [warning for warning in found.report.warnings if "its tensors have dtypes" in warning]
+    path = save_toy(tmp_path / "a.safetensors", norm__bias=one, norm__weight=two)
+    checkpoint = read(path, heads=2)
+    assert {each.dtype for each in checkpoint.model.parameters()} == {torch.promote_types(widest, torch.float32)}
+    assert checkpoint.model(torch.zeros(1, 3, 16, 16, dtype=torch.promote_types(widest, torch.float32))).shape == (1, 3)
+    said = [warning for warning in checkpoint.report.warnings if "its tensors have dtypes" in warning]
     assert len(said) == 1
     assert str(one).removeprefix("torch.") in said[0]
     given = read(path, heads=2, dtype=torch.bfloat16)
@@ -73,9 +73,9 @@ def test_several_floating_dtypes_become_the_widest_with_a_warning(
     assert not any("its tensors have dtypes" in warning for warning in given.report.warnings)
 
 
-def test_one_dtype_is_kept_and_counters_do_not_count(tmp_path: Path) -> None:
+def test_a_single_dtype_is_kept_and_counters_are_ignored(tmp_path: Path) -> None:
     model = vitrail.create("resnet20_cifar", stages=(1, 1, 1)).bfloat16()
     vitrail.save(model, tmp_path / "a.th", to="akamaster")
-    found = read(tmp_path / "a.th")
-    assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
-    assert not any("its tensors have dtypes" in warning for warning in found.report.warnings)
+    checkpoint = read(tmp_path / "a.th")
+    assert {each.dtype for each in checkpoint.model.parameters()} == {torch.bfloat16}
+    assert not any("its tensors have dtypes" in warning for warning in checkpoint.report.warnings)

@@ -1,4 +1,4 @@
-"""What `write` takes can be loaded again to the same outputs; what it does not take leaves nothing behind."""
+"""A model that `write` accepts loads with the same outputs; a model that it refuses leaves no file."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +10,8 @@ from support.noisy_weights import add_weight_noise, randomise_batch_norms
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.reading import get_family, list_layouts
+from vitrail.checkpoint.layout import list_layouts
+from vitrail.checkpoint.reading import get_family
 from vitrail.errors import CheckpointError
 
 TINY: dict[str, Any] = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "classes": 3}
@@ -55,13 +56,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"stem": "cifar", "shortcut": "padding", "image_size": 32, "stages": (1, 1, 1), "width": 16, "classes": 10},
     ),
 }
-ENDINGS = {"google": (".npz",), "hf": ("",), "timm": (".pth", ".safetensors", ""), "vitrail": ("",)}
-GIVEN = ("heads", "activation", "norm_eps", "pool", "positions", "constants")
+SUFFIXES = {"google": (".npz",), "hf": ("",), "timm": (".pth", ".safetensors", ""), "vitrail": ("",)}
+GIVEN_FIELDS = ("heads", "activation", "norm_eps", "pool", "positions", "constants")
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore:.*(cannot say|has no place|written, but)")
-def test_what_is_written_loads_to_the_same_outputs(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*(cannot store|written, but)")
+def test_every_layout_gives_the_same_outputs_or_refuses(name: str, tmp_path: Path) -> None:
     preset, fields = MODELS[name]
     torch.manual_seed(0)
     model = randomise_batch_norms(add_weight_noise(vitrail.create(preset, **fields))).eval()
@@ -71,8 +72,8 @@ def test_what_is_written_loads_to_the_same_outputs(name: str, tmp_path: Path) ->
         expected = model(images)
     written = 0
     for layout in (each.name for each in list_layouts()):
-        for ending in ENDINGS.get(layout, (".pth", ".safetensors")):
-            path = tmp_path / f"{layout}{ending}"
+        for suffix in SUFFIXES.get(layout, (".pth", ".safetensors")):
+            path = tmp_path / f"{layout}{suffix}"
             try:
                 write(model, path, layout)
             except CheckpointError:
@@ -80,15 +81,15 @@ def test_what_is_written_loads_to_the_same_outputs(name: str, tmp_path: Path) ->
                 continue
             source = layout if layout == "t2t_by_width" else None
             with torch.no_grad():
-                assert torch.allclose(outputs_of(path, source, config, images), expected, atol=1e-4), path.name
+                assert torch.allclose(compute_outputs(path, source, config, images), expected, atol=1e-4), path.name
             written += 1
-    assert written, "our own layout holds everything"
+    assert written, "our own layout supports all models"
 
 
-def outputs_of(path: Path, source: str | None, config: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
-    """Of the model that is loaded again, with what its file cannot say given if its family has such a field."""
+def compute_outputs(path: Path, source: str | None, config: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
+    """Outputs of the loaded model, with the fields that its file cannot store given if its family has them."""
     said = {"trained_size": config["image_size"], **{name: config[name] for name in ("heads",) if name in config}}
     family = get_family(vitrail.describe(path, source=source, **said).family, str(path))
     names = family.config.__dataclass_fields__
-    known = {name: config[name] for name in GIVEN if name in config and name in names}
+    known = {name: config[name] for name in GIVEN_FIELDS if name in config and name in names}
     return read(path, source=source, trained_size=config["image_size"], **known).model(images)

@@ -1,4 +1,4 @@
-"""Models by name from the hub: the files that are needed, once, whole and of the revision asked for; else one line."""
+"""Models of the hub: the needed files are downloaded once, complete and of the given revision; else one error line."""
 
 import builtins
 import errno
@@ -31,15 +31,15 @@ LOCAL = "127.0.0.1,localhost"
 CONFIG = b'{"architecture": "vit_tiny_patch16_224"}'
 
 
-def no_wait(seconds: float) -> None:
-    """huggingface_hub tries six times, and waits up to eight seconds from one to the next."""
+def skip_sleep(seconds: float) -> None:
+    """huggingface_hub tries six times and waits up to eight seconds in between."""
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FakeHub]:
-    """huggingface_hub, which reads its environment when it is imported, online and pointed to this machine."""
+    """Point huggingface_hub, which reads its environment at import, to a hub on this machine."""
     home = constants.HF_HOME
-    for name, value in list(vars(constants).items()):  # whatever it keeps in its home, it keeps here
+    for name, value in list(vars(constants).items()):  # all paths below its home
         if isinstance(value, str) and value.startswith(home):
             monkeypatch.setattr(constants, name, value.replace(home, str(tmp_path / "cache")))
     with run_hub() as hub:
@@ -54,7 +54,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FakeHub]:
         }.items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setenv("NO_PROXY", LOCAL)
-        monkeypatch.setattr(time, "sleep", no_wait)
+        monkeypatch.setattr(time, "sleep", skip_sleep)
         huggingface_hub.close_session()
         yield hub
         huggingface_hub.close_session()
@@ -66,7 +66,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def timm_files(folder: Path) -> tuple[Any, Files]:
-    """A toy model in the files with which timm puts its models on the hub."""
+    """A toy model in the files that timm uploads to the hub."""
     model: Any = timm.create_model(
         "vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=2, num_classes=3
     )
@@ -78,24 +78,24 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def fails(name: str = NAME) -> str:
+def get_error(name: str = NAME) -> str:
     with pytest.raises(CheckpointError) as caught:
         fetch_model(name)
-    words = str(caught.value)
-    assert name in words
-    assert "\n" not in words
-    assert len(words) < 400
+    message = str(caught.value)
+    assert name in message
+    assert "\n" not in message
+    assert len(message) < 400
     assert caught.value.__suppress_context__
-    return words
+    return message
 
 
-def test_names_of_the_hub() -> None:
+def test_is_hub_name() -> None:
     assert is_hub_name(NAME)
     assert is_hub_name(Path(NAME))
     assert not is_hub_name("someone/toy")
 
 
-def test_a_model_of_timm_is_downloaded_once_and_then_cached(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_model_is_downloaded_once_and_then_cached(hub: FakeHub, tmp_path: Path) -> None:
     model, files = timm_files(tmp_path / "timm")
     commit = hub.add(TOY, files)
     folder = fetch_model(NAME)
@@ -112,34 +112,33 @@ def test_a_model_of_timm_is_downloaded_once_and_then_cached(hub: FakeHub, tmp_pa
     assert not hub.requests_starting_with("GET /someone")
 
 
-def test_a_model_is_loaded_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
+def test_load_by_hub_name(hub: FakeHub, tmp_path: Path) -> None:
     theirs, files = timm_files(tmp_path / "timm")
     hub.add(TOY, files)
-    found = read(NAME, heads=2)
-    assert found.description.provenance["source"]["layout"] == "timm"
+    checkpoint = read(NAME, heads=2)
+    assert checkpoint.description.provenance["source"]["layout"] == "timm"
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(found.model(images), theirs.eval()(images), rtol=0, atol=1e-6)
-    said = "said to be for images of (224, 224), but its positions are for 32×32: taken as these"
-    assert found.report.warnings == (said,)
-    with pytest.warns(UserWarning, match="hf-hub:someone/toy: said to be for images of"):
+        torch.testing.assert_close(checkpoint.model(images), theirs.eval()(images), rtol=0, atol=1e-6)
+    assert len(checkpoint.report.warnings) == 1
+    with pytest.warns(UserWarning, match=r"hf-hub:someone/toy: .* \(224, 224\), but its positions are for 32×32"):
         assert vitrail.load(NAME, heads=2, classes=7, image_size=64).config.classes == 7
 
 
-def test_offline_the_cache_is_used(hub: FakeHub, offline: Callable[[], None]) -> None:
+def test_the_cache_is_used_offline(hub: FakeHub, offline: Callable[[], None]) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
     folder = fetch_model(NAME)
     offline()
     hub.requests.clear()
     assert fetch_model(NAME) == folder
     assert not hub.requests
-    assert "not in the cache, and huggingface_hub is offline; set HF_HUB_OFFLINE=0 once" in fails(NAME + "2")
-    assert "not in the cache" in fails(NAME + "@v2")
+    assert "not in the cache, and huggingface_hub is offline; set HF_HUB_OFFLINE=0 once" in get_error(NAME + "2")
+    assert "not in the cache" in get_error(NAME + "@v2")
     (folder / "model.safetensors").unlink()
-    assert "not in the cache" in fails()
+    assert "not in the cache" in get_error()
 
 
-def test_what_another_library_has_cached_is_enough_offline(hub: FakeHub, offline: Callable[[], None]) -> None:
+def test_files_cached_by_another_library_are_used_offline(hub: FakeHub, offline: Callable[[], None]) -> None:
     hub.add(TOY, {"config.json": CONFIG, "pytorch_model.bin": b"old", "model.safetensors": b"weights"})
     path = Path(huggingface_hub.hf_hub_download(TOY, "pytorch_model.bin"))
     offline()
@@ -148,7 +147,7 @@ def test_what_another_library_has_cached_is_enough_offline(hub: FakeHub, offline
 
 
 @pytest.mark.parametrize("fault", [respond_with(500), respond_with(401, "RepoNotFound"), respond_with(403), hang])
-def test_where_the_hub_does_not_answer_the_cache_does(fault: Any, hub: FakeHub) -> None:
+def test_the_cache_is_used_if_the_hub_fails(fault: Any, hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
     folder = fetch_model(NAME)
     hub.faults[""] = fault
@@ -177,7 +176,7 @@ def index(shards: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted"),
+    ("available", "expected"),
     [
         (["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "a.npz"], ["model.safetensors"]),
         (["model.safetensors.index.json", "pytorch_model.bin", *SHARDS], ["model.safetensors.index.json", *SHARDS]),
@@ -187,20 +186,20 @@ def index(shards: list[str]) -> bytes:
         (["deit.pth"], ["deit.pth"]),
     ],
 )
-def test_only_what_is_needed_is_downloaded(
-    there: list[str], wanted: list[str], hub: FakeHub, offline: Callable[[], None]
+def test_only_needed_files_are_downloaded(
+    available: list[str], expected: list[str], hub: FakeHub, offline: Callable[[], None]
 ) -> None:
-    files = {name: name.encode() for name in (*there, *OTHERS)}
+    files = {name: name.encode() for name in (*available, *OTHERS)}
     files |= {"config.json": CONFIG, "preprocessor_config.json": b"{}"}
-    for name in there:
+    for name in available:
         if name.endswith(".index.json"):
-            files[name] = index(wanted[1:])
+            files[name] = index(expected[1:])
     hub.add(TOY, files)
     folder = fetch_model(NAME)
-    wanted = sorted([*wanted, "config.json", "preprocessor_config.json"])
-    assert names(folder) == wanted
-    assert all((folder / name).read_bytes() == files[name] for name in wanted)
-    assert len(hub.requests_starting_with("GET /large/") + hub.requests_starting_with("GET /someone")) == len(wanted)
+    expected = sorted([*expected, "config.json", "preprocessor_config.json"])
+    assert names(folder) == expected
+    assert all((folder / name).read_bytes() == files[name] for name in expected)
+    assert len(hub.requests_starting_with("GET /large/") + hub.requests_starting_with("GET /someone")) == len(expected)
     offline()
     assert fetch_model(NAME) == folder
 
@@ -212,7 +211,7 @@ def test_only_what_is_needed_is_downloaded(
         *("a/b@/etc/x", "a/b@v1\n", "a\\b/c", "a/b@v1@v2", "a/b?x", "é/b", "a--b/c", "a/b.git", "a/" + "b" * 97),
     ],
 )
-def test_a_name_that_is_none(name: str, hub: FakeHub) -> None:
+def test_invalid_names_are_refused_without_a_request(name: str, hub: FakeHub) -> None:
     with pytest.raises(CheckpointError, match=r"name.*; expected hf-hub:owner/model\[@revision\]$") as caught:
         fetch_model("hf-hub:" + name)
     assert "\n" not in str(caught.value)
@@ -220,7 +219,7 @@ def test_a_name_that_is_none(name: str, hub: FakeHub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "fault", "words"),
+    ("start", "fault", "message"),
     [
         (
             "GET /api",
@@ -237,50 +236,54 @@ def test_a_name_that_is_none(name: str, hub: FakeHub) -> None:
             respond_with(403, "GatedRepo"),
             "gated; accept its terms on its page and log in with `hf auth login`",
         ),
-        ("GET /api", respond_with(403), "the hub answered 403; log in"),
-        ("GET /api", respond_with(500), "the hub answered 500; try again later"),
+        ("GET /api", respond_with(403), "the hub returned status 403; log in"),
+        ("GET /api", respond_with(500), "the hub returned status 500; try again later"),
         ("GET /api", respond_with(200, body=b"<html>Welcome to our hotel"), "the download failed: "),
         ("GET /api", hang, "timed out; check the connection and try again"),
         ("HEAD /", respond_with(403, "GatedRepo"), "gated"),
         ("HEAD /", respond_with(401), "log in"),
-        ("HEAD /", respond_with(503), "the hub answered 503"),
-        ("HEAD /", respond_with(404, "EntryNotFound"), "the hub answered 404"),
+        ("HEAD /", respond_with(503), "the hub returned status 503"),
+        ("HEAD /", respond_with(404, "EntryNotFound"), "the hub returned status 404"),
         ("HEAD /", respond_with(200), "the download failed: "),
-        ("GET /large", respond_with(500), "the hub answered 500"),
+        ("GET /large", respond_with(500), "the hub returned status 500"),
         (
             "GET /large",
             respond_with(200, body=b"few"),
             "Consistency check failed: file should be of size 7 but has size 3",
         ),
         ("GET /large", respond_with(200, body=b"too many bytes"), "file should be of size 7 but has size 14"),
-        ("GET /large", respond_with(200, body=b"WEIGHTS"), "model.safetensors arrived damaged, its SHA-256 differs"),
+        (
+            "GET /large",
+            respond_with(200, body=b"WEIGHTS"),
+            "model.safetensors was damaged by the download: its SHA-256 differs",
+        ),
         ("GET /large", hang_up, "peer closed connection"),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_leaves_no_weights(start: str, fault: Any, words: str, hub: FakeHub) -> None:
+def test_failures_are_one_line_and_leave_no_weights(start: str, fault: Any, message: str, hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
     hub.faults[start] = fault
-    assert words in fails()
+    assert message in get_error()
     cache = Path(constants.HF_HUB_CACHE)
     assert not [path for path in cache.rglob("*") if path.name == "model.safetensors" or "incomplete" in path.name]
     hub.faults.clear()
     assert (fetch_model(NAME) / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_a_revision_that_is_not_there(hub: FakeHub) -> None:
+def test_a_missing_revision_is_not_taken_from_the_cache(hub: FakeHub) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"}, "v1")
     fetch_model(NAME + "@v1")
-    assert "no such revision; expected a branch, a tag or a commit" in fails(NAME + "@v2")
+    assert "no such revision; expected a branch, a tag or a commit" in get_error(NAME + "@v2")
     hub.revisions[TOY].pop("v1")
-    assert "no such revision" in fails(NAME + "@v1"), "taken back by its author, it is not taken from the cache"
+    assert "no such revision" in get_error(NAME + "@v1"), "a revision deleted by its author is not taken from the cache"
 
 
-def test_no_hub_at_all(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    assert "Connection refused; check the connection and try again" in fails()
+    assert "Connection refused; check the connection and try again" in get_error()
 
 
-def test_a_download_that_is_cut_off_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_download_is_resumed(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
     weights = os.urandom(300_000)
     hub.add(TOY, {"model.safetensors": weights})
@@ -290,7 +293,7 @@ def test_a_download_that_is_cut_off_goes_on_where_it_was(hub: FakeHub, monkeypat
     assert hub.requests_starting_with("from byte") == ["from byte 200000"]
 
 
-def test_a_repository_that_changes_meanwhile(hub: FakeHub) -> None:
+def test_a_repository_that_changes_during_the_download_is_refused(hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
 
     def change(request: HubRequest) -> None:
@@ -299,48 +302,51 @@ def test_a_repository_that_changes_meanwhile(hub: FakeHub) -> None:
         request.do_GET()
 
     hub.faults["HEAD /someone/toy/resolve/main/model.safetensors"] = change
-    assert "it changed while it was downloaded; try again" in fails()
+    assert "it changed while it was downloaded; try again" in get_error()
     folder = fetch_model(NAME)
     assert [(folder / name).read_bytes() for name in names(folder)] == [b"{}", b"others"]
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "message"),
     [
-        ({"README.md": b"", "model.py": b""}, "no weights in it; expected one of model.safetensors, "),
+        ({"README.md": b"", "model.py": b""}, "it has no weights; expected one of model.safetensors, "),
         ({"a.npz": b"", "b.npz": b""}, "or a single .npz or .pth"),
-        ({"model.safetensors.index.json": b"not json"}, "is no index of weights"),
-        ({"model.safetensors.index.json": b"[" * 10**5}, "is no index of weights"),
-        ({"model.safetensors.index.json": b'{"weight_map": {}}'}, "is no index of weights"),
-        ({"model.safetensors.index.json": index(["../a.safetensors"])}, "is no index of weights"),
+        ({"model.safetensors.index.json": b"not json"}, "index.json cannot be read"),
+        ({"model.safetensors.index.json": b"[" * 10**5}, "index.json cannot be read"),
+        ({"model.safetensors.index.json": b'{"weight_map": {}}'}, "index.json has no weight_map"),
+        (
+            {"model.safetensors.index.json": index(["../a.safetensors"])},
+            "index.json refers to files outside its folder",
+        ),
         ({"model.safetensors.index.json": index(["a.py"]), "a.py": b""}, "expected a weight_map to .safetensors files"),
-        ({"model.safetensors.index.json": index(["a.safetensors"])}, "names 'a.safetensors', which is not there"),
+        ({"model.safetensors.index.json": index(["a.safetensors"])}, "refers to 'a.safetensors', which is missing"),
     ],
 )
-def test_a_repository_without_weights(files: Files, words: str, hub: FakeHub) -> None:
+def test_repositories_without_weights_are_refused(files: Files, message: str, hub: FakeHub) -> None:
     hub.add(TOY, files)
-    assert words in fails()
+    assert message in get_error()
     assert not hub.requests_starting_with("GET /large")
 
 
-def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"})
 
     def full(*args: object, **keywords: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
-    assert "cannot write the cache: No space left on device; make room there, or set HF_HOME" in fails()
+    assert "cannot write the cache: No space left on device; free some space, or set HF_HOME" in get_error()
 
 
-def test_a_cache_that_cannot_be_written(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"})
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
-    assert "cannot write the cache: Not a directory" in fails()
+    assert "cannot write the cache: Not a directory" in get_error()
 
 
-def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_huggingface_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = builtins.__import__
 
     def absent(name: str, *rest: Any) -> Any:
@@ -349,17 +355,17 @@ def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    assert fails().endswith("needs huggingface_hub; pip install 'vitrail[hub]'")
+    assert get_error().endswith("needs huggingface_hub; pip install 'vitrail[hub]'")
 
 
-def test_real_weights_the_whole_way_by_the_environment(
+def test_real_weights_are_downloaded_by_a_new_process(
     shared: Callable[[str], Path], hub: FakeHub, tmp_path: Path
 ) -> None:
     weights = shared("weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors").read_bytes()
     hub.add(TINY, {"config.json": CONFIG, "model.safetensors": weights, "pytorch_model.bin": b"the same again"})
     home = tmp_path / "home"
     here = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "NO_PROXY": LOCAL}
-    here |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TQDM_POSITION": "-1"}  # bars without a terminal too
+    here |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TQDM_POSITION": "-1"}  # progress bars also without a terminal
     program = f"""
 import warnings, vitrail
 from vitrail.checkpoint.hub import fetch_model
@@ -367,16 +373,16 @@ warnings.simplefilter("ignore")
 assert len(vitrail.load("hf-hub:{TINY}").blocks) == 12
 print(fetch_model("hf-hub:{TINY}"))
 """
-    told: list[str] = []
+    outputs: list[str] = []
     for offline in ("0", "1"):
         environment = os.environ | here | {"HF_HUB_OFFLINE": offline}
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         folder = Path(done.stdout.strip())
-        told.append(done.stderr)
+        outputs.append(done.stderr)
         assert done.returncode == 0, done.stderr
         assert folder.is_relative_to(home / "hub")
         assert (folder / "model.safetensors").read_bytes() == weights
-    assert "100%" in told[0], "a progress bar"
+    assert "100%" in outputs[0], "a progress bar"
     assert len(hub.requests_starting_with("GET /large")) == 1
     assert names(tmp_path) == ["home"]

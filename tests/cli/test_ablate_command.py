@@ -127,7 +127,7 @@ def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, co
     assert read_run_summary(Path("out/full-0")).state.startswith("stopped at step")
     assert RunFolder(Path("out/full-0")).list_checkpoints()
     assert not Path("out/without-flip-0").exists()
-    with pytest.raises(VitrailError, match=r"full-0 was made by other settings: epochs 500, now 1; expected"):
+    with pytest.raises(VitrailError, match=r"full-0 was trained with other settings: epochs 500, now 1; use"):
         vitrail(words.format(1))
 
 
@@ -174,7 +174,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (f"{TINY} --without mixup --with mixup=0", "mixup-0 is the same as without-mixup (mixup 0.2 → 0)"),
         (f"{TINY} --with mixup", "--with 'mixup'; expected FIELD=VALUE"),
         (f"{TINY} --with lr=1,lr=2", "has lr twice"),
-        (f"{TINY} --with distill=soft", "expected `teacher`"),
+        (f"{TINY} --with distill=soft", "set `teacher`"),
         (f"{TINY} --without distill --teacher missing", "missing"),
         (f"{TINY} --without flip --teacher-cache kept", "--teacher-cache kept without --teacher"),
         (f"{TINY} --without flip --teacher photos --teacher-cache kept", "images that look different each time"),

@@ -89,10 +89,10 @@ BAD = {
     "MODEL --batches ten": "--batches 'ten'; expected whole numbers of at least 1",
     "MODEL --threads 0": "--threads '0'; expected whole numbers of at least 1",
     "MODEL --image-size 32,x": "--image-size 'x'; expected pixels such as 384",
-    "MODEL --rounds 0": "--rounds 0; expected at least 1",
+    "MODEL --rounds 0": "--rounds is 0; expected 1 or more",
     "MODEL --rounds 2 --seconds 1": "--rounds beside --seconds; expected one of them",
-    "MODEL --seconds -1": "--seconds -1; expected more than 0",
-    "MODEL --starts -1": "--starts -1; expected at least 0",
+    "MODEL --seconds -1": "--seconds is -1; expected more than 0",
+    "MODEL --starts -1": "--starts is -1; expected 0 or more",
     "MODEL -o file": "cannot make the folder file: ",
 }
 
@@ -112,5 +112,5 @@ def test_words_that_do_not_fit(
 def test_a_peer_that_cannot_be_imported(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.study.bench_engines.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_("bench", model, "--peers", "transformers", *QUICK)
-    told = "vitrail: --peers transformers, which is not installed: pip install transformers, or leave it out\n"
-    assert said == (2, "", told)
+    message = "vitrail: transformers in --peers is not installed: pip install transformers, or leave it out\n"
+    assert said == (2, "", message)

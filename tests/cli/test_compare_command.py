@@ -49,7 +49,7 @@ def test_the_report(
     before = sorted(tmp_path.rglob("*"))
     run("compare", teacher, student, "--data", photos, "--batch", 5)
     seen = capsys.readouterr()
-    assert seen.out.startswith("photos, 16 images; in % of them: right, and classified differently\n")
+    assert seen.out.startswith("photos, 16 images: accuracy and disagreement in %\n")
     assert "\n1  teacher " in seen.out
     assert "\n4  student, both heads " in seen.out
     assert "\nteacher – student, class head " in seen.out
@@ -108,7 +108,7 @@ def test_runs_are_compared_on_what_they_did_not_see(
     assert seen.err == "vitrail: note: photos: 8 of 16 images held out for validation, by seed 3\n"
     run("compare", tmp_path / "one", tmp_path / "three", "--data", photos)
     seen = capsys.readouterr()
-    assert seen.err.splitlines()[1].endswith("three: held out other pictures, and was trained on some of these")
+    assert seen.err.splitlines()[1].endswith("three: held out other images, and was trained on some of these")
     run("compare", tmp_path / "one" / "model", "--data", photos, "--json")
     assert json.loads(capsys.readouterr().out)["images"] == 16
 
@@ -118,7 +118,7 @@ def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys:
     run("compare", teacher, student, "--data", photos)
     out = capsys.readouterr().out
     assert out.startswith("photos, 15 images; ")
-    assert "\nleft out for all, 1 unreadable:\n" in out
+    assert "\n1 unreadable, excluded for all models:\n" in out
     with pytest.raises(DataError, match=r"3\.png' is not an image"):
         run("compare", teacher, student, "--data", photos, "--strict")
 
@@ -133,7 +133,7 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
         ((teacher,), r"^no --data; expected fashion, or a folder of pictures"),
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
-        ((teacher, "--data", tmp_path / "unvalidated"), r"val holds no images; expected "),
+        ((teacher, "--data", tmp_path / "unvalidated"), r"val has no images; expected "),
         ((teacher, other, "--data", photos), r"other cannot answer photos: 2 of the data's 2 classes \(ants, bees\)"),
         ((teacher, headless, "--data", photos), r"headless has no head, so no classes to answer with"),
         ((teacher, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),

@@ -12,12 +12,12 @@ from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.reading import list_layouts
+from vitrail.checkpoint.layout import list_layouts
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.cli import build_app
 from vitrail.cli.convert import convert
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*cannot say")  # of preprocessing, in files that hold weights alone
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot store")  # of preprocessing, in files that hold weights alone
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
     [
         (
             "convert weights.pth weights.pth --to deit",
-            "weights.pth already exists; use --overwrite to replace it",
+            "weights.pth already exists; use `overwrite` to replace it",
         ),
         ("convert nothing.pth out --to vitrail", "nothing.pth does not exist"),
         ("convert weights.pth out --to vitrail --from tim", "unknown layout 'tim'; did you mean 'timm'?"),
-        ("convert weights.pth out --to vitrail --from google", "has no embedding/kernel; expected a Google ViT"),
+        ("convert weights.pth out --to vitrail --from google", "has no embedding/kernel; expected a ViT of Google"),
         ("convert weights.pth out --to vitrail --set heads=5", "width 192 cannot be divided by 5 heads"),
         ("convert weights.pth out --to vitrail --image-size 33", "expected a multiple of 16×16"),
         ("convert weights.pth out --to vitrail --labels none.txt", "--labels none.txt cannot be read"),
@@ -94,7 +94,7 @@ def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
             "convert weights.pth out --to vitrail --preprocessing men=3",
             "unknown preprocessing field 'men'; did you mean 'mean'?",
         ),
-        ("convert weights.pth out --to torchvision", "out has no ending; expected a file .pth, .bin or .safetensors"),
+        ("convert weights.pth out --to torchvision", "out has no suffix; expected a file .pth, .bin or .safetensors"),
         ("convert weights.pth out.npz --to hf", "out.npz has the name of a file; expected a folder"),
     ],
 )

@@ -143,7 +143,7 @@ def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> Non
         ((tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
         (
             (other, "--data", photos),
-            r"^2 of the data's 2 classes \(ants, bees\) are none of the model's 2 \(cats, dogs\)",
+            r"^2 of the data's 2 classes \(ants, bees\) are not among the model's 2 classes \(cats, dogs\)",
         ),
         ((headless, "--data", photos), r"^the model has no head"),
         ((model, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),

@@ -175,7 +175,7 @@ def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path
     assert said.err == f"vitrail: note: {expected}\n"
     seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert seen.is_empty
-    assert "where nothing speaks for the class" in seen.figure.caption
+    assert "no evidence for the class" in seen.figure.caption
     assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo).is_empty
 
 
@@ -196,8 +196,8 @@ def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
     assert (found["asked"], found["top"]) == (None, [])
     for words, message in (
         (("--check",), "--check needs a model with classes; this one has no head"),
-        (("--class", "0"), "class '0' of a model without a head; expected one with classes"),
-        (("--method", "grad-rollout"), "method 'grad-rollout' of a model without a head; expected one with classes, "),
+        (("--class", "0"), "class '0' needs a model with classes"),
+        (("--method", "grad-rollout"), "method 'grad-rollout' needs a model with classes, "),
     ):
         said = vitrail_("explain", headless, photo, "-o", tmp_path / "out", *words)
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
@@ -205,20 +205,20 @@ def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
 
 
 BAD = {
-    "--layer 2": "layer 2; expected 0 to 1, or -1 for the last: there are 2",
-    "--layer -3": "layer -3; expected 0 to 1, or -1 for the last: there are 2",
-    "--layer last": "layer 'last'; expected a number, or all",
-    "--head 2": "head 2; expected 0 to 1, or -1 for the last: there are 2",
-    "--head 0.5": "head '0.5'; expected a number, or mean, max, min, all",
-    "--from 2,0": "token '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,1",
-    "--from distill": "token 'distill'; expected one of head, class, or a patch as row,column from 0,0 to 1,1",
-    "--class 3": "class 3; expected 0 to 2: there are 3",
-    "--class -1": "class -1; expected 0 to 2: there are 3",
+    "--layer 2": "layer is 2; expected 0 to 1, or -1 for the last: there are 2",
+    "--layer -3": "layer is -3; expected 0 to 1, or -1 for the last: there are 2",
+    "--layer last": "layer is 'last'; expected a number, or all",
+    "--head 2": "head is 2; expected 0 to 1, or -1 for the last: there are 2",
+    "--head 0.5": "head is '0.5'; expected a number, or mean, max, min, all",
+    "--from 2,0": "token is '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,1",
+    "--from distill": "token is 'distill'; expected one of head, class, or a patch as row,column from 0,0 to 1,1",
+    "--class 3": "class is 3; expected 0 to 2: there are 3",
+    "--class -1": "class is -1; expected 0 to 2: there are 3",
     "--class bee": "unknown class 'bee'; did you mean 'bees'?",
     "--class dogs": "unknown class 'dogs'; ",
-    "--discard 1": "discard is 1.0; expected a share from 0 up to, but not, 1",
-    "--method pool": "method 'pool' of a model without an attention pool; expected another method",
-    "--method attention --discard 0.5": "discard 0.5 with method 'attention'; expected it with 'rollout' alone",
+    "--discard 1": "discard is 1.0; expected 0 or more, and less than 1",
+    "--method pool": "method 'pool' needs a model with attention pooling",
+    "--method attention --discard 0.5": "discard 0.5 cannot be combined with method 'attention'",
     "--method norms --check": "--check with --method norms, which is not attention; use another method",
     "--method attention --head all --check": "--check of all layers or heads; choose one --layer and one --head",
     "--method gradcam": 'Invalid value "gradcam" for --method',
@@ -245,7 +245,7 @@ def test_places_that_do_not_fit(
     out = ("-o", tmp_path / "out")
     for words, message in (
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        ((convnet, photo, *out), "ResNet has no attention to look at; expected a transformer"),
+        ((convnet, photo, *out), "ResNet has no attention layers; expected a transformer"),
         (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs on timm's code, not to be looked into; expected its"),
         ((model, *out), "no images; expected at least one file, folder"),
         (
@@ -262,7 +262,7 @@ def test_places_that_do_not_fit(
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = vitrail_("explain", model, photo, *out)
-    assert said == (2, "", "vitrail: pictures need matplotlib, which is not installed: pip install vitrail[plot]\n")
+    assert said == (2, "", "vitrail: figures need matplotlib, which is not installed: pip install vitrail[plot]\n")
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root writes to")
@@ -292,7 +292,7 @@ def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
 def test_a_check_needs_a_map(vitrail_: Run, tmp_path: Path) -> None:
     linear = write_model_folder(tmp_path / "linear", "linformer_tiny_patch16_224", projected=4)
     said = vitrail_("explain", linear, "photo.jpg", "--check")
-    why = "its keys are mixtures of all tokens, so no token has a share of its own"
+    why = "its keys are mixtures of all tokens, so there are no weights per token"
     assert (said.code, said.err) == (
         2,
         f"vitrail: --check needs attention maps, and there are none: {why}\n",

@@ -50,7 +50,7 @@ def test_a_page(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [path.name for path in tmp_path.iterdir()] == [name]
     page = (tmp_path / name).read_text("utf-8")
     assert page.count("<figure") == page.count("<pre") == page.count("<h2") == 3
-    assert "GELU and its neighbours" in page
+    assert "GELU and related activations" in page
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_weights_alone(vitrail_: Run, model: Path, tmp_path: Path, monkeypat
     assert files(tmp_path / "look") == {f"{name}.png" for name in STILL}
     first, second = said.err.splitlines()
     assert first == "vitrail: note: no --data, so no pictures"
-    assert second.startswith("vitrail: note: no pictures were shown: attention distance, ")
+    assert second.startswith("vitrail: note: no images were given: attention distance, ")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -108,7 +108,7 @@ BAD = {
     "--images -5": "--images -5; expected 1 or more",
     "--batch 0": "--batch 0; expected at least 1",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
-    "--data empty": "empty holds no images; expected ",
+    "--data empty": "empty has no images; expected ",
     "--device gpu": "device is 'gpu'; expected auto, cpu",
     "-o photos/0.png": "cannot make the folder photos/0.png: ",
     "-o photos/0.png/inside": "cannot make the folder photos/0.png/inside: ",
@@ -132,7 +132,7 @@ def test_models_that_do_not_fit(vitrail_: Run, model: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
+        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention layers; expected a transformer"),
     ):
         said = vitrail_("look", name)
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
@@ -140,4 +140,4 @@ def test_models_that_do_not_fit(vitrail_: Run, model: Path, tmp_path: Path, monk
     assert not (tmp_path / "look").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = vitrail_("look", model)
-    assert said == (2, "", "vitrail: pictures need matplotlib, which is not installed: pip install vitrail[plot]\n")
+    assert said == (2, "", "vitrail: figures need matplotlib, which is not installed: pip install vitrail[plot]\n")

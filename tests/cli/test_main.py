@@ -49,6 +49,7 @@ def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
 def test_fields_in_messages_become_options() -> None:
     error = ConfigError("`batch_size` is 300 and `fields` are given; `other` stays", fields=("batch_size", "fields"))
     assert name_options(str(error), error.fields) == "--batch-size is 300 and --set are given; `other` stays"
+    assert name_options("pass `heads=…` or `source`", ("heads=…", "source")) == "pass --set heads=… or --from"
 
 
 def test_models(vitrail_: Run) -> None:
@@ -115,9 +116,9 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
         ((whole, "--from", "tim"), "vitrail: unknown layout 'tim'; did you mean 'timm'?"),
         (
             (whole, "--set", "hedas=3"),
-            "vitrail: unknown field that a file may leave out 'hedas'; did you mean 'heads'?",
+            "vitrail: unknown config field 'hedas'; did you mean 'heads'?",
         ),
-        ((whole, "--set", "path=3"), "vitrail: unknown field that a file may leave out 'path'; "),
+        ((whole, "--set", "path=3"), "vitrail: unknown config field 'path'; "),
         ((whole, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
         ((), 'vitrail: Command "inspect-checkpoint" parameter FILE requires an argument'),
     ):
@@ -146,7 +147,7 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
         (("summary", "ViT-B/16", "--set", "pool=men"), "vitrail: unknown pool 'men'; did you mean 'mean'?"),
         (("summary", "ViT-B/16", "--set", "pool"), "vitrail: --set 'pool'; expected FIELD=VALUE"),
         (("summary", "ViT-B/16", "--set", "pool=["), "vitrail: --set 'pool=['; expected FIELD=VALUE"),
-        (("summary", "ViT-B/16", "--depth", "0"), "vitrail: depth is 0; expected 1 or more"),
+        (("summary", "ViT-B/16", "--depth", "0"), "vitrail: --depth is 0; expected 1 or more"),
         (
             ("summary", "ViT-B/16", "--classes", "many"),
             "vitrail: classes is 'many'; expected a whole number",

@@ -31,7 +31,7 @@ def headings(page: str) -> list[str]:
 
 def rows(page: str) -> list[list[str]]:
     """Of the table of answers."""
-    table = page.split("What it answers</h2>")[1].split("</table>")[0]
+    table = page.split("Predictions</h2>")[1].split("</table>")[0]
     return [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
 
 
@@ -45,7 +45,7 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
-    assert "Seen with 5 pictures." in page
+    assert "Figures over 5 images." in page
     assert page.count("<figure") == 2 * 2 + 6
     assert [row[1] for row in rows(page)] == ["ants", "cats"], "the first and the last of those looked at"
     assert all(re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in rows(page) for cell in row[2:])
@@ -56,7 +56,7 @@ def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     data = write_class_folders(tmp_path / "data", **{"1": 1, "2": 1})
     numbered = write_model_folder(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
-        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
+        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html", "--overwrite").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
@@ -67,7 +67,7 @@ def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatc
     assert said.err == "vitrail: note: no --data, so no pictures\n"
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<figure") == 2
-    assert headings(page)[-1] == "What is not here"
+    assert headings(page)[-1] == "Not included"
 
 
 def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path
     page = (tmp_path / "page.html").read_text("utf-8")
     assert len(rows(page)) == 1
     assert page.count("broken &lt;b&gt;.png&#x27; is not an image") == 1
-    assert "Seen with 1 picture." in page
+    assert "Figures over 1 image." in page
 
 
 BAD = {
@@ -89,7 +89,7 @@ BAD = {
     "--images 0": "--images 0; expected 1 or more",
     "--explained -1": "--explained -1; expected 0 or more",
     "--batch 0": "--batch 0; expected at least 1",
-    "--data empty": "empty holds no images; expected ",
+    "--data empty": "empty has no images; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--labels labels.txt": "1 labels for 3 classes; expected one a class",
     "--labels photos": "--labels photos cannot be read: ",

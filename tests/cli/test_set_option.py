@@ -43,7 +43,7 @@ def test_the_field_reaches_the_reader_and_a_wrong_value_is_one_line(
     command: str, vitrail_: Run, tmp_path: Path
 ) -> None:
     for fields, message in (
-        ((), "how many heads share its width of 16; expected heads=…"),
+        ((), "number of heads for width 16; expected heads=…"),
         (("--set", "heads=3"), "width 16 cannot be divided by 3 heads"),
         (("--set", "heads=2", "--set", "trained_size=32x64"), "trained_size is 32x64, which is 8 patches"),
     ):

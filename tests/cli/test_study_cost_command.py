@@ -55,10 +55,10 @@ def test_what_is_left_out_is_said(vitrail_: Run) -> None:
 
 BAD = {
     "study cots": 'Unknown command "cots". Did you mean "cost"?',
-    "study cost --tokens 100": "--tokens 100; expected squares of multiples of 8",
+    "study cost --tokens 100": "--tokens is 100; expected squares of multiples of 8",
     "study cost --tokens 64,x": "--tokens '64,x'; expected whole numbers of at least 1",
-    "study cost --width 0": "--width 0; expected 1 to 1024",
-    "study cost --budget -1": "--budget -1; expected more than 0 seconds",
+    "study cost --width 0": "--width is 0; expected 1 to 1024",
+    "study cost --budget -1": "--budget is -1 seconds; expected more than 0",
     "study cost -o file": "cannot make the folder file: ",
 }
 

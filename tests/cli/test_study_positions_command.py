@@ -79,7 +79,7 @@ def test_eight_cells_of_two_seeds_and_the_same_command_goes_on(capsys: pytest.Ca
     assert "16 runs (16 finished)" in again.err
     assert "── " not in again.err
     assert json.loads(again.out) == told  # the run that was lost came out as it had been
-    with pytest.raises(VitrailError, match=r"none-0 was made by other settings: epochs 1, now 2; expected"):
+    with pytest.raises(VitrailError, match=r"none-0 was trained with other settings: epochs 1, now 2; use"):
         study(TINY.replace("--epochs 1", "--epochs 2"))
 
 

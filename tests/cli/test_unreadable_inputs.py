@@ -17,7 +17,7 @@ REASONS = {  # what is given → what is said about it
     "missing": "does not exist; expected ",
     "truncated": "cannot be read: ",
     "text": "is not an image; expected JPEG, PNG",
-    "empty": "(has no images|holds no pictures); expected ",
+    "empty": "has no images; expected ",
 }
 
 

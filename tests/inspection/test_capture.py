@@ -1,4 +1,4 @@
-"""Captured maps are what the fused kernel used: times v they are its output, and nothing else has changed."""
+"""Captured maps times v equal the output of the fused kernel, and capturing changes nothing else."""
 
 import gc
 import weakref
@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.inspection.capture import (
-    AttentionCapture,
-    capture_attention,
-    capture_tokens,
-    find_attention_layers,
-)
+from vitrail.inspection.capture import AttentionCapture, capture_attention, capture_tokens, find_attention_layers
 from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
@@ -26,7 +21,7 @@ ATTENDING = list(ATTENTION_CASES)
 
 
 def heard(model: nn.Module) -> dict[int, Tensor]:
-    """What each attention gives to its projection, by layer; filled by the next pass. The hooks stay."""
+    """Inputs of each attention's projection by layer, filled by the next pass; the hooks stay."""
     given = dict[int, Tensor]()
 
     def write(number: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -37,44 +32,46 @@ def heard(model: nn.Module) -> dict[int, Tensor]:
     return given
 
 
-def check_maps(model: nn.Module, seen: AttentionCapture, given: dict[int, Tensor], tokens: int, prefix: int) -> None:
-    """Each layer's maps times v, of the rows that the pass computed, is what its projection was given."""
-    assert (seen.token_count, seen.prefix) == (tokens, prefix)
-    for layer, weights in enumerate(seen.maps):
+def check_maps(
+    model: nn.Module, captured: AttentionCapture, given: dict[int, Tensor], tokens: int, prefix: int
+) -> None:
+    """Check that maps times v equal the input of each projection, for the rows that the pass computed."""
+    assert (captured.token_count, captured.prefix) == (tokens, prefix)
+    for layer, weights in enumerate(captured.maps):
         assert weights.dtype == torch.float32
         assert not weights.requires_grad
         assert weights.shape[1:] == (find_attention_layers(model)[layer].heads, tokens, tokens)
         assert (weights.sum(-1) - 1).abs().max() <= 1e-5
         assert weights.min() >= 0
-        made = merge_heads(weights.to(seen.values[layer].dtype) @ seen.values[layer])
+        made = merge_heads(weights.to(captured.values[layer].dtype) @ captured.values[layer])
         rows = given[layer].shape[1]
         assert (made[:, :rows] - given[layer]).abs().max() <= 1e-5
-        assert given[layer].abs().max() > 0.05  # it is no comparison of nothings
+        assert given[layer].abs().max() > 0.05  # not a comparison of zeros
 
 
 @pytest.mark.parametrize("case", ATTENDING)
-def test_maps_times_v_are_what_the_block_made(case: str) -> None:
+def test_maps_times_v_equal_the_heads_outputs(case: str) -> None:
     model = make_attention_model(case)
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(random_image_batch())
     prefix = getattr(model, "prefix", 0)
-    assert seen.patch_grid == (2, 3)
-    check_maps(model, seen, given, prefix + 6, prefix)
+    assert captured.patch_grid == (2, 3)
+    check_maps(model, captured, given, prefix + 6, prefix)
     reads_the_first = getattr(model.config, "pool", "class" if case != "map" and prefix else "all") == "class"
     assert given[2].shape[1] == (min(prefix, 2 if "distilled" in case else 1) if reads_the_first else prefix + 6)
-    with capture_attention(model, gradients=True) as seen:  # and where the last block computes all tokens
+    with capture_attention(model, gradients=True) as captured:  # and where the last block computes all tokens
         model.tokens(random_image_batch())
     assert given[2].shape[1] == prefix + 6
-    check_maps(model, seen, given, prefix + 6, prefix)
+    check_maps(model, captured, given, prefix + 6, prefix)
 
 
-def test_the_maps_of_the_toys_are_not_even() -> None:
-    """What is compared above would else also hold of maps that say nothing."""
+def test_maps_of_the_toy_models_are_not_uniform() -> None:
+    """Otherwise the comparison above would hold for meaningless maps."""
     for case in ATTENDING:
-        with capture_attention(make_attention_model(case)) as seen, torch.no_grad():
-            seen.model(random_image_batch())
-        for weights in seen.maps:
+        with capture_attention(make_attention_model(case)) as captured, torch.no_grad():
+            captured.model(random_image_batch())
+        for weights in captured.maps:
             assert weights.std(-1).max() > 0.01
 
 
@@ -91,18 +88,18 @@ def test_other_sizes_of_other_families(case: str) -> None:
 
 def check_other_size(model: Any, size: Grid) -> None:
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(random_image_batch())
-        assert seen.patch_grid == (2, 3)
-        model(random_image_batch(3, size))  # of two passes the last counts
+        assert captured.patch_grid == (2, 3)
+        model(random_image_batch(3, size))  # the last pass counts
     grid, prefix = (size[0] // 16, size[1] // 16), getattr(model, "prefix", 0)
-    assert seen.patch_grid == grid
-    check_maps(model, seen, given, prefix + grid[0] * grid[1], prefix)
-    assert len(seen.maps[0]) == 3
+    assert captured.patch_grid == grid
+    check_maps(model, captured, given, prefix + grid[0] * grid[1], prefix)
+    assert len(captured.maps[0]) == 3
 
 
 class Masked(nn.Module):
-    """Two self-attentions under a mask, then a class token that asks all, as in CaiT; called with names and without."""
+    """Two masked self-attentions, then class attention as in CaiT, called with and without keywords."""
 
     def __init__(self, mask: Tensor | None, positions: Any = None) -> None:
         super().__init__()
@@ -140,11 +137,11 @@ def test_masks_and_class_attention(name: str, positions: Any) -> None:
     if positions is not None:
         nn.init.normal_(getattr(positions, "offsets", torch.empty(1)))
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen, torch.no_grad():
+    with capture_attention(model, gradients=True) as captured, torch.no_grad():
         model(torch.randn(3, 6, 16))
-    assert [tuple(each.shape) for each in seen.maps] == [(3, 2, 7, 7), (3, 2, 7, 7), (3, 4, 1, 7)]
-    for layer, weights in enumerate(seen.maps):
-        assert (merge_heads(weights @ seen.values[layer]) - given[layer]).abs().max() <= 1e-5
+    assert [tuple(each.shape) for each in captured.maps] == [(3, 2, 7, 7), (3, 2, 7, 7), (3, 4, 1, 7)]
+    for layer, weights in enumerate(captured.maps):
+        assert (merge_heads(weights @ captured.values[layer]) - given[layer]).abs().max() <= 1e-5
         blind = name == "a query that sees nothing" and layer < 2
         expected = torch.ones(weights.shape[2])
         expected[3 if blind else slice(0)] = 0
@@ -154,7 +151,7 @@ def test_masks_and_class_attention(name: str, positions: Any) -> None:
             assert weights[hidden.expand_as(weights)].abs().sum() == 0
 
 
-def test_a_mask_for_the_queries_alone() -> None:
+def test_a_mask_of_the_queries_alone() -> None:
     class Few(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -165,14 +162,14 @@ def test_a_mask_for_the_queries_alone() -> None:
 
     model = Few()
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         model(torch.randn(2, 7, 16))
-    assert seen.maps[0].shape == (2, 2, 2, 7)
-    assert (merge_heads(seen.maps[0] @ seen.values[0]) - given[0]).abs().max() <= 1e-5
+    assert captured.maps[0].shape == (2, 2, 2, 7)
+    assert (merge_heads(captured.maps[0] @ captured.values[0]) - given[0]).abs().max() <= 1e-5
 
 
-def test_arguments_that_are_none() -> None:
-    """Passed on by a block that was given none itself, they are as good as left out."""
+def test_arguments_of_none_are_ignored() -> None:
+    """A block that received none passes them on."""
 
     class Plain(nn.Module):
         def __init__(self) -> None:
@@ -182,16 +179,16 @@ def test_arguments_that_are_none() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x, None, None), None, None, None)
 
-    with capture_attention(Plain()) as seen:
-        seen.model(torch.randn(2, 8, 16))
-    assert (seen.token_count, seen.patch_grid, seen.prefix) == (8, (2, 3), 2)
-    assert [each.shape for each in seen.maps] == [(2, 2, 8, 8)] * 2
+    with capture_attention(Plain()) as captured:
+        captured.model(torch.randn(2, 8, 16))
+    assert (captured.token_count, captured.patch_grid, captured.prefix) == (8, (2, 3), 2)
+    assert [each.shape for each in captured.maps] == [(2, 2, 8, 8)] * 2
 
 
 @pytest.mark.parametrize(
     "case", ["learned stem", "relative", "distilled", "hybrid", "cct", "cct with neighbours", "map"]
 )
-def test_the_fused_kernel_is_used_and_the_answer_is_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernel_is_used_and_logits_are_unchanged(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, pixels, calls, fused = make_attention_model(case), random_image_batch(), 0, F.scaled_dot_product_attention
 
     def counted(*given: Any, **named: Any) -> Tensor:
@@ -203,9 +200,9 @@ def test_the_fused_kernel_is_used_and_the_answer_is_the_same(case: str, monkeypa
     with torch.no_grad():
         plain, alone = model(pixels), calls
         assert alone == {"cct with neighbours": 0, "map": 4}.get(case, 3)
-        with capture_attention(model) as seen:
+        with capture_attention(model) as captured:
             captured = model(pixels)
-        assert len(seen.maps) == 3
+        assert len(captured.maps) == 3
     assert calls == 2 * alone
     assert torch.equal(plain, captured)
     with capture_attention(model, gradients=True):
@@ -214,17 +211,17 @@ def test_the_fused_kernel_is_used_and_the_answer_is_the_same(case: str, monkeypa
     assert torch.equal(by_class, model(pixels))
 
 
-def test_layers_and_heads_are_chosen() -> None:
+def test_layers_and_heads_can_be_selected() -> None:
     model, pixels = make_attention_model(), random_image_batch()
     with capture_attention(model) as everything, torch.no_grad():
         model(pixels)
     for layers, heads in (([1], None), ([-1, 0], [1]), ([2, 1], [-1, 0]), ([0], [1, 1]), ([], [0])):
-        with capture_attention(model, layers, heads) as seen, torch.no_grad():
+        with capture_attention(model, layers, heads) as captured, torch.no_grad():
             model(pixels)
-        assert seen.layers == tuple(layer % 3 for layer in layers)
-        assert set(seen.maps_by_layer) == set(seen.layers)
-        assert (seen.token_count, seen.patch_grid) == (7, (2, 3))
-        for layer, weights in zip(layers, seen.maps, strict=True):
+        assert captured.layers == tuple(layer % 3 for layer in layers)
+        assert set(captured.maps_by_layer) == set(captured.layers)
+        assert (captured.token_count, captured.patch_grid) == (7, (2, 3))
+        for layer, weights in zip(layers, captured.maps, strict=True):
             expected = everything.maps[layer % 3]
             assert torch.equal(weights, expected if heads is None else expected[:, heads])
 
@@ -232,13 +229,13 @@ def test_layers_and_heads_are_chosen() -> None:
 @pytest.mark.parametrize(
     ("layers", "heads", "says"),
     [
-        ([3], None, "layer 3; expected 0 to 2, or -1 for the last: there are 3"),
-        ([0, -4], None, "layer -4; expected 0 to 2"),
-        (None, [2], "head 2; expected 0 to 1, or -1 for the last: there are 2"),
-        ([0], [0, -3], "head -3; expected 0 to 1"),
+        ([3], None, "layer is 3; expected 0 to 2, or -1 for the last: there are 3"),
+        ([0, -4], None, "layer is -4; expected 0 to 2"),
+        (None, [2], "head is 2; expected 0 to 1, or -1 for the last: there are 2"),
+        ([0], [0, -3], "head is -3; expected 0 to 1"),
     ],
 )
-def test_what_is_out_of_range_leaves_no_hook(layers: list[int] | None, heads: list[int] | None, says: str) -> None:
+def test_indices_out_of_range_leave_no_hooks(layers: list[int] | None, heads: list[int] | None, says: str) -> None:
     model = make_attention_model()
     with pytest.raises(ConfigError) as caught, capture_attention(model, layers, heads):
         raise AssertionError("not reached")
@@ -248,23 +245,23 @@ def test_what_is_out_of_range_leaves_no_hook(layers: list[int] | None, heads: li
 
 def test_a_model_without_attention() -> None:
     with (
-        pytest.raises(ConfigError, match="Linear has no attention to look at; expected a transformer"),
+        pytest.raises(ConfigError, match="Linear has no attention layers; expected a transformer"),
         capture_attention(nn.Linear(2, 2)),
     ):
         pass
 
 
 class Blind(nn.Module):
-    """Attention that has no share for each token."""
+    """Attention without maps."""
 
-    unseen = "all is mixed"
+    no_maps_reason = "all is mixed"
 
 
 def test_a_model_whose_attention_has_no_maps() -> None:
     vit = make_attention_model()
     vit.patch_embed.add_module("stage", Blind())
-    assert len(find_attention_layers(vit)) == 3  # before the blocks nobody looks
-    says = "has no attention to look at: all is mixed; expected a model whose tokens ask each other, such as vit, deit"
+    assert len(find_attention_layers(vit)) == 3  # the stem does not matter
+    says = "has no attention maps: all is mixed; expected a model whose tokens attend to each other, such as vit, deit"
     with pytest.raises(ConfigError, match=f"^PatchEmbed {says}"), capture_attention(vit.patch_embed):
         raise AssertionError("not reached")
     vit.blocks[1].mlp = Blind()
@@ -272,7 +269,7 @@ def test_a_model_whose_attention_has_no_maps() -> None:
         raise AssertionError("not reached")
     assert count_hooks(vit) == 0
     linformer = vitrail.create("linformer_tiny_patch16_224", image_size=(32, 48), depth=1)
-    with pytest.raises(ConfigError, match=r"^Linformer has no attention to look at: its keys are mixtures of all"):
+    with pytest.raises(ConfigError, match=r"^Linformer has no attention maps: its keys are mixtures of all"):
         find_attention_layers(linformer)
     with capture_tokens(linformer) as states:
         linformer.tokens(random_image_batch())
@@ -280,7 +277,7 @@ def test_a_model_whose_attention_has_no_maps() -> None:
 
 
 @pytest.mark.parametrize("case", ["learned stem", "map", "cct"])
-def test_no_hook_is_left_behind(case: str) -> None:
+def test_hooks_are_removed(case: str) -> None:
     model = make_attention_model(case)
     with capture_attention(model, gradients=True), capture_tokens(model):
         assert count_hooks(model) > 0
@@ -304,7 +301,7 @@ def test_no_hook_is_left_behind(case: str) -> None:
     assert count_hooks(model) == 0
 
 
-def test_hooks_of_others_stay_and_captures_nest() -> None:
+def test_other_hooks_stay_and_captures_nest() -> None:
     model = make_attention_model()
     heard(model)
     with capture_attention(model) as outer, torch.no_grad():
@@ -317,7 +314,7 @@ def test_hooks_of_others_stay_and_captures_nest() -> None:
     assert count_hooks(model) == 3
 
 
-def test_only_what_keep_made_is_held() -> None:
+def test_only_the_result_of_keep_is_stored() -> None:
     model, alive = make_attention_model(), list[weakref.ref[Tensor]]()
 
     def mean(weights: Tensor, grid: Grid) -> Tensor:
@@ -325,70 +322,70 @@ def test_only_what_keep_made_is_held() -> None:
         assert grid == (2, 3)
         return weights.mean((1, 2))
 
-    with capture_attention(model, keep=mean) as seen, torch.no_grad():
+    with capture_attention(model, keep=mean) as captured, torch.no_grad():
         model(random_image_batch())
         gc.collect()
         assert [each() for each in alive] == [None] * 3
-    assert [each.shape for each in seen.maps] == [(2, 7)] * 3
-    assert not seen.values
-    assert not seen.head_outputs
+    assert [each.shape for each in captured.maps] == [(2, 7)] * 3
+    assert not captured.values
+    assert not captured.head_outputs
 
 
-def held_by(seen: AttentionCapture) -> int:
+def held_by(captured: AttentionCapture) -> int:
     """Bytes of all tensors that a capture keeps alive."""
-    tensors = [*seen.maps_by_layer.values(), *seen.values.values(), *seen.head_outputs.values()]
+    tensors = [*captured.maps_by_layer.values(), *captured.values.values(), *captured.head_outputs.values()]
     return sum(each.untyped_storage().nbytes() for each in tensors)
 
 
-def test_one_layer_of_a_deep_model_is_no_more_than_of_a_shallow_one() -> None:
+def test_memory_of_one_layer_does_not_depend_on_depth() -> None:
     sizes = set[int]()
     for depth in (2, 9):
         model = make_attention_model(depth=depth)
-        with capture_attention(model, [-1], [0]) as seen, torch.no_grad():
+        with capture_attention(model, [-1], [0]) as captured, torch.no_grad():
             model(random_image_batch())
-        sizes.add(held_by(seen))
-    assert sizes == {2 * 7 * 7 * 4}  # of one head, not a view into all of them
+        sizes.add(held_by(captured))
+    assert sizes == {2 * 7 * 7 * 4}  # of one head, not a view of all
 
 
 def test_half_precision() -> None:
     model = make_attention_model("relative").bfloat16()
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         logits = model(random_image_batch().bfloat16())
-    for weights, slope in zip(seen.maps, seen.compute_gradients(logits.sum()), strict=True):
-        assert weights.dtype == slope.dtype == torch.float32
+    for weights, gradient in zip(captured.maps, captured.compute_gradients(logits.sum()), strict=True):
+        assert weights.dtype == gradient.dtype == torch.float32
         assert (weights.sum(-1) - 1).abs().max() <= 1e-5
     pooled = make_attention_model("map").bfloat16()
-    with capture_attention(pooled) as seen, torch.no_grad():
+    with capture_attention(pooled) as captured, torch.no_grad():
         pooled(random_image_batch().bfloat16())
-    assert seen.pool_shares is not None
-    assert seen.pool_shares.dtype == torch.float32
-    assert (seen.pool_shares.sum(-1) - 1).abs().max() <= 1e-5
+    assert captured.pool_shares is not None
+    assert captured.pool_shares.dtype == torch.float32
+    assert (captured.pool_shares.sum(-1) - 1).abs().max() <= 1e-5
 
 
-def test_autocast_does_not_blur_the_maps() -> None:
+def test_maps_are_float32_under_autocast() -> None:
     model, pixels = make_attention_model(), random_image_batch()
     layer = find_attention_layers(model)[0]
     given = list[Tensor]()
     layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
-    with capture_attention(model) as seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with capture_attention(model) as captured, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(pixels)
         q, k = layer.project(given[0])[:2]
     assert q.dtype == torch.bfloat16
     expected = (q.float() @ k.float().mT / 8**0.5).softmax(-1)
-    assert seen.maps[0].dtype == torch.float32
-    assert (seen.maps[0] - expected).abs().max() <= 1e-5
+    assert captured.maps[0].dtype == torch.float32
+    assert (captured.maps[0] - expected).abs().max() <= 1e-5
 
 
 def test_inference_mode() -> None:
     model = make_attention_model()
     with capture_attention(model) as plain, torch.no_grad():
         model(random_image_batch())
-    with torch.inference_mode(), capture_attention(model) as seen:
+    with torch.inference_mode(), capture_attention(model) as captured:
         model(random_image_batch())
-    assert all(map(torch.equal, seen.maps, plain.maps))
+    assert all(map(torch.equal, captured.maps, plain.maps))
 
 
-def test_of_a_module_called_twice_the_last_call_is_seen() -> None:
+def test_last_call_of_a_module_called_twice_is_captured() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -399,25 +396,25 @@ def test_of_a_module_called_twice_the_last_call_is_seen() -> None:
 
     model = Twice()
     given = heard(model)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         out = model(torch.randn(2, 6, 16))
-    (weights,) = seen.maps
-    assert (merge_heads(weights @ seen.values[0]) - given[0]).abs().max() <= 1e-5
-    assert seen.compute_gradients(out.sum())[0].shape == weights.shape
+    (weights,) = captured.maps
+    assert (merge_heads(weights @ captured.values[0]) - given[0]).abs().max() <= 1e-5
+    assert captured.compute_gradients(out.sum())[0].shape == weights.shape
 
 
-def test_nothing_was_seen() -> None:
+def test_maps_without_a_forward_pass_are_an_error() -> None:
     with (
-        capture_attention(make_attention_model()) as seen,
-        pytest.raises(VitrailError, match="nothing was seen of layer 0; expected a"),
+        capture_attention(make_attention_model()) as captured,
+        pytest.raises(VitrailError, match="layer 0 was not captured; run a forward pass"),
     ):
-        _ = seen.maps
+        _ = captured.maps
 
 
-def test_a_model_that_says_no_grid() -> None:
+def test_a_model_without_a_grid() -> None:
     model = nn.Sequential(SelfAttention(16, 2))
-    with capture_attention(model) as seen:
+    with capture_attention(model) as captured:
         model(torch.randn(2, 5, 16))
-    assert seen.maps[0].shape == (2, 2, 5, 5)
-    with pytest.raises(ConfigError, match="Sequential says no grid of patches; expected an attribute `grid`"):
-        _ = seen.patch_grid
+    assert captured.maps[0].shape == (2, 2, 5, 5)
+    with pytest.raises(ConfigError, match="Sequential has no grid of patches; expected an attribute `grid`"):
+        _ = captured.patch_grid

@@ -1,4 +1,4 @@
-"""Which tokens there are, which of them the head reads, and what becomes of them from block to block."""
+"""Names of prefix tokens, the tokens that the head reads, and token states after each block."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_names_of_prefix_tokens(case: str, names: tuple[str, ...]) -> None:
     assert prefix_token_names(model, getattr(model, "prefix", 0)) == names
 
 
-def test_registers_alone() -> None:
+def test_registers_without_a_class_token() -> None:
     assert prefix_token_names(make_attention_model("mean", class_token=False, registers=2), 2) == (
         "register0",
         "register1",
@@ -31,30 +31,30 @@ def test_registers_alone() -> None:
 
 
 @pytest.mark.parametrize("case", ["learned with registers", "mean", "mean, then norm", "map", "distilled", "cct"])
-def test_what_the_head_reads(case: str) -> None:
-    """By changing one token at a time: the head answers otherwise only if it reads that token."""
+def test_tokens_that_the_head_reads(case: str) -> None:
+    """Change one token at a time: the logits change only if the head reads it."""
     model, pixels = make_attention_model(case), random_image_batch()
-    with capture_attention(model) as seen, torch.no_grad():
+    with capture_attention(model) as captured, torch.no_grad():
         tokens = model.tokens(pixels)
         answer = model.logits(tokens)
-        shares = head_token_shares(seen)
-        assert shares.shape[1] == seen.token_count == tokens.shape[1]
+        shares = head_token_shares(captured)
+        assert shares.shape[1] == captured.token_count == tokens.shape[1]
         assert (shares.sum(-1) - 1).abs().max() <= 1e-5
-        for number in range(seen.token_count):
+        for number in range(captured.token_count):
             other = tokens.clone()
             other[:, number] += torch.randn(tokens.shape[-1])
             assert torch.equal(model.logits(other), answer) == bool((shares[:, number] == 0).all())
 
 
 @pytest.mark.parametrize("case", ["map", "map with class token and registers", "cct"])
-def test_what_a_pool_takes(case: str) -> None:
+def test_weights_of_attention_pooling(case: str) -> None:
     model, pixels = make_attention_model(case), random_image_batch()
-    with capture_attention(model) as seen, torch.no_grad():
+    with capture_attention(model) as captured, torch.no_grad():
         tokens = model.tokens(pixels)
         model.logits(tokens)
-    assert seen.pool_shares is not None
-    assert torch.equal(head_token_shares(seen), seen.pool_shares)
-    patches = tokens[:, seen.prefix :]
+    assert captured.pool_shares is not None
+    assert torch.equal(head_token_shares(captured), captured.pool_shares)
+    patches = tokens[:, captured.prefix :]
     if case == "cct":
         expected = torch.softmax(patches @ model.attn_pool.weight[0] + model.attn_pool.bias, dim=1)
         assert (model.attn_pool(patches) - (expected[:, :, None] * patches).sum(1)).abs().max() <= 1e-5
@@ -62,21 +62,21 @@ def test_what_a_pool_takes(case: str) -> None:
         pool = model.attn_pool
         q, k = pool.q(pool.latent).view(2, 8), pool.kv(patches)[..., :16].view(2, 6, 2, 8)
         expected = (torch.einsum("hk,bnhk->bhn", q, k) / 8**0.5).softmax(-1).mean(1)
-    assert (seen.pool_shares[:, seen.prefix :] - expected).abs().max() <= 1e-5
-    assert seen.pool_shares[:, : seen.prefix].abs().sum() == 0
+    assert (captured.pool_shares[:, captured.prefix :] - expected).abs().max() <= 1e-5
+    assert captured.pool_shares[:, : captured.prefix].abs().sum() == 0
 
 
 @pytest.mark.parametrize("answer", ["both", "class", "distill"])
-def test_which_of_two_tokens_answers(answer: str) -> None:
+def test_tokens_read_by_a_distilled_head(answer: str) -> None:
     model = make_attention_model("distilled", answer=answer)
-    with capture_attention(model, []) as seen, torch.no_grad():
+    with capture_attention(model, []) as captured, torch.no_grad():
         model(random_image_batch())
     expected = {"both": [0.5, 0.5], "class": [1.0, 0.0], "distill": [0.0, 1.0]}[answer]
-    assert head_token_shares(seen)[0, :2].tolist() == expected
+    assert head_token_shares(captured)[0, :2].tolist() == expected
 
 
 @pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])
-def test_states_of_the_tokens(case: str) -> None:
+def test_token_states(case: str) -> None:
     model = make_attention_model(case)
     with capture_tokens(model) as states, torch.no_grad():
         model(random_image_batch(1))

@@ -1,4 +1,4 @@
-"""A picture and a question go in, and out comes the map that the parts give by hand."""
+"""Explanations equal maps computed by a reference from the captured parts."""
 
 import itertools
 from pathlib import Path
@@ -27,7 +27,7 @@ PREPROCESSING = Preprocessing(crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4
 LABELS = ("tench", "goldfish", "crane", "ant", "bee")
 
 
-def picture(rows: int = 50, columns: int = 70, seed: int = 0) -> Any:
+def make_image(rows: int = 50, columns: int = 70, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
 
 
@@ -42,7 +42,7 @@ def pixels_of(subject: Explainer, *sources: Any) -> torch.Tensor:
 
 
 def attended(model: Any, pixels: torch.Tensor) -> tuple[Any, Any, Any]:
-    """Maps of all layers with all their rows, (B, L, H, N, N), and where the pass has them slopes of the likeliest."""
+    """Maps of all layers, (B, L, H, N, N), and gradients of the top class."""
     with unfused_attention() as whole:
         model.tokens(pixels)
     with unfused_attention() as weights:
@@ -50,15 +50,15 @@ def attended(model: Any, pixels: torch.Tensor) -> tuple[Any, Any, Any]:
     logits.amax(-1).sum().backward()
     model.zero_grad(set_to_none=True)
     maps = torch.stack([each.detach() for each in whole], dim=1).double().numpy()
-    slopes = np.zeros_like(maps)
+    gradients = np.zeros_like(maps)
     for layer, each in enumerate(weights):
         assert each.grad is not None
-        slopes[:, layer, :, : each.shape[2]] = each.grad.numpy()
-    return maps, slopes, logits.detach()
+        gradients[:, layer, :, : each.shape[2]] = each.grad.numpy()
+    return maps, gradients, logits.detach()
 
 
 def read(model: Any, tokens: int, token: str) -> Any:
-    """The share of each token in the one asked about, without a look at how the package finds it: (N,)."""
+    """Weights of all tokens for the query token, independent of the implementation: (N,)."""
     prefix, answer = tokens - 6, getattr(model.config, "answer", "both")
     row = np.zeros(tokens)
     if "," in token:
@@ -73,7 +73,7 @@ def read(model: Any, tokens: int, token: str) -> Any:
 
 
 def one_of(heads: Any, choice: Any) -> Any:
-    """A head by its number, or all of them as one: (H, N, N) → (N, N)."""
+    """One head, or all heads fused: (H, N, N) → (N, N)."""
     return heads[choice] if isinstance(choice, int) else getattr(heads, choice)(0)
 
 
@@ -85,24 +85,24 @@ def rolled(maps: Any, choice: Any) -> Any:
     return result
 
 
-def by_hand(question: ExplainOptions, model: Any, maps: Any, slopes: Any) -> Any:
-    """Of one image: (L, H, N, N) → (layers, heads, 2, 3)."""
+def by_hand(options: ExplainOptions, model: Any, maps: Any, gradients: Any) -> Any:
+    """Reference maps of one image: (L, H, N, N) → (layers, heads, 2, 3)."""
     depth, heads, tokens, _ = maps.shape
-    asked = range(depth) if question.layer == "all" else [question.layer % depth]
-    choices: list[Any] = list(range(heads)) if question.head == "all" else [question.head]
+    asked = range(depth) if options.layer == "all" else [options.layer % depth]
+    choices: list[Any] = list(range(heads)) if options.head == "all" else [options.head]
     rows = list[Any]()
     for layer in asked:
-        if question.method == "rollout":
+        if options.method == "rollout":
             rows.append([rolled(maps[: layer + 1], choice) for choice in choices])
-        elif question.method == "attention":
+        elif options.method == "attention":
             rows.append([one_of(maps[layer], choice) for choice in choices])
         else:
             result = np.eye(tokens)
-            for each, slope in zip(maps[: layer + 1], slopes[: layer + 1], strict=True):
-                result = result + np.clip(each * slope, 0, None).mean(0) @ result
+            for each, gradient in zip(maps[: layer + 1], gradients[: layer + 1], strict=True):
+                result = result + np.clip(each * gradient, 0, None).mean(0) @ result
             rows.append([result - np.eye(tokens)])
     found = np.array(rows)  # (layers, heads, N, N)
-    found = np.einsum("n,lhnm->lhm", read(model, tokens, question.token), found)[..., -6:]
+    found = np.einsum("n,lhnm->lhm", read(model, tokens, options.token), found)[..., -6:]
     return (found / found.sum(-1, keepdims=True)).reshape(*found.shape[:2], 2, 3)
 
 
@@ -117,19 +117,19 @@ QUESTIONS = [
 ]
 
 
-def test_every_choice_is_what_it_is_by_hand() -> None:
+def test_every_option_matches_the_reference() -> None:
     subject = explainer()
-    pixels = pixels_of(subject, picture(), picture(60, 40, seed=1))
-    maps, slopes, logits = attended(subject.model, pixels)
-    for question in QUESTIONS:
-        found, mine = subject.compute_maps(pixels, subject.resolve_options(question))
+    pixels = pixels_of(subject, make_image(), make_image(60, 40, seed=1))
+    maps, gradients, logits = attended(subject.model, pixels)
+    for options in QUESTIONS:
+        found, mine = subject.compute_maps(pixels, subject.resolve_options(options))
         assert torch.allclose(found, logits, atol=1e-5)
-        layers, heads = 3 if question.layer == "all" else 1, 2 if question.head == "all" else 1
+        layers, heads = 3 if options.layer == "all" else 1, 2 if options.head == "all" else 1
         assert mine.shape == (2, layers, heads, 2, 3)
         np.testing.assert_allclose(mine.sum((-1, -2)), 1, atol=1e-5)
         for image in range(2):
-            expected = by_hand(question, subject.model, maps[image], slopes[image])
-            np.testing.assert_allclose(mine[image], expected, atol=1e-5, err_msg=str(question))
+            expected = by_hand(options, subject.model, maps[image], gradients[image])
+            np.testing.assert_allclose(mine[image], expected, atol=1e-5, err_msg=str(options))
 
 
 @pytest.mark.parametrize("method", ["rollout", "attention", "grad-rollout"])
@@ -145,22 +145,22 @@ def test_every_choice_is_what_it_is_by_hand() -> None:
         "hybrid",
     ],
 )
-def test_other_families_by_hand(case: str, method: Any) -> None:
+def test_other_families_match_the_reference(case: str, method: Any) -> None:
     subject = explainer(case)
-    pixels = pixels_of(subject, picture())
-    maps, slopes, _ = attended(subject.model, pixels)
+    pixels = pixels_of(subject, make_image())
+    maps, gradients, _ = attended(subject.model, pixels)
     for token in ("head", *(("distill",) if "distilled" in case else ())):
-        question = ExplainOptions(method=method, token=token)
-        _, mine = subject.compute_maps(pixels, subject.resolve_options(question))
-        np.testing.assert_allclose(mine[0], by_hand(question, subject.model, maps[0], slopes[0]), atol=1e-5)
+        options = ExplainOptions(method=method, token=token)
+        _, mine = subject.compute_maps(pixels, subject.resolve_options(options))
+        np.testing.assert_allclose(mine[0], by_hand(options, subject.model, maps[0], gradients[0]), atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)
-def test_every_family_is_explained(case: str) -> None:
+def test_every_family_can_be_explained(case: str) -> None:
     subject = explainer(case)
     methods: list[Any] = ["rollout", "grad-rollout", "attention", "norms", *["pool"] * ("map" in case or "cct" in case)]
     for method in methods:
-        found = subject.explain(picture(), method)
+        found = subject.explain(make_image(), method)
         assert found.maps.shape == (1, 1, 2, 3)
         assert np.isfinite(found.maps).all()
         assert method == "norms" or found.map.sum() == pytest.approx(1, abs=1e-5)
@@ -169,9 +169,9 @@ def test_every_family_is_explained(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["map", "map with class token and registers", "cct"])
-def test_a_pool_is_what_its_head_reads(case: str) -> None:
+def test_pool_maps_are_the_weights_of_the_head(case: str) -> None:
     subject = explainer(case)
-    pixels = pixels_of(subject, picture(), picture(seed=1))
+    pixels = pixels_of(subject, make_image(), make_image(seed=1))
     logits, mine = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="pool")))
     with torch.no_grad():
         tokens = subject.model.tokens(pixels)
@@ -187,9 +187,9 @@ def test_a_pool_is_what_its_head_reads(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["learned with registers", "cct", "distilled"])
-def test_norms_are_lengths_of_the_patches_tokens(case: str) -> None:
+def test_norms_are_those_of_the_patch_tokens(case: str) -> None:
     subject = explainer(case)
-    pixels = pixels_of(subject, picture(), picture(seed=1))
+    pixels = pixels_of(subject, make_image(), make_image(seed=1))
     logits, mine = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="norms", layer="all")))
     _, second = subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method="norms", layer=1)))
     made = list[torch.Tensor]()
@@ -203,12 +203,12 @@ def test_norms_are_lengths_of_the_patches_tokens(case: str) -> None:
     np.testing.assert_allclose(second, mine[:, 1:2])
 
 
-def test_the_class_asked_about() -> None:
+def test_classes_by_number_and_label() -> None:
     subject = explainer()
     maps = dict[int, Any]()
     for index, label in enumerate(LABELS):
-        found = subject.explain(picture(), "grad-rollout", of_class=label)
-        by_number = subject.explain(picture(), "grad-rollout", of_class=str(index))
+        found = subject.explain(make_image(), "grad-rollout", of_class=label)
+        by_number = subject.explain(make_image(), "grad-rollout", of_class=str(index))
         np.testing.assert_array_equal(found.maps, by_number.maps)
         assert found.explained_class is not None
         assert found.prediction is not None
@@ -216,20 +216,22 @@ def test_the_class_asked_about() -> None:
         assert found.explained_class in found.prediction.top
         maps[index] = found.map
     assert all(not np.allclose(maps[a], maps[b]) for a, b in itertools.combinations(maps, 2))
-    likeliest = subject.explain(picture(), "grad-rollout")
+    likeliest = subject.explain(make_image(), "grad-rollout")
     assert likeliest.explained_class is not None
     assert likeliest.prediction is not None
     assert likeliest.explained_class == likeliest.prediction.top[0]
     np.testing.assert_array_equal(likeliest.map, maps[likeliest.explained_class.index])
-    predicted = vitrail.Predictor(subject.model, preprocessing=PREPROCESSING, labels=LABELS).predict(picture())
-    for seen, other in zip(likeliest.prediction.top, predicted.top, strict=True):  # whose pixels lie in another order
-        assert (seen.index, seen.label) == (other.index, other.label)
-        assert seen.probability == pytest.approx(other.probability, abs=1e-6)
+    predicted = vitrail.Predictor(subject.model, preprocessing=PREPROCESSING, labels=LABELS).predict(make_image())
+    for ours, other in zip(
+        likeliest.prediction.top, predicted.top, strict=True
+    ):  # whose pixels have another memory layout
+        assert (ours.index, ours.label) == (other.index, other.label)
+        assert ours.probability == pytest.approx(other.probability, abs=1e-6)
 
 
 def test_discard() -> None:
     subject = explainer()
-    plain, some, most = (subject.explain(picture(), discard=share).map for share in (0.0, 0.5, 0.9))
+    plain, some, most = (subject.explain(make_image(), discard=share).map for share in (0.0, 0.5, 0.9))
     assert not np.allclose(plain, some)
     assert not np.allclose(some, most)
     assert some.sum() == pytest.approx(1, abs=1e-5)
@@ -238,22 +240,22 @@ def test_discard() -> None:
 @pytest.mark.parametrize("method", ["rollout", "attention", "norms"])
 def test_a_model_without_a_head(method: Any) -> None:
     for case in ("learned stem", "distilled", "cct"):
-        found = explainer(case, classes=0).explain(picture(), method)
+        found = explainer(case, classes=0).explain(make_image(), method)
         assert found.explained_class is None
         assert found.prediction is None
         assert found.map.shape == (2, 3)
-        assert found.figure.caption.startswith(f"{method.capitalize()} over picture. Bright patches ")
+        assert found.figure.caption.startswith(f"{method.capitalize()} of image. Bright patches ")
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_the_model_and_the_picture_are_left_as_they_were(frozen: bool) -> None:
+def test_model_and_image_are_not_changed(frozen: bool) -> None:
     model = make_attention_model(dropout=0.5, attention_dropout=0.5).train().requires_grad_(not frozen)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     subject = Explainer(model, preprocessing=PREPROCESSING)
     assert not model.training
     pixels = random_image_batch()
     for method in ("rollout", "grad-rollout", "norms", "attention"):
-        subject.explain(picture(), method)
+        subject.explain(make_image(), method)
         once, again = (
             subject.compute_maps(pixels, subject.resolve_options(ExplainOptions(method=method)))[1] for _ in range(2)
         )
@@ -266,8 +268,8 @@ def test_the_model_and_the_picture_are_left_as_they_were(frozen: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_pixels_with_a_history() -> None:
-    """Such as those of an attack on the model: neither lost nor changed."""
+def test_pixels_that_require_gradients() -> None:
+    """As in an adversarial attack: their graph stays intact."""
     subject = explainer()
     start = random_image_batch().requires_grad_()
     pixels = start * 1.0
@@ -283,23 +285,23 @@ def test_pixels_with_a_history() -> None:
     assert start.grad is None
 
 
-def test_without_gradients_and_in_inference_mode(tmp_path: Path) -> None:
+def test_no_grad_and_inference_mode(tmp_path: Path) -> None:
     subject = explainer()
     methods: tuple[ExplainMethod, ...] = ("rollout", "grad-rollout", "norms")
-    expected: dict[ExplainMethod, Any] = {method: subject.explain(picture(), method).maps for method in methods}
+    expected: dict[ExplainMethod, Any] = {method: subject.explain(make_image(), method).maps for method in methods}
     vitrail.save(subject.model, tmp_path / "model", preprocessing=PREPROCESSING)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             opened = Explainer(tmp_path / "model")
             for method, maps in expected.items():
-                np.testing.assert_allclose(subject.explain(picture(), method).maps, maps, atol=1e-6)
-                np.testing.assert_allclose(opened.explain(picture(), method).maps, maps, atol=1e-6)
+                np.testing.assert_allclose(subject.explain(make_image(), method).maps, maps, atol=1e-6)
+                np.testing.assert_allclose(opened.explain(make_image(), method).maps, maps, atol=1e-6)
             assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
     with torch.inference_mode():
         stale = explainer()
-    assert stale.explain(picture()).map.shape == (2, 3)
-    with pytest.raises(ConfigError, match=r"made in torch\.inference_mode; expected one made outside it"):
-        stale.explain(picture(), "grad-rollout")
+    assert stale.explain(make_image()).map.shape == (2, 3)
+    with pytest.raises(ConfigError, match=r"create the model outside of torch\.inference_mode"):
+        stale.explain(make_image(), "grad-rollout")
 
 
 @pytest.mark.parametrize("how", ["wrapped", "in place", "blocks in place"])
@@ -313,11 +315,11 @@ def test_compiled_models(how: str) -> None:
         for part in [model] if how == "in place" else model.blocks:
             part.compile(backend="aot_eager")
     with torch.no_grad():
-        model(random_image_batch(1))  # it is compiled by now, without a hook
+        model(random_image_batch(1))  # compiled now, without hooks
     subject = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS)
     for method in ("rollout", "grad-rollout", "norms"):
         np.testing.assert_allclose(
-            subject.explain(picture(), method).maps, plain.explain(picture(), method).maps, atol=1e-5
+            subject.explain(make_image(), method).maps, plain.explain(make_image(), method).maps, atol=1e-5
         )
     with torch.no_grad():
         assert torch.allclose(model(random_image_batch(1)), plain.model(random_image_batch(1)), atol=1e-5)
@@ -326,18 +328,20 @@ def test_compiled_models(how: str) -> None:
 def test_half_precision() -> None:
     subject = explainer()
     for method in ("rollout", "grad-rollout", "attention", "norms"):
-        expected = subject.explain(picture(), method).map
-        half = Explainer(explainer().model.bfloat16(), preprocessing=PREPROCESSING).explain(picture(), method).map
+        expected = subject.explain(make_image(), method).map
+        half = Explainer(explainer().model.bfloat16(), preprocessing=PREPROCESSING).explain(make_image(), method).map
         assert half.dtype == np.float32
         assert method == "norms" or half.sum() == pytest.approx(1, abs=1e-5)
         assert half.shape == expected.shape
-    pooled = Explainer(make_attention_model("map").bfloat16(), preprocessing=PREPROCESSING).explain(picture(), "pool")
+    pooled = Explainer(make_attention_model("map").bfloat16(), preprocessing=PREPROCESSING).explain(
+        make_image(), "pool"
+    )
     assert pooled.map.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_grey_models_and_grey_photos() -> None:
     grey = Explainer(make_attention_model(channels=1), preprocessing=Preprocessing(mean=(0.5,), std=(0.5,)))
-    for source in (picture(), picture()[:, :, 0], Image.fromarray(picture()).convert("L")):
+    for source in (make_image(), make_image()[:, :, 0], Image.fromarray(make_image()).convert("L")):
         found = grey.explain(source, "grad-rollout")
         assert found.photo.shape == (50, 70, 3)
         assert explainer().explain(source).map.shape == (2, 3)
@@ -345,7 +349,7 @@ def test_grey_models_and_grey_photos() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 640), (900, 11), (1500, 2000), (33, 47)])
 def test_photos_of_odd_sizes(size: tuple[int, int]) -> None:
-    found = explainer().explain(picture(*size))
+    found = explainer().explain(make_image(*size))
     assert found.map.sum() == pytest.approx(1, abs=1e-5)
     scale = min(1, 512 / max(size))
     assert found.photo.shape == (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)), 3)
@@ -354,51 +358,51 @@ def test_photos_of_odd_sizes(size: tuple[int, int]) -> None:
     np.testing.assert_allclose(found.box, (box[0] * across, box[1] * down, box[2] * across, box[3] * down))
 
 
-def test_a_dynamic_model_sees_what_its_preprocessing_says() -> None:
+def test_dynamic_models_use_the_preprocessing_size() -> None:
     for case in ("learned stem", "relative", "cct with neighbours", "hybrid", "distilled"):
         model = make_attention_model(case, dynamic=True)
         subject = Explainer(model, preprocessing=Preprocessing(image_size=(64, 16)))
         for method in ("rollout", "grad-rollout", "norms"):
-            found = subject.explain(picture(), method)
+            found = subject.explain(make_image(), method)
             assert found.maps.shape == (1, 1, 4, 1)
-        assert subject.explain(picture(), token="3,0").map.argmax() in range(4)
+        assert subject.explain(make_image(), token="3,0").map.argmax() in range(4)
 
 
-def test_what_the_maps_are_called() -> None:
+def test_titles_of_maps() -> None:
     subject = explainer()
-    assert subject.explain(picture()).titles == (("up to layer 2, mean of the heads",),)
-    found = subject.explain(picture(), "attention", layer="all", head="all")
+    assert subject.explain(make_image()).titles == (("up to layer 2, mean over heads",),)
+    found = subject.explain(make_image(), "attention", layer="all", head="all")
     assert found.titles == tuple(tuple(f"layer {a}, head {b}" for b in range(2)) for a in range(3))
-    assert subject.explain(picture(), layer=0, head=1).titles == (("up to layer 0, head 1",),)
-    assert subject.explain(picture(), "norms", layer=-2).titles == (("layer 1",),)
-    assert subject.explain(picture(), "grad-rollout", layer="all").titles == tuple(
+    assert subject.explain(make_image(), layer=0, head=1).titles == (("up to layer 0, head 1",),)
+    assert subject.explain(make_image(), "norms", layer=-2).titles == (("layer 1",),)
+    assert subject.explain(make_image(), "grad-rollout", layer="all").titles == tuple(
         (f"up to layer {n}",) for n in range(3)
     )
-    assert explainer("cct").explain(picture(), "pool").titles == (("attention pool",),)
+    assert explainer("cct").explain(make_image(), "pool").titles == (("attention pool",),)
 
 
 def test_a_folder_and_a_file(tmp_path: Path) -> None:
     model = make_attention_model()
     vitrail.save(model, tmp_path / "model", preprocessing=PREPROCESSING, labels=list(LABELS))
     path = tmp_path / "my photo.png"
-    Image.fromarray(picture()).save(path)
-    expected = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS).explain(picture())
+    Image.fromarray(make_image()).save(path)
+    expected = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS).explain(make_image())
     for source in (path, str(path), path.read_bytes()):
         found = Explainer(tmp_path / "model").explain(source)
         np.testing.assert_allclose(found.maps, expected.maps, atol=1e-6)
         assert str(found.prediction) == str(expected.prediction)
     assert Explainer(str(tmp_path / "model")).explain(path).figure.name == "my photo.rollout"
-    assert expected.figure.name == "picture.rollout"
+    assert expected.figure.name == "image.rollout"
 
 
-def test_what_cannot_be_explained() -> None:
+def test_errors() -> None:
     subject = explainer()
     with pytest.raises(DataError, match=r"'none\.jpg' does not exist"):
         subject.explain("none.jpg")
-    with pytest.raises(ConfigError, match="layer 9; expected 0 to 2"):
-        subject.explain("none.jpg", layer=9)  # the question is settled first
+    with pytest.raises(ConfigError, match="layer is 9; expected 0 to 2"):
+        subject.explain("none.jpg", layer=9)  # options are checked first
     with torch.no_grad():
         next(subject.model.parameters()).fill_(float("nan"))
     with pytest.raises(VitrailError, match="the model answers NaN"):
-        subject.explain(picture())
+        subject.explain(make_image())
     assert count_hooks(subject.model) == 0

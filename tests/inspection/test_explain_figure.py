@@ -1,4 +1,4 @@
-"""An explanation as a picture: in the photo's aspect, under names of any kind."""
+"""Figures of explanations: the photo's aspect ratio, and names of any kind."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ PREPROCESSING = Preprocessing(crop=0.8)
 PLOT = "needs the extra `plot`"
 
 
-def picture(rows: int = 50, columns: int = 70) -> Any:
+def make_image(rows: int = 50, columns: int = 70) -> Any:
     return np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
 
 
@@ -27,15 +27,15 @@ def explainer() -> Explainer:
 
 
 @pytest.mark.parametrize("method", ["grad-rollout", "norms"])
-def test_the_plate(method: Any) -> None:
+def test_figure(method: Any) -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
     size = (90, 30)
-    found = explainer().explain(picture(*size), method)
-    unit = "length of the token" if method == "norms" else "attention (1 = even)"
+    found = explainer().explain(make_image(*size), method)
+    unit = "token norm" if method == "norms" else "attention (1 = uniform)"
     check_figure(found.figure, unit)
     figure = found.figure.draw()
-    beside, over = figure.axes[:2]
-    for axes in (beside, over):
+    photo_axes, over = figure.axes[:2]
+    for axes in (photo_axes, over):
         assert axes.get_aspect() == 1
         assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
     drawn = np.asarray(over.images[1].get_array())
@@ -45,13 +45,13 @@ def test_the_plate(method: Any) -> None:
     assert set(found.figure.arrays) == {"maps", "photo", "box"}
 
 
-def test_the_plate_of_a_patch_and_of_many_maps() -> None:
+def test_figures_of_a_patch_and_of_many_maps() -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
-    marked = explainer().explain(picture(), "attention", token="1, 2").figure.draw().axes[1]
+    marked = explainer().explain(make_image(), "attention", token="1, 2").figure.draw().axes[1]
     box = compute_visible_box((50, 70), explainer().viewer.preprocessing)
     assert np.max(np.asarray(marked.lines[0].get_xdata())) == pytest.approx(box[2] - 0.5)
     assert np.max(np.asarray(marked.lines[0].get_ydata())) == pytest.approx(box[3] - 0.5)
-    many = explainer().explain(picture(), "attention", layer="all", head="all")
+    many = explainer().explain(make_image(), "attention", layer="all", head="all")
     assert len([axes for axes in many.figure.draw().axes if axes.images]) == 6
     assert many._repr_png_().startswith(b"\x89PNG")  # pyright: ignore[reportPrivateUsage]
 
@@ -62,20 +62,20 @@ def test_the_plate_of_a_patch_and_of_many_maps() -> None:
         ("a$b$ 100 %_{x}", "a/b/$c_$.tar.png", "$c_$.tar.rollout.png"),
         ("\u732b\x00\n", "\u732b.jpg", "\u732b.rollout.png"),
         (" , b", "..", "...rollout.png"),
-        ("", "", "picture.rollout.png"),
+        ("", "", "image.rollout.png"),
     ],
 )
 def test_names_of_any_kind(label: str, name: str, file: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
     subject = Explainer(make_attention_model(), preprocessing=PREPROCESSING, labels=[label] * 5)
-    plate = subject.explain_resolved(picture(), subject.resolve_options(ExplainOptions()), name).figure
-    assert plate.save(tmp_path) == [tmp_path / file]
+    captioned = subject.explain_resolved(make_image(), subject.resolve_options(ExplainOptions()), name).figure
+    assert captioned.save(tmp_path) == [tmp_path / file]
     assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
-    assert f" over {Path(name).name or 'picture'}; " in plate.caption
+    assert f" of {Path(name).name or 'image'} (" in captioned.caption
 
 
-def test_explanations_can_be_compared_and_kept_in_sets() -> None:
-    one, other = (explainer().explain(picture()) for _ in range(2))
+def test_explanations_are_hashable() -> None:
+    one, other = (explainer().explain(make_image()) for _ in range(2))
     assert len({one, other, one}) == 2
     assert one != other
     assert isinstance(one, Explanation)

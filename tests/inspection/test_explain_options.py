@@ -1,4 +1,4 @@
-"""What can be asked of a model is settled before any picture is opened; the rest is refused with the valid range."""
+"""Options are resolved before any image is read; invalid ones are refused with the valid range."""
 
 import importlib.util
 from collections.abc import Callable
@@ -21,17 +21,17 @@ from vitrail.layers.attention import SelfAttention
 LABELS = ("tench, Tinca tinca", "goldfish", "crane, bird", "crane", "3-toed sloth, ai")
 
 
-def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None, **asked: Any) -> ExplainOptions:
+def resolve(case: str = "learned stem", labels: Any = LABELS, fields: Any = None, **options: Any) -> ExplainOptions:
     model = make_attention_model(case, **(fields or {}))
-    return Explainer(model, preprocessing=Preprocessing(), labels=labels).resolve_options(ExplainOptions(**asked))
+    return Explainer(model, preprocessing=Preprocessing(), labels=labels).resolve_options(ExplainOptions(**options))
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("options", "expected"),
     [
         ({}, {"layer": 2, "head": "mean", "of_class": None}),
         ({"layer": -1, "head": -2}, {"layer": 2, "head": 0}),
-        ({"layer": "1", "head": "1", "of_class": "4"}, {"layer": 1, "head": 1, "of_class": 4}),  # as a shell gives them
+        ({"layer": "1", "head": "1", "of_class": "4"}, {"layer": 1, "head": 1, "of_class": 4}),  # from the command line
         ({"layer": "-3", "head": "max"}, {"layer": 0, "head": "max"}),
         ({"layer": np.int64(2), "head": np.int64(1), "of_class": np.int64(3)}, {"layer": 2, "head": 1, "of_class": 3}),
         ({"of_class": torch.tensor(2).item()}, {"of_class": 2}),
@@ -39,7 +39,7 @@ def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None
         ({"of_class": "goldfish"}, {"of_class": 1}),
         ({"of_class": " TINCA tinca"}, {"of_class": 0}),
         ({"of_class": "tench, tinca tinca"}, {"of_class": 0}),
-        ({"of_class": "Crane"}, {"of_class": 3}),  # a whole label before one of several names
+        ({"of_class": "Crane"}, {"of_class": 3}),  # a complete label before one of several names
         ({"of_class": "3-toed sloth"}, {"of_class": 4}),
         ({"token": "class"}, {"token": "class"}),
         ({"token": "1,2"}, {"token": "1,2"}),
@@ -50,8 +50,8 @@ def settled(case: str = "learned stem", labels: Any = LABELS, fields: Any = None
         ({"method": "grad-rollout", "of_class": 0}, {"of_class": 0}),
     ],
 )
-def test_what_can_be_asked(asked: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = settled(**asked)
+def test_valid_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = resolve(**options)
     for name, value in expected.items():
         assert getattr(found, name) == value
     for name in ("layer", "head", "of_class"):
@@ -59,64 +59,73 @@ def test_what_can_be_asked(asked: dict[str, Any], expected: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "message"),
     [
         ({"method": "rolout"}, "unknown method 'rolout'; did you mean 'rollout'?"),
-        ({"layer": 3}, "layer 3; expected 0 to 2, or -1 for the last: there are 3"),
-        ({"layer": "-4"}, "layer -4; expected 0 to 2, or -1 for the last: there are 3"),
-        ({"layer": "first"}, "layer 'first'; expected a number, or all"),
-        ({"layer": 1.5}, "layer 1.5; expected a number, or all"),
-        ({"head": 2}, "head 2; expected 0 to 1, or -1 for the last: there are 2"),
-        ({"head": "median"}, "head 'median'; expected a number, or mean, max, min, all"),
-        ({"head": ""}, "head ''; expected a number, or mean, max, min, all"),
-        ({"method": "grad-rollout", "head": 0}, "head 0 with method 'grad-rollout', which has no heads to choose"),
-        ({"method": "norms", "head": "all"}, "head all with method 'norms', which has no heads to choose"),
-        ({"method": "norms", "token": "class"}, "token 'class' with method 'norms', which shows all at once"),
-        ({"method": "attention", "discard": 0.5}, "discard 0.5 with method 'attention'; expected it with 'rollout'"),
-        ({"method": "grad-rollout", "discard": 0.5}, "discard 0.5 with method 'grad-rollout'"),
-        ({"discard": 1.0}, "discard is 1.0; expected a share from 0 up to, but not, 1"),
+        ({"layer": 3}, "layer is 3; expected 0 to 2, or -1 for the last: there are 3"),
+        ({"layer": "-4"}, "layer is -4; expected 0 to 2, or -1 for the last: there are 3"),
+        ({"layer": "first"}, "layer is 'first'; expected a number, or all"),
+        ({"layer": 1.5}, "layer is 1.5; expected a number, or all"),
+        ({"head": 2}, "head is 2; expected 0 to 1, or -1 for the last: there are 2"),
+        ({"head": "median"}, "head is 'median'; expected a number, or mean, max, min, all"),
+        ({"head": ""}, "head is ''; expected a number, or mean, max, min, all"),
+        ({"method": "grad-rollout", "head": 0}, "head 0 cannot be combined with method 'grad-rollout'"),
+        ({"method": "norms", "head": "all"}, "head all cannot be combined with method 'norms'"),
+        ({"method": "norms", "token": "class"}, "token 'class' cannot be combined with method 'norms'"),
+        (
+            {"method": "attention", "discard": 0.5},
+            "discard 0.5 cannot be combined with method 'attention'; it applies to 'rollout'",
+        ),
+        ({"method": "grad-rollout", "discard": 0.5}, "discard 0.5 cannot be combined with method 'grad-rollout'"),
+        ({"discard": 1.0}, "discard is 1.0; expected 0 or more, and less than 1"),
         ({"discard": -0.1}, "discard is -0.1"),
         ({"discard": float("nan")}, "discard is nan"),
-        ({"method": "pool"}, "method 'pool' of a model without an attention pool; expected another method"),
-        ({"token": "2,0"}, "token '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,2"),
-        ({"token": "0,3"}, "token '0,3'; expected"),
-        ({"token": "-1,0"}, "token '-1,0'; expected"),
-        ({"token": "1"}, "token '1'; expected"),
-        ({"token": "1,1,1"}, "token '1,1,1'; expected"),
-        ({"token": "1,"}, "token '1,'; expected"),
-        ({"token": "²,0"}, "token '²,0'; expected"),
-        ({"token": "0," + "9" * 5000}, "token '0,9999"),
-        ({"token": "distill"}, "token 'distill'; expected one of head, class, or a patch"),
-        ({"token": "register0"}, "token 'register0'; expected one of head, class, or a patch"),
-        ({"of_class": 5}, "class 5; expected 0 to 4: there are 5"),
-        ({"of_class": -1}, "class -1; expected 0 to 4: there are 5"),
-        ({"of_class": "-1"}, "class -1; expected 0 to 4"),
+        ({"method": "pool"}, "method 'pool' needs a model with attention pooling"),
+        ({"token": "2,0"}, "token is '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,2"),
+        ({"token": "0,3"}, "token is '0,3'; expected"),
+        ({"token": "-1,0"}, "token is '-1,0'; expected"),
+        ({"token": "1"}, "token is '1'; expected"),
+        ({"token": "1,1,1"}, "token is '1,1,1'; expected"),
+        ({"token": "1,"}, "token is '1,'; expected"),
+        ({"token": "²,0"}, "token is '²,0'; expected"),
+        ({"token": "0," + "9" * 5000}, "token is '0,9999"),
+        ({"token": "distill"}, "token is 'distill'; expected one of head, class, or a patch"),
+        ({"token": "register0"}, "token is 'register0'; expected one of head, class, or a patch"),
+        ({"of_class": 5}, "class is 5; expected 0 to 4: there are 5"),
+        ({"of_class": -1}, "class is -1; expected 0 to 4: there are 5"),
+        ({"of_class": "-1"}, "class is -1; expected 0 to 4"),
         ({"of_class": "--1"}, "unknown class '--1'"),
         ({"of_class": "9" * 5000}, "unknown class '9999"),
         ({"of_class": "goldfsh"}, "unknown class 'goldfsh'; did you mean 'goldfish'?"),
         ({"of_class": ""}, "unknown class ''"),
-        ({"of_class": "cat", "labels": None}, "class 'cat' of a model whose classes have no names; expected 0 to 4"),
-        ({"fields": {"classes": 0}, "labels": None, "of_class": 0}, "class 0 of a model without a head; expected one"),
+        (
+            {"of_class": "cat", "labels": None},
+            "class is 'cat', but the classes of this model have no names; expected 0 to 4",
+        ),
+        ({"fields": {"classes": 0}, "labels": None, "of_class": 0}, "class 0 needs a model with classes"),
         (
             {"fields": {"classes": 0}, "labels": None, "method": "grad-rollout"},
-            "method 'grad-rollout' of a model without",
+            "method 'grad-rollout' needs a model with classes",
         ),
-        ({"case": "cct", "method": "pool", "layer": 1}, "layer 1 with method 'pool'; expected none: the pool comes"),
-        ({"case": "cct", "method": "pool", "head": "max"}, "head max with method 'pool'"),
-        ({"case": "cct", "method": "pool", "token": "0,0"}, "token '0,0' with method 'pool'"),
-        ({"case": "cct", "token": "class"}, "token 'class'; expected one of head, or a patch as row,column"),
-        ({"case": "distilled", "token": "register0"}, "token 'register0'; expected one of head, class, distill, or"),
+        (
+            {"case": "cct", "method": "pool", "layer": 1},
+            "layer 1 cannot be combined with method 'pool', which comes after",
+        ),
+        ({"case": "cct", "method": "pool", "head": "max"}, "head max cannot be combined with method 'pool'"),
+        ({"case": "cct", "method": "pool", "token": "0,0"}, "token '0,0' cannot be combined with method 'pool'"),
+        ({"case": "cct", "token": "class"}, "token is 'class'; expected one of head, or a patch as row,column"),
+        ({"case": "distilled", "token": "register0"}, "token is 'register0'; expected one of head, class, distill, or"),
     ],
 )
-def test_what_cannot_be_asked(asked: dict[str, Any], says: str) -> None:
+def test_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settled(**asked)
-    assert str(caught.value).startswith(says)
+        resolve(**options)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def mixer() -> Any:
-    """The family of the example, which has patches and no attention."""
+    """The family of the example, which has patches but no attention."""
     path = Path(__file__).parents[2] / "examples" / "own_family.py"
     spec = importlib.util.spec_from_file_location("own_family_without_attention", path)
     assert spec is not None
@@ -135,11 +144,11 @@ def mixer() -> Any:
     ],
 )
 def test_models_without_attention(make: Callable[[], nn.Module], name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} has no attention to look at; expected a transformer of vitrail's"):
+    with pytest.raises(ConfigError, match=f"^{name} has no attention layers; expected a transformer made of vitrail's"):
         Explainer(make(), preprocessing=Preprocessing())
 
 
-def test_places_of_tokens() -> None:
+def test_indices_of_tokens() -> None:
     vit, deit = make_attention_model("learned with registers"), make_attention_model("distilled")
     assert find_token_index("head", vit, 3, (2, 3)) is None
     places = [
@@ -149,25 +158,25 @@ def test_places_of_tokens() -> None:
     assert [find_token_index(token, deit, 2, (2, 3)) for token in ("class", "distill", "1,2")] == [0, 1, 7]
 
 
-def test_numbers_before_names() -> None:
+def test_numbers_take_precedence_over_labels() -> None:
     assert find_class_index("1", 3, ("2", "0", "1")) == 1
     assert find_class_index(2, 3, None) == 2
-    with pytest.raises(ConfigError, match="class 'Crane' is the name of 2 classes; expected a number: 0, 2"):
+    with pytest.raises(ConfigError, match="class 'Crane' is the name of 2 classes; use a number: 0 or 2"):
         find_class_index("Crane", 3, ("crane, bird", "goldfish", "crane, machine"))
 
 
-def test_a_dynamic_model_is_asked_when_its_grid_is_known() -> None:
+def test_tokens_of_a_dynamic_model_are_checked_after_the_pass() -> None:
     model = make_attention_model(dynamic=True)
     explainer = Explainer(model, preprocessing=Preprocessing(image_size=(64, 16)))
     question = explainer.resolve_options(ExplainOptions(token="3,0"))
     _, maps = explainer.compute_maps(random_image_batch(1, (64, 16)), question)
     assert maps.shape == (1, 1, 1, 4, 1)
-    with pytest.raises(ConfigError, match=r"token '3,0'; expected one of head, class, or a patch .* to 1,2"):
+    with pytest.raises(ConfigError, match=r"token is '3,0'; expected one of head, class, or a patch .* to 1,2"):
         explainer.compute_maps(random_image_batch(1), question)
 
 
-def test_a_model_of_ones_own() -> None:
-    """It attends, but has neither blocks nor a grid that could be asked before the pass."""
+def test_a_custom_model() -> None:
+    """It has attention, but neither blocks nor a grid that is known before the pass."""
 
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -188,13 +197,13 @@ def test_a_model_of_ones_own() -> None:
                 random_image_batch(), explainer.resolve_options(ExplainOptions(method=method, token=token))
             )
             assert maps.shape == (2, 1, 1, 2, 3)
-    with pytest.raises(ConfigError, match="token '2,0'"):
+    with pytest.raises(ConfigError, match="token is '2,0'"):
         explainer.compute_maps(random_image_batch(), ExplainOptions(token="2,0"))
-    with pytest.raises(ConfigError, match="method 'norms' of a model without blocks"):
+    with pytest.raises(ConfigError, match="method 'norms' needs a model with `blocks`"):
         explainer.resolve_options(ExplainOptions(method="norms"))
 
 
-def test_words() -> None:
+def test_descriptions_and_titles() -> None:
     assert ExplainOptions().description == "rollout"
     assert ExplainOptions(token="1,2").description == "rollout from patch 1,2"
     assert ExplainOptions(method="attention", token="distill").description == "attention from the distill token"

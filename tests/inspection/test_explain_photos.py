@@ -1,4 +1,4 @@
-"""Public weights, real photos: maps that are finite, not flat, and not all the same."""
+"""Public weights on real photos give maps that are finite, not flat, and different for each photo."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None
     )
     subject = Explainer(model, preprocessing=preprocessing)
     assert len(photos) == 20
-    seen = list[Any]()
+    result = list[Any]()
     for part in (photos[start : start + 5] for start in range(0, 20, 5)):
         _, maps = subject.compute_maps(subject.viewer.see(part), subject.resolve_options(ExplainOptions()))
         assert maps.shape == (5, 1, 1, 14, 14)
@@ -46,6 +46,6 @@ def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None
         assert maps.min() >= 0
         np.testing.assert_allclose(maps.sum((-1, -2)), 1, atol=1e-5)
         assert (maps.std((-1, -2)) > 0.1 / 196).all()  # not flat
-        seen.extend(maps.reshape(5, 196))
-    alike = np.corrcoef(seen)[~np.eye(20, dtype=bool)]
-    assert alike.mean() < 0.9  # and not the same for every photo
+        result.extend(maps.reshape(5, 196))
+    alike = np.corrcoef(result)[~np.eye(20, dtype=bool)]
+    assert alike.mean() < 0.9  # not the same for every photo

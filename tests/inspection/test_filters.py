@@ -21,8 +21,8 @@ def normal(*shape: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("shape", [(40, 3, 2, 3), (5, 1, 4, 4), (12, 4, 1, 2)])
-def test_against_the_eigenvectors_of_the_covariance(shape: tuple[int, ...]) -> None:
-    weight = normal(*shape) * np.linspace(1, 4, shape[-1]) + 2  # with a mean, which is no component
+def test_components_are_eigenvectors_of_the_covariance(shape: tuple[int, ...]) -> None:
+    weight = normal(*shape) * np.linspace(1, 4, shape[-1]) + 2  # the mean is not a component
     components, shares = principal_filters(weight, count=4)
     values, vectors = np.linalg.eigh(np.cov(weight.reshape(len(weight), -1), rowvar=False))
     values, vectors = values[::-1], vectors.T[::-1]
@@ -33,7 +33,7 @@ def test_against_the_eigenvectors_of_the_covariance(shape: tuple[int, ...]) -> N
         assert component[np.abs(component).argmax()] > 0
 
 
-def test_planted_patterns_come_out_in_order() -> None:
+def test_planted_patterns_are_found_in_order() -> None:
     patterns = np.linalg.qr(normal(27, 2))[0].T
     along = np.array([[3.0, 1], [3, -1], [-3, 1], [-3, -1]])  # variances 9 and 1
     weight = (along @ patterns + 5).reshape(4, 3, 3, 3)
@@ -43,18 +43,18 @@ def test_planted_patterns_come_out_in_order() -> None:
         assert component == pytest.approx(pattern * np.sign(pattern[np.abs(pattern).argmax()]))
 
 
-def test_no_direction_in_which_filters_do_not_differ() -> None:
+def test_no_component_without_variance() -> None:
     _, shares = principal_filters(normal(5, 3, 4, 4))
     assert len(shares) == 4
     assert shares.min() > 1e-6
 
 
-def test_fewer_than_asked_for_and_filters_that_do_not_differ() -> None:
+def test_fewer_components_than_requested_and_equal_filters() -> None:
     components, shares = principal_filters(normal(6, 1, 2, 2), count=28)
     assert components.shape == (4, 1, 2, 2)
     assert shares.sum() == pytest.approx(1)
     components, shares = principal_filters(np.ones((3, 1, 2, 2)))
-    assert shares == pytest.approx(np.zeros(2)), "three filters less their mean differ in two directions at most"
+    assert shares == pytest.approx(np.zeros(2)), "three centred filters have rank 2"
     check_figure(plot_filters(components, shares))
 
 
@@ -95,7 +95,7 @@ def test_half_precision_and_models_without_a_convolution() -> None:
     assert find_first_filters(model) is None
 
 
-def test_a_component_is_drawn_with_zero_in_the_middle() -> None:
+def test_zero_is_drawn_as_mid_grey() -> None:
     component = np.array([[[0.0, 0.2], [-0.4, 0.1]]])
     assert filter_to_image(component)[..., 0] == pytest.approx(np.array([[0.5, 0.75], [0.0, 0.625]]))
     coloured = normal(3, 4, 2)
@@ -105,33 +105,33 @@ def test_a_component_is_drawn_with_zero_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "words"),
     [
-        ((40, 3, 16, 16), "in red, green and blue"),
-        ((2, 1, 2, 3), "in grey"),
-        ((40, 5, 3, 1), "as the mean of their 5 channels"),
-        ((40, 3, 16, 2), "in red"),
-        ((40, 3, 4, 32), "in red"),
+        ((40, 3, 16, 16), "in RGB"),
+        ((2, 1, 2, 3), "in greyscale"),
+        ((40, 5, 3, 1), "as the mean of 5 channels"),
+        ((40, 3, 16, 2), "in RGB"),
+        ((40, 3, 4, 32), "in RGB"),
     ],
 )
-def test_the_plate(shape: tuple[int, ...], said: str) -> None:
+def test_figure(shape: tuple[int, ...], words: str) -> None:
     components, shares = principal_filters(normal(*shape))
-    plate = plot_filters(components, shares)
-    check_figure(plate, "component, from 0: share of the filters' variance (%)", f"0: {100 * shares[0]:.1f} %")
-    assert said in plate.caption
-    assert f"{shares.sum():.1%} of the variance" in plate.caption
-    figure = plate.draw()
+    captioned = plot_filters(components, shares)
+    check_figure(captioned, "component: share of the filters' variance (%)", f"0: {100 * shares[0]:.1f} %")
+    assert words in captioned.caption
+    assert f"{shares.sum():.1%} of the filters' variance" in captioned.caption
+    figure = captioned.draw()
     figure.draw_without_rendering()
-    shown = [axes for axes in figure.axes if axes.images]
-    assert len(shown) == len(components)
-    for left, right in pairwise(shown[:7]):
+    with_image = [axes for axes in figure.axes if axes.images]
+    assert len(with_image) == len(components)
+    for left, right in pairwise(with_image[:7]):
         assert left.xaxis.label.get_window_extent().x1 < right.xaxis.label.get_window_extent().x0, "labels overlap"
 
 
-def test_shapes_that_do_not_fit() -> None:
+def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ConfigError, match="width, channels, rows, columns"):
         principal_filters(np.ones((4, 3)))
     with pytest.raises(ConfigError, match="0 components"):
         principal_filters(np.ones((4, 3, 2, 2)), count=0)
-    with pytest.raises(ConfigError, match="as principal_filters gives them"):
+    with pytest.raises(ConfigError, match="as from principal_filters"):
         plot_filters(np.ones((4, 3, 2, 2)), np.ones(3))

@@ -1,4 +1,4 @@
-"""All that can be seen of a model: of every family, with pictures and without."""
+"""All figures of a model: of every family, with and without images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from vitrail.inspection.capture import capture_attention
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
-from vitrail.inspection.patch_removal import probabilities_without_patches
+from vitrail.inspection.occlusion import probabilities_without_patches
 from vitrail.predict.viewer import Viewer
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
@@ -52,58 +52,58 @@ def photos(count: int) -> list[Any]:
     return [random_array(40, 56, 3, seed=number) for number in range(count)]
 
 
-def names(seen: Any) -> list[str]:
-    return [plate.name for plate in seen.figures]
+def names(result: Any) -> list[str]:
+    return [captioned.name for captioned in result.figures]
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_family(kind: str) -> None:
     subject = explainer(kind)
-    seen = look(subject, photos(5), batch=2)
+    result = look(subject, photos(5), batch=2)
     expected = {"filters", *MOVING, "alignment"}
     expected |= {"position_similarity"} if kind not in ("registers", "relative") else set()
     expected |= {"token_similarity"} if kind == "distilled" else set()
     expected |= {"occlusion"} if kind != "headless" else set()
-    assert set(names(seen)) == expected
-    assert len(names(seen)) == len(expected)
-    assert seen.images == 5
-    assert seen.skipped == ()
+    assert set(names(result)) == expected
+    assert len(names(result)) == len(expected)
+    assert result.images == 5
+    assert result.skipped == ()
     missing = {"position similarity": "position_similarity", "occlusion check": "occlusion"}
-    assert [note.split(":")[0] for note in seen.notes] == [k for k, name in missing.items() if name not in expected]
+    assert [note.split(":")[0] for note in result.notes] == [k for k, name in missing.items() if name not in expected]
     (h, w), prefix = subject.model.grid, getattr(subject.model, "prefix", 0)
-    assert seen["attention_distance"].arrays["distances"].shape == (2, 2)
-    assert seen["token_norms"].arrays["norms"].shape == (3, 5, prefix + h * w)
-    assert seen["alignment"].arrays["alignment"].shape == (3, 3)
-    for plate in seen.figures:
-        for values in plate.arrays.values():
-            assert np.isfinite(values).all(), plate.name
+    assert result["attention_distance"].arrays["distances"].shape == (2, 2)
+    assert result["token_norms"].arrays["norms"].shape == (3, 5, prefix + h * w)
+    assert result["alignment"].arrays["alignment"].shape == (3, 3)
+    for captioned in result.figures:
+        for values in captioned.arrays.values():
+            assert np.isfinite(values).all(), captioned.name
 
 
-def test_every_plate_has_its_units() -> None:
+def test_every_figure_has_units() -> None:
     units = {
-        "position_similarity": "cosine",
-        "filters": "component, from 0: share of the filters' variance (%)",
+        "position_similarity": "cosine similarity",
+        "filters": "component: share of the filters' variance (%)",
         "attention_distance": "distance (pixels)",
-        "token_norms": "norm of a token",
-        "token_similarity": "cosine",
+        "token_norms": "token norm",
+        "token_similarity": "cosine similarity",
         "alignment": "linear CKA",
         "occlusion": "patches removed (%)",
     }
-    seen = look(explainer("distilled"), photos(4))
-    assert set(names(seen)) == set(units)
-    for plate in seen.figures:
-        figure = plate.draw()
+    result = look(explainer("distilled"), photos(4))
+    assert set(names(result)) == set(units)
+    for captioned in result.figures:
+        figure = captioned.draw()
         texts = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
-        assert units[plate.name] in (*texts, figure.get_supxlabel())
-        assert plate.caption.endswith(".")
+        assert units[captioned.name] in (*texts, figure.get_supxlabel())
+        assert captioned.caption.endswith(".")
 
 
-def test_distances_are_those_of_the_captured_maps() -> None:
-    subject, pictures = explainer("registers"), photos(3)
-    with torch.no_grad(), capture_attention(subject.model) as seen:
-        subject.model.tokens(subject.viewer.see(pictures))
-    by_hand = np.stack([attention_distance(each.numpy(), (2, 2), (16, 16)) for each in seen.maps], axis=1).mean(0)
-    found = look(subject, pictures, batch=2)["attention_distance"]
+def test_distances_match_the_captured_maps() -> None:
+    subject, images = explainer("registers"), photos(3)
+    with torch.no_grad(), capture_attention(subject.model) as result:
+        subject.model.tokens(subject.viewer.see(images))
+    by_hand = np.stack([attention_distance(each.numpy(), (2, 2), (16, 16)) for each in result.maps], axis=1).mean(0)
+    found = look(subject, images, batch=2)["attention_distance"]
     np.testing.assert_allclose(found.arrays["distances"], by_hand, rtol=1e-5)
     assert "3 images of 32×32 pixels" in found.caption
     assert 0 < by_hand.min() < by_hand.max() < 16 * 2**0.5 * 2
@@ -113,13 +113,15 @@ def test_distances_are_those_of_the_captured_maps() -> None:
 def test_numbers_do_not_depend_on_the_batch(kind: str) -> None:
     subject = explainer(kind)
     one, three, all_ = (look(subject, photos(5), batch=batch) for batch in (1, 3, 99))
-    for plate in one.figures:
-        for name, values in plate.arrays.items():
+    for captioned in one.figures:
+        for name, values in captioned.arrays.items():
             for other in (three, all_):
-                np.testing.assert_allclose(other[plate.name].arrays[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+                np.testing.assert_allclose(
+                    other[captioned.name].arrays[name], values, rtol=1e-4, atol=1e-5, err_msg=name
+                )
 
 
-def test_no_more_than_a_batch_is_taken_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_batch_of_images_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, taken, held, progress = explainer(), [0], list[int](), list[int]()
     plain = subject.model.tokens
 
@@ -139,27 +141,27 @@ def test_no_more_than_a_batch_is_taken_ahead(monkeypatch: pytest.MonkeyPatch) ->
     assert progress == [1] * 8
 
 
-def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped(tmp_path: Path) -> None:
     good = [write_image(tmp_path / f"{n}.png", n) for n in range(4)]
     bad = tmp_path / "broken.png"
-    bad.write_bytes(b"no picture")
-    pictures = [good[0], bad, good[1], tmp_path / "nowhere.png", *good[2:]]
+    bad.write_bytes(b"not an image")
+    images = [good[0], bad, good[1], tmp_path / "nowhere.png", *good[2:]]
     progress = list[int]()
-    seen, without = look(explainer(), pictures, batch=3, progress=progress.append), look(explainer(), good)
-    assert seen.images == 4
-    assert len(seen.skipped) == 2
-    assert "broken.png' is not an image" in seen.skipped[0]
-    assert "nowhere.png' does not exist" in seen.skipped[1]
+    result, without = look(explainer(), images, batch=3, progress=progress.append), look(explainer(), good)
+    assert result.images == 4
+    assert len(result.skipped) == 2
+    assert "broken.png' is not an image" in result.skipped[0]
+    assert "nowhere.png' does not exist" in result.skipped[1]
     assert sum(progress) == 6
-    for plate in without.figures:
-        for name, values in plate.arrays.items():
-            np.testing.assert_allclose(seen[plate.name].arrays[name], values, rtol=1e-4, atol=1e-5)
-    with pytest.raises(DataError, match=r"no picture to look at; 1 cannot be read, for instance .*broken\.png' is no"):
+    for captioned in without.figures:
+        for name, values in captioned.arrays.items():
+            np.testing.assert_allclose(result[captioned.name].arrays[name], values, rtol=1e-4, atol=1e-5)
+    with pytest.raises(DataError, match=r"none of the 1 images can be read, for instance: .*broken\.png' is no"):
         look(explainer(), [bad])
 
 
 @pytest.mark.parametrize("kind", ["vit", "headless"])
-def test_weights_that_are_not_finite(kind: str) -> None:
+def test_weights_of_nan_are_an_error(kind: str) -> None:
     subject = explainer(kind)
     subject.model.blocks[0].mlp.fc1.weight.data[0, 0] = torch.nan
     with pytest.raises(VitrailError, match=r"^the model answers NaN; expected finite weights"):
@@ -168,23 +170,21 @@ def test_weights_that_are_not_finite(kind: str) -> None:
         subject.explain(photos(1)[0])
 
 
-def test_without_pictures() -> None:
-    seen = look(explainer())
-    assert names(seen) == ["position_similarity", "filters"]
-    assert seen.images == 0
-    assert seen.notes == (
-        "no pictures were shown: attention distance, tokens, alignment and the occlusion check need some",
-    )
+def test_without_images() -> None:
+    result = look(explainer())
+    assert names(result) == ["position_similarity", "filters"]
+    assert result.images == 0
+    assert result.notes == ("no images were given: attention distance, tokens, CKA and the occlusion check need some",)
 
 
-def test_few_pictures() -> None:
-    seen = look(explainer(), photos(1))
-    assert "alignment" not in names(seen)
-    assert {*MOVING, "occlusion"} <= set(names(seen))
-    assert "alignment of the layers: too few pictures, 1; expected 4 or more" in seen.notes
+def test_few_images() -> None:
+    result = look(explainer(), photos(1))
+    assert "alignment" not in names(result)
+    assert {*MOVING, "occlusion"} <= set(names(result))
+    assert "similarity of layers: 4 images or more are needed, not 1" in result.notes
 
 
-def test_how_probable_a_class_stays() -> None:
+def test_probabilities_of_the_occlusion_check() -> None:
     subject = explainer()
     pixels = subject.viewer.see(photos(3))
     with torch.no_grad():
@@ -202,18 +202,18 @@ def test_how_probable_a_class_stays() -> None:
     assert not np.allclose(curves["most"], curves["least"])
 
 
-def test_the_check_of_another_method() -> None:
+def test_occlusion_check_of_another_method() -> None:
     subject = explainer("map")
     rollout, pool = (look(subject, photos(2), options=each) for each in (None, ExplainOptions(method="pool")))
     assert not np.allclose(rollout["occlusion"].arrays["most"], pool["occlusion"].arrays["most"])
     np.testing.assert_allclose(rollout["occlusion"].arrays["chance"], pool["occlusion"].arrays["chance"])
     graded = look(subject, photos(2), options=ExplainOptions(method="grad-rollout", of_class=1))
     assert graded["occlusion"].arrays["most"].shape == (2, len(OCCLUSION_SHARES))
-    with pytest.raises(ConfigError, match=r"^layer 2; expected 0 to 1, "):
+    with pytest.raises(ConfigError, match=r"^layer is 2; expected 0 to 1, "):
         look(subject, options=ExplainOptions(method="attention", layer=2))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_is_not_changed() -> None:
     subject = explainer()
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     look(subject, photos(2))
@@ -222,20 +222,20 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in subject.model.parameters())
 
 
-def test_what_does_not_fit(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^batch is 0; expected 1 or more$"):
         look(explainer(), batch=0)
-    with pytest.raises(ConfigError, match=r"^unknown plate 'filter'; did you mean 'filters'\?$"):
+    with pytest.raises(ConfigError, match=r"^unknown figure 'filter'; did you mean 'filters'\?$"):
         _ = look(explainer())["filter"]
     how = vitrail.Preprocessing(image_size=32)
     convnet = vitrail.create("resnet18", image_size=32, stages=(1, 1), width=8, classes=2)
     vitrail.save(convnet, tmp_path / "convnet", preprocessing=how)
-    with pytest.raises(ConfigError, match=r"^ResNet has no attention to look at; expected a transformer"):
+    with pytest.raises(ConfigError, match=r"^ResNet has no attention layers; expected a transformer"):
         look(tmp_path / "convnet")
     assert Viewer(tmp_path / "convnet").classes == 2, "only its attention is missing"
 
 
-def test_a_folder_and_a_model_are_looked_at_alike(tmp_path: Path) -> None:
+def test_folder_and_model_give_the_same_figures(tmp_path: Path) -> None:
     subject = explainer()
     vitrail.save(subject.model, tmp_path / "model", preprocessing=subject.viewer.preprocessing)
     one, two = look(tmp_path / "model", photos(2)), look(subject, photos(2))

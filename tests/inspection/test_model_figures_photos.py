@@ -1,4 +1,4 @@
-"""The public ViT-Ti and DeiT-Ti on real photos: their maps mean something, and they look farther in deeper layers."""
+"""Public ViT-Ti and DeiT-Ti on real photos: maps are meaningful, and attention distance grows with depth."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +17,12 @@ WEIGHTS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_p
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore:.*does not specify")
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_what_is_attended_matters(name: str, shared: Callable[[str], Path]) -> None:
+def test_attended_patches_matter(name: str, shared: Callable[[str], Path]) -> None:
     photos = open_data(shared("imagenet-val-1000"), val_share=1.0).val
     assert photos is not None
-    seen = look(shared(f"weights/{name}"), (each.source for each in sample_evenly(photos, 200)))
-    assert seen.images == 200
-    curves, at = seen["occlusion"].arrays, OCCLUSION_SHARES.index(0.3)
+    result = look(shared(f"weights/{name}"), (each.source for each in sample_evenly(photos, 200)))
+    assert result.images == 200
+    curves, at = result["occlusion"].arrays, OCCLUSION_SHARES.index(0.3)
     assert (curves["least"] - curves["most"])[:, at].mean() >= 0.15
     assert curves["most"][:, at].mean() < curves["chance"][:, at].mean() < curves["least"][:, at].mean()
-    assert rank_correlation(seen["attention_distance"].arrays["distances"].mean(-1)) > 0.9
+    assert rank_correlation(result["attention_distance"].arrays["distances"].mean(-1)) > 0.9

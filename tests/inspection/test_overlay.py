@@ -1,4 +1,4 @@
-"""Maps lie over the part of the photo that the model saw, and the photo keeps its aspect."""
+"""Maps cover the part of the photo that the model receives, and the photo keeps its aspect ratio."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def drawn(
 ) -> Any:
     titles = [[f"layer {row}, head {column}" for column in range(panels.shape[1])] for row in range(len(panels))]
     box = box or (0, 0, size[1], size[0])
-    plate = CaptionedFigure(
+    captioned = CaptionedFigure(
         name="a",
         title="a",
         caption="a.",
@@ -34,20 +34,20 @@ def drawn(
         draw=lambda: draw_overlay(photo(*size), box, panels, titles, heading, "unit", **named),
     )
     if checked:
-        check_figure(plate, "unit")
-    figure = plate.draw()
+        check_figure(captioned, "unit")
+    figure = captioned.draw()
     figure.draw_without_rendering()
     return figure
 
 
-def test_a_small_photo_stays_as_it_is() -> None:
+def test_small_photos_are_not_changed() -> None:
     found, box = shrink_photo(Image.fromarray(photo(50, 70)), (1.5, -2, 68, 52))
     assert np.array_equal(found, photo(50, 70))
     assert box == (1.5, -2, 68, 52)
 
 
 @pytest.mark.parametrize("size", [(1024, 2048), (3000, 777), (513, 512), (1, 5000), (512, 512)])
-def test_a_large_photo_is_shown_smaller_with_its_box(size: tuple[int, int]) -> None:
+def test_large_photos_are_shrunk_with_their_box(size: tuple[int, int]) -> None:
     rows, columns = size
     found, box = shrink_photo(
         Image.new("L", (columns, rows), 7), (0.25 * columns, 0.1 * rows, 0.75 * columns, 1.2 * rows)
@@ -57,17 +57,17 @@ def test_a_large_photo_is_shown_smaller_with_its_box(size: tuple[int, int]) -> N
     assert found.shape[2] == 3
     assert (found == 7).all()
     across, down = found.shape[1], found.shape[0]
-    assert abs(across / columns - down / rows) * max(size) <= max(size) / min(size)  # to a pixel of the new photo
+    assert abs(across / columns - down / rows) * max(size) <= max(size) / min(size)  # to one pixel of the new photo
     np.testing.assert_allclose(box, (0.25 * across, 0.1 * down, 0.75 * across, 1.2 * down))
 
 
 @pytest.mark.parametrize("size", [(40, 60), (60, 40), (30, 400), (400, 30), (1, 1), (2, 500)])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1)])
-def test_the_photo_keeps_its_aspect(size: tuple[int, int], shape: tuple[int, int]) -> None:
+def test_photo_keeps_its_aspect_ratio(size: tuple[int, int], shape: tuple[int, int]) -> None:
     figure = drawn(size, maps(*shape), checked=shape == (1, 1) and size in ((30, 400), (1, 1)))
-    pictures = [axes for axes in figure.axes if axes.images]
-    assert len(pictures) == 2 if shape == (1, 1) else 3
-    for axes in pictures:
+    panels_with_photo = [axes for axes in figure.axes if axes.images]
+    assert len(panels_with_photo) == 2 if shape == (1, 1) else 3
+    for axes in panels_with_photo:
         assert axes.get_aspect() == 1
         assert axes.get_xlim() == (-0.5, size[1] - 0.5)
         assert axes.get_ylim() == (size[0] - 0.5, -0.5)  # the first row on top
@@ -76,8 +76,8 @@ def test_the_photo_keeps_its_aspect(size: tuple[int, int], shape: tuple[int, int
         assert axes.images[0].get_array().shape == (*size, 3)
 
 
-def test_a_map_lies_where_the_model_looked() -> None:
-    """Pixels reach half a pixel to each side of their centre; the first map row is on top."""
+def test_map_covers_the_box() -> None:
+    """Pixel centres are at integers; the first row of the map is on top."""
     panels = maps(1, 2)
     figure = drawn((40, 60), panels, box=(10, 0, 50, 40), checked=False)
     for axes, panel in zip(figure.axes, panels[0], strict=False):
@@ -92,16 +92,16 @@ def test_a_map_lies_where_the_model_looked() -> None:
     assert [axes.get_title() for axes in figure.axes[:2]] == ["layer 0, head 0", "layer 0, head 1"]
 
 
-def test_a_patch_is_marked() -> None:
+def test_query_patch_is_outlined() -> None:
     figure = drawn((40, 60), maps(), box=(0, 10, 60, 30), patch=(1, 2), checked=False)
-    beside, axes = figure.axes[:2]
+    photo_axes, axes = figure.axes[:2]
     for line in axes.lines:
         assert sorted(set(line.get_xdata())) == pytest.approx([39.5, 59.5])
         assert sorted(set(line.get_ydata())) == pytest.approx([19.5, 29.5])
-    assert len(axes.lines) == 2  # dark on light, to be seen on any ground
+    assert len(axes.lines) == 2  # black on white, visible on any background
     assert axes.lines[0].get_color() != axes.lines[1].get_color()
-    assert sorted(set(beside.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of what the model sees
-    assert beside.get_title() == "what the model sees"
+    assert sorted(set(photo_axes.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of the model's input
+    assert photo_axes.get_title() == "model input"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_many_panels(shape: tuple[int, int], expected: tuple[int, int]) -> None:
     figure = drawn((30, 40), maps(*shape), checked=shape == (3, 1))
     grid = figure.axes[0].get_subplotspec().get_gridspec()
     assert (grid.nrows, grid.ncols) == expected
-    pictures = [axes for axes in figure.axes if axes.images]
-    assert len(pictures) == shape[0] * shape[1] + (shape == (1, 1))
-    titles = [axes.get_title() for axes in pictures]
+    panels_with_photo = [axes for axes in figure.axes if axes.images]
+    assert len(panels_with_photo) == shape[0] * shape[1] + (shape == (1, 1))
+    titles = [axes.get_title() for axes in panels_with_photo]
     wanted = [f"layer {row}, head {column}" for row in range(shape[0]) for column in range(shape[1])]
     assert titles[shape == (1, 1) :] == wanted
     empty = [axes for axes in figure.axes[: grid.nrows * grid.ncols] if not axes.images]
@@ -127,12 +127,12 @@ def test_a_flat_map(value: float) -> None:
 
 
 @pytest.mark.parametrize("heading", ["a$b$c_{x} 100 %", "\u732b \u0628 \x00\n\t", "many Words " * 30, "$", ""])
-def test_headings_of_any_kind(heading: str) -> None:
+def test_headings_with_any_characters(heading: str) -> None:
     drawn((40, 30), maps(), heading=heading, checked=len(heading) > 5)
 
 
 @pytest.mark.parametrize("letter", ["i", "W"])
-def test_a_long_name_is_cut_and_what_follows_it_is_not(letter: str) -> None:
+def test_long_names_are_cut_but_not_what_follows(letter: str) -> None:
     figure = draw_overlay(photo(40, 60), (0, 0, 60, 40), maps(), (("",),), f"{letter * 300} 5.7% · rollout", "share")
     figure.draw_without_rendering()
     (line,) = [each for each in figure.texts if each.get_text().startswith(letter)]

@@ -28,7 +28,7 @@ def normal(*shape: int) -> NDArray[np.float64]:
     return np.random.default_rng(0).normal(size=shape)
 
 
-def test_cosines_pair_by_pair() -> None:
+def test_cosines_match_a_loop() -> None:
     table, (h, w) = normal(6, 5), (2, 3)
     found = position_similarity(table, (h, w))
     assert found.shape == (2, 3, 2, 3)
@@ -37,7 +37,7 @@ def test_cosines_pair_by_pair() -> None:
         assert found[a, b, c, d] == pytest.approx(x @ y / (np.sqrt(x @ x) * np.sqrt(y @ y)))
 
 
-def test_sinusoids_know_only_the_offset() -> None:
+def test_sinusoids_depend_on_the_offset_alone() -> None:
     table = sinusoid_1d((3, 4), 32).numpy()
     found = position_similarity(table, (3, 4)).reshape(12, 12)
     for i, j in product(range(12), range(12)):
@@ -45,7 +45,7 @@ def test_sinusoids_know_only_the_offset() -> None:
     assert found[0, 6] < 0.9
 
 
-def test_a_row_of_zeros_and_a_table_that_does_not_fit() -> None:
+def test_rows_of_zeros_and_wrong_shapes() -> None:
     table = normal(4, 3)
     table[2] = 0
     found = position_similarity(table, (2, 2))
@@ -71,15 +71,15 @@ def test_a_row_of_zeros_and_a_table_that_does_not_fit() -> None:
         ("cct_2_3x2_32", {"image_size": (8, 12), "stem": (8,)}),
     ],
 )
-def test_the_table_is_what_every_family_adds_to_its_patches(name: str, fields: dict[str, Any]) -> None:
+def test_table_is_what_every_family_adds_to_its_patches(name: str, fields: dict[str, Any]) -> None:
     model = add_weight_noise(vitrail.create(name, **TOY, **fields))
-    seen: dict[str, Tensor] = {}
+    captured: dict[str, Tensor] = {}
 
     def keep_patches(_: nn.Module, __: Any, out: Tensor) -> None:
-        seen["patches"] = out
+        captured["patches"] = out
 
     def keep_input(_: nn.Module, given: Any) -> None:
-        seen["input"] = given[0]
+        captured["input"] = given[0]
 
     model.get_submodule("patch_embed").register_forward_hook(keep_patches)
     model.get_submodule("blocks.0").register_forward_pre_hook(keep_input)
@@ -88,14 +88,14 @@ def test_the_table_is_what_every_family_adds_to_its_patches(name: str, fields: d
     table = find_position_table(model)
     assert table is not None
     assert table.shape == (6, 16)
-    added = seen["input"][0, -6:] - seen["patches"][0]
+    added = captured["input"][0, -6:] - captured["patches"][0]
     assert table == pytest.approx(added.numpy(), abs=1e-5)
     assert np.abs(table).max() > 0.01
     assert position_similarity(table, (2, 3)).shape == (2, 3, 2, 3)
 
 
 @pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
-def test_no_table_where_nothing_is_added(positions: str) -> None:
+def test_no_table_without_added_positions(positions: str) -> None:
     assert find_position_table(vitrail.create("ViT-Ti/16", image_size=32, positions=positions, **TOY)) is None
 
 
@@ -107,7 +107,7 @@ def test_no_table_where_nothing_is_added(positions: str) -> None:
         (f"{EXAMPLE}:mixer_tiny", {"depth": 1}),
     ],
 )
-def test_no_table_in_convnets_and_the_mixer(name: str, fields: dict[str, Any]) -> None:
+def test_no_table_in_convnets_and_mixers(name: str, fields: dict[str, Any]) -> None:
     assert find_position_table(vitrail.create(name, **fields)) is None
 
 
@@ -117,7 +117,7 @@ def test_the_table_of_a_model_in_half_precision() -> None:
     assert table.dtype == np.float32
 
 
-def test_tiles_lie_where_their_patches_lie() -> None:
+def test_tiles_are_arranged_like_patches() -> None:
     tiles = normal(2, 3, 4, 5)
     whole, middles, centres = tile_maps(tiles)
     assert (len(middles), len(centres)) == (2, 3)
@@ -132,23 +132,23 @@ def test_tiles_lie_where_their_patches_lie() -> None:
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (14, 14), (1, 1), (1, 7), (9, 2), (3, 20)])
-def test_the_plate(grid: tuple[int, int]) -> None:
+def test_figure(grid: tuple[int, int]) -> None:
     similarity = position_similarity(normal(grid[0] * grid[1], 8), grid)
-    plate = plot_position_similarity(similarity)
-    check_figure(plate, "column of the patch, from 0", "row of the patch, from 0", "cosine")
-    assert ("evenly spread" in plate.caption) == (max(grid) > 16)
-    axes, bar = plate.draw().axes
+    figure = plot_position_similarity(similarity)
+    check_figure(figure, "patch column", "patch row", "cosine similarity")
+    assert ("evenly spaced" in figure.caption) == (max(grid) > 16)
+    axes, bar = figure.draw().axes
     low, high = axes.images[0].get_clim()
     assert (low, high) == (min(0, similarity.min()), 1)
-    assert np.array_equal(plate.arrays["similarity"], similarity)
-    assert bar.get_ylabel() == "cosine"
+    assert np.array_equal(figure.arrays["similarity"], similarity)
+    assert bar.get_ylabel() == "cosine similarity"
 
 
-def test_many_patches_are_drawn_in_part_and_this_is_said() -> None:
+def test_caption_says_how_many_tiles_are_shown() -> None:
     similarity = position_similarity(normal(3 * 20, 8), (3, 20))
-    plate = plot_position_similarity(similarity)
-    assert "Of the 3×20 maps, 3×16 are drawn" in plate.caption
-    axes = plate.draw().axes[0]
+    figure = plot_position_similarity(similarity)
+    assert "3×16 evenly spaced tiles of 3×20 are shown" in figure.caption
+    axes = figure.draw().axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["0", "3", "5"]
     with pytest.raises(ConfigError, match=r"\(h, w, h, w\)"):
         plot_position_similarity(similarity[:2])

@@ -1,4 +1,4 @@
-"""The figures that `vitrail models` reads are complete and true."""
+"""The stored costs that `vitrail models` reads are complete and up to date."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ def stored(name: str) -> PresetCost:
     return PresetCost(**entry)
 
 
-def test_every_preset_is_there() -> None:
+def test_every_preset_is_stored() -> None:
     assert list(STORED) == vitrail.list_models(), "run `make costs`"
     assert COSTS_FILE.read_text("utf-8") == format_costs_json({name: stored(name) for name in STORED})
 
@@ -34,11 +34,11 @@ def test_every_preset_is_there() -> None:
         "regnety_040",
     ],
 )
-def test_figures_of_one_model_of_each_kind(name: str) -> None:
+def test_costs_of_one_model_of_each_kind(name: str) -> None:
     assert compute_preset_cost(name) == stored(name), "run `make costs`"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", vitrail.list_models())
-def test_all_figures(name: str) -> None:
+def test_all_costs(name: str) -> None:
     assert compute_preset_cost(name) == stored(name), "run `make costs`"

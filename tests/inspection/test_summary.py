@@ -1,4 +1,4 @@
-"""What the table says is what the model holds, gives and keeps."""
+"""The summary matches the parameters, outputs and activations of the model."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def summary(name: str, depth: int = 9, batch: int = 1, **fields: Any) -> ModelSu
         return vitrail.summarize(vitrail.create(name, **fields), depth=depth, batch=batch)
 
 
-def test_base_16_has_the_papers_parameters_with_and_without_the_bare_ones() -> None:
+def test_vit_base_has_the_parameters_of_the_paper() -> None:
     found = summary("ViT-B/16")
     assert found.parameters == found.trainable == 86_567_656
     assert found.parameters - found.bare == 86_415_592
@@ -32,7 +32,7 @@ def test_rows_add_up(name: str) -> None:
     assert sum(row.parameters for row in leaves) == whole.parameters
 
 
-def test_shapes_and_kept_activations_are_those_of_a_real_pass() -> None:
+def test_shapes_and_activations_match_a_real_pass() -> None:
     model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=2)
     found = vitrail.summarize(model, batch=3, depth=9)
     shapes, kept = dict[str, tuple[int, ...]](), 0
@@ -54,7 +54,7 @@ def test_shapes_and_kept_activations_are_those_of_a_real_pass() -> None:
             assert row.shape == shapes[row.path], row.path
 
 
-def test_the_estimate_of_activations_is_near_what_autograd_keeps() -> None:
+def test_estimated_activations_are_near_those_of_autograd() -> None:
     model = vitrail.create("vit_tiny_patch16_224").train()
     weights, kept = {parameter.data_ptr() for parameter in model.parameters()}, dict[int, int]()
 
@@ -71,8 +71,8 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps() -> None:
     assert abs(sum(kept.values()) / estimate - 1) < 0.1
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, inside its compiler
-def test_it_is_the_model_that_is_described_not_its_config() -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from torch's compiler
+def test_summary_describes_the_model_not_its_config() -> None:
     model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=1)
     model.head = torch.nn.Linear(192, 5)
     model.blocks.requires_grad_(False)
@@ -84,10 +84,10 @@ def test_it_is_the_model_that_is_described_not_its_config() -> None:
     assert vitrail.summarize(compiled) == found
 
 
-def test_what_cannot_be_summarised_is_refused() -> None:
-    with pytest.raises(vitrail.ConfigError, match=r"Linear has no config; expected a model of a family"):
+def test_errors() -> None:
+    with pytest.raises(vitrail.ConfigError, match=r"Linear has no config; expected a model"):
         vitrail.summarize(torch.nn.Linear(2, 2))
-    with pytest.raises(vitrail.ConfigError, match=r"batch is 0; expected 1 or more"):
+    with pytest.raises(vitrail.ConfigError, match=r"`batch` is 0; expected 1 or more"):
         summary("ViT-Ti/16", depth=1, batch=0)
 
 
@@ -103,19 +103,19 @@ def test_macs_count_all_tokens_of_the_last_block_and_scale_with_the_batch() -> N
     assert one.macs == 2 * blocks[0] + 16 * 3 * 16 * 16 * d + d * 1000
 
 
-def test_frozen_tables_are_parameters_that_are_not_trained() -> None:
+def test_frozen_tables_are_not_trainable() -> None:
     found = summary("ViT-Ti/16", positions="sincos")
     assert found.parameters - found.trainable == 197 * 192
 
 
-def test_the_model_itself_is_left_alone() -> None:
+def test_model_is_not_changed() -> None:
     model = vitrail.create("vit_tiny_patch16_224", image_size=64, depth=1)
     vitrail.summarize(model)
     assert not any(vars(module)["_forward_hooks"] for module in model.modules())
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 
-def test_the_table() -> None:
+def test_text_of_the_table() -> None:
     text = str(summary("vit_tiny_patch16_224", depth=1, image_size=64, classes=10))
     assert text.splitlines()[0] == "ViT, input 1×3×64×64"
     assert "pos_embed    parameter   1×17×192           3,264" in text

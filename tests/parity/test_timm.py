@@ -1,6 +1,7 @@
-"""Against timm: its state dict loads strictly, by name, and the logits agree. Toy sizes, and full sizes marked slow.
+"""Models are compared with timm: its state dict loads strictly by name, and the logits agree.
 
-Of a CaiT by the table of names: the factors of its blocks and keys and values of its class blocks are called otherwise.
+Toy sizes are always tested, full sizes are marked slow. A CaiT is loaded through its name table: LayerScale, and the
+keys and values of its class blocks, have other names.
 """
 
 from collections.abc import Callable
@@ -29,13 +30,13 @@ TOLERANCE = 1e-5
 
 
 def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_within: float = 0.0) -> None:
-    """Loads their random weights into ours by name, strictly, and compares logits and tokens.
+    """Load their random weights into ours by name, strictly, and compare logits and tokens.
 
-    The tokens come from the same operations in the same order: bit by bit the same. Our logits need not be, since the
-    last block computes only what the head reads.
+    Tokens come from the same operations in the same order, so they are bit-identical. Our logits need not be: the last
+    block computes only what the head reads.
     """
     add_weight_noise(theirs)
-    ours.load_state_dict(state_of(theirs))
+    ours.load_state_dict(get_renamed_tensors(theirs))
     ours.eval()
     images = torch.randn(2, 3, *size)
     with torch.inference_mode():
@@ -45,8 +46,8 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
         assert (ours.tokens(images) - theirs.forward_features(images)).abs().max() <= tokens_within
 
 
-def state_of(theirs: nn.Module) -> dict[str, Tensor]:
-    """Their state dict under our names, which are theirs but for a CaiT; nothing is left over."""
+def get_renamed_tensors(theirs: nn.Module) -> dict[str, Tensor]:
+    """Their state dict with our names, which differ only for a CaiT; no tensor is left over."""
     if not isinstance(theirs, Cait):
         return theirs.state_dict()
     tensors, unknown = rename_to_ours(theirs.state_dict(), CAIT_TABLE)
@@ -91,7 +92,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], ViTConfig]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vit(case: str) -> None:
+def test_vit_equals_timm(case: str) -> None:
     theirs, ours = CASES[case]
     assert_equal_models(theirs(), ViT(ours()), (32, 32))
 
@@ -109,16 +110,16 @@ def test_dynamic_sizes_resample_positions_as_timm_does(size: tuple[int, int]) ->
 DEIT = partial(DeiTConfig, image_size=32, patch_size=8, width=48, depth=3, heads=4, classes=7)
 
 
-def test_deit() -> None:
+def test_deit_equals_timm() -> None:
     assert_equal_models(THEIRS(), DeiT(DEIT()), (32, 32))
 
 
-def test_deit3() -> None:
+def test_deit3_equals_timm() -> None:
     theirs = THEIRS(init_values=0.1, no_embed_class=True)
     assert_equal_models(theirs, DeiT(DEIT(layer_scale=0.1, prefix_positions=False)), (32, 32))
 
 
-def test_distilled_deit() -> None:
+def test_distilled_deit_equals_timm() -> None:
     theirs = VisionTransformerDistilled(
         img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7, weight_init="jax"
     )
@@ -142,7 +143,7 @@ def test_distilled_deit() -> None:
     ],
     ids=["plain", "oblong", "no head", "another MLP"],
 )
-def test_cait(fields: dict[str, Any], own: dict[str, Any]) -> None:
+def test_cait_equals_timm(fields: dict[str, Any], own: dict[str, Any]) -> None:
     given: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4}
     given |= {"num_classes": 7, "init_values": 0.1, **fields}
     sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 3, "heads": 4, "classes": 7}
@@ -150,17 +151,17 @@ def test_cait(fields: dict[str, Any], own: dict[str, Any]) -> None:
     assert_equal_models(Cait(**given), CaiT(config), pair(config.image_size), tokens_within=TOLERANCE)
 
 
-def test_training_gradients_of_a_cait_are_timms() -> None:
+def test_training_gradients_of_a_cait_equal_timm() -> None:
     theirs = add_weight_noise(
         Cait(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7, init_values=0.1)
     )
     ours = CaiT(CaiTConfig(image_size=32, patch_size=8, width=48, depth=2, heads=4, classes=7))
-    ours.load_state_dict(state_of(theirs))
+    ours.load_state_dict(get_renamed_tensors(theirs))
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     for model in (theirs, ours):
         nn.functional.cross_entropy(model.train()(images), labels).backward()
-    slopes = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
-    expected, _ = rename_to_ours(slopes, CAIT_TABLE)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    expected, _ = rename_to_ours(gradients, CAIT_TABLE)
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
@@ -170,14 +171,14 @@ HYBRIDS = ["vit_base_r50_s16_224", "vit_small_r26_s32_224", "vit_tiny_r_s16_p8_2
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_hybrid(name: str) -> None:
+def test_hybrid_equals_timm(name: str) -> None:
     theirs = timm.create_model(name, img_size=64, depth=2, num_classes=7)
     ours = vitrail.create(name, image_size=64, depth=2, classes=7)
     assert_equal_models(theirs, ours, (64, 64), tokens_within=TOLERANCE)
 
 
-def test_training_gradients_are_timms() -> None:
-    """Also where our last block computes only the class token."""
+def test_training_gradients_equal_timm() -> None:
+    """Gradients agree although our last block computes only the class token."""
     theirs, ours = add_weight_noise(THEIRS()), ViT(OURS())
     ours.load_state_dict(theirs.state_dict())
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
@@ -224,14 +225,14 @@ FULL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
-def test_full_size(name: str) -> None:
-    """The preset as timm builds it, with timm's own starting weights and a head drawn anew."""
+def test_full_size_equals_timm(name: str) -> None:
+    """A preset with timm's initial weights and a new random head."""
     ours: Any = vitrail.create(name)
     theirs = timm_model(name, ours)
     for key, parameter in theirs.named_parameters():
         if key.startswith(("head", "fc.")):
             nn.init.normal_(parameter, std=0.02)
-    ours.load_state_dict(state_of(theirs.eval()))
+    ours.load_state_dict(get_renamed_tensors(theirs.eval()))
     ours.eval()
     images = torch.randn(1, 3, *ours.config.image_size)
     with torch.inference_mode():
@@ -239,21 +240,21 @@ def test_full_size(name: str) -> None:
 
 
 def timm_model(name: str, ours: Any) -> Any:
-    """timm's model of that name, with a head where ours has one."""
+    """timm's model of that name, with a head if ours has one."""
     return timm.create_model(name, num_classes=ours.config.classes)
 
 
-def test_presets_that_timm_has_too_are_its_own() -> None:
-    """Name by name the same tensors of the same shapes, and what shapes do not show: heads, norms, activations."""
+def test_presets_equal_timm() -> None:
+    """Tensors have the same names and shapes; heads, norms and activations, which shapes do not tell, agree too."""
     shared = [name for name in vitrail.list_models() if timm.is_model(name)]
     assert len(shared) >= 55
     for name in shared:
         with torch.device("meta"):
             ours: Any = vitrail.create(name)
             theirs = timm_model(name, ours)
-        expected = {key: value.shape for key, value in state_of(theirs).items()}
+        expected = {key: value.shape for key, value in get_renamed_tensors(theirs).items()}
         assert {key: value.shape for key, value in ours.state_dict().items()} == expected, name
-        if not hasattr(theirs, "blocks"):  # a convnet: its norms and activations are compared at toy size
+        if not hasattr(theirs, "blocks"):  # norms and activations of convnets are compared at toy size
             continue
         block = theirs.blocks[0]
         assert (block.attn.num_heads, block.norm1.eps) == (ours.config.heads, ours.config.norm_eps), name

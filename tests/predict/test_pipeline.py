@@ -17,7 +17,7 @@ from vitrail.predict.pipeline import run_pipeline
 
 
 class Doubling:
-    """Gives twice the number that a picture is made of; what it was asked, and by how many at once."""
+    """Returns twice the value of each image; records its batches and how many calls ran at once."""
 
     name, exact = "toy", True
     threads: int | None = 1
@@ -40,7 +40,7 @@ class Doubling:
 
 def prepare(source: Any) -> NDArray[np.uint8]:
     if source == "broken":
-        raise DataError("'broken' is no picture")
+        raise DataError("'broken' is not an image")
     return np.full((2, 2, 1), source, np.uint8)
 
 
@@ -50,7 +50,7 @@ def shown(*sources: Any) -> list[ImageItem]:
 
 @pytest.mark.parametrize("batch", [1, 3, 8, 100])
 @pytest.mark.parametrize("streams", [1, 2, 4])
-def test_in_the_order_given(batch: int, streams: int) -> None:
+def test_results_are_in_the_order_of_the_images(batch: int, streams: int) -> None:
     engine, chance = Doubling(streams), random.Random(batch)
 
     def slowly(source: Any) -> NDArray[np.uint8]:
@@ -65,22 +65,22 @@ def test_in_the_order_given(batch: int, streams: int) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_no_more_calls_at_once_than_streams(streams: int) -> None:
+def test_at_most_as_many_calls_at_once_as_streams(streams: int) -> None:
     engine = Doubling(streams, wait=0.01)
     assert len(list(run_pipeline(engine, shown(*range(24)), prepare, 2))) == 24
     assert engine.most == streams
 
 
-def test_one_that_cannot_be_read_costs_its_own_row() -> None:
+def test_an_unreadable_image_is_an_error_in_its_own_result() -> None:
     engine = Doubling()
     found = list(run_pipeline(engine, shown(1, "broken", 3, "broken", "broken", "broken", 7), prepare, 2))
     assert [None if row.values is None else row.values[0] for row in found] == [2, None, 6, None, None, None, 14]
-    assert [str(row.error) for row in found if row.values is None] == ["'broken' is no picture"] * 4
+    assert [str(row.error) for row in found if row.values is None] == ["'broken' is not an image"] * 4
     assert sum(engine.batches) == 3
-    assert 0 not in engine.batches, "nothing is computed of a batch without pictures"
+    assert 0 not in engine.batches, "nothing is computed of a batch without images"
 
 
-def test_of_an_endless_stream_few_are_taken_ahead() -> None:
+def test_few_images_are_read_ahead() -> None:
     taken = 0
 
     def endless() -> Iterator[ImageItem]:
@@ -97,7 +97,7 @@ def test_of_an_endless_stream_few_are_taken_ahead() -> None:
     found.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_closed_early_it_stops() -> None:
+def test_it_stops_when_closed_early() -> None:
     before, engine = threading.active_count(), Doubling(wait=0.02)
     found: Any = run_pipeline(engine, (ImageItem(n % 200, str(n)) for n in range(10_000)), prepare, 2)
     next(found)
@@ -113,7 +113,7 @@ class ToyError(Exception):
     pass
 
 
-def test_what_an_engine_raises_is_raised() -> None:
+def test_errors_of_the_engine_are_raised() -> None:
     class Failing(Doubling):
         def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
             if pixels.max() >= 6:
@@ -127,22 +127,22 @@ def test_what_an_engine_raises_is_raised() -> None:
     assert threading.active_count() == before
 
 
-def test_what_is_no_fault_of_a_picture_is_raised() -> None:
+def test_errors_other_than_bad_images_are_raised() -> None:
     def wrong(source: Any) -> NDArray[np.uint8]:
         raise ToyError if source == 5 else DataError("no")
 
     with pytest.raises(ToyError):
         list(run_pipeline(Doubling(), shown(*range(9)), wrong, 2))
 
-    def pictures() -> Iterator[ImageItem]:
+    def images() -> Iterator[ImageItem]:
         yield from shown(1, 2, 3)
         raise ToyError
 
     with pytest.raises(ToyError):
-        list(run_pipeline(Doubling(), pictures(), prepare, 1))
+        list(run_pipeline(Doubling(), images(), prepare, 1))
 
 
-def test_while_one_computes_another_decodes() -> None:
+def test_decoding_overlaps_with_computing() -> None:
     """Of one stream too: decoding and computing of so many batches takes less than one after the other."""
     met = threading.Event()
 
@@ -160,5 +160,5 @@ def test_while_one_computes_another_decodes() -> None:
     assert len(list(run_pipeline(Waiting(), shown(0, 1, 2), second_is_seen, 1))) == 3
 
 
-def test_none_at_all() -> None:
+def test_no_images_no_results() -> None:
     assert list(run_pipeline(Doubling(), [], prepare, 4)) == []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    """Headless Chromium, for one file of tests: as long as it is open, an event loop runs in this thread."""
+    """Headless Chromium for one test file: while it is open, an event loop runs in this thread."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `test`")
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:

@@ -1,4 +1,4 @@
-"""Pages as a reader meets them: from disk, on a phone and at a desk, by day and by night."""
+"""Pages in a browser: from disk, at the width of a phone and of a desktop, in light and dark mode."""
 
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 EVIL = "<script>alert(1)</script>"
 
 
-def plate(kind: Literal["lines", "map", "photo", "dots"], width: float, height: float) -> CaptionedFigure:
+def captioned(kind: Literal["lines", "map", "photo", "dots"], width: float, height: float) -> CaptionedFigure:
     rng = np.random.default_rng(0)
 
     def draw():
@@ -41,15 +41,17 @@ def plate(kind: Literal["lines", "map", "photo", "dots"], width: float, height: 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that a page may hold, with names that do not fit and that mean ill."""
+    """A page with everything, including long and malicious names."""
     long = "a_name_without_an_end_" * 12
     rows = [(EVIL, "97.1 %", long), ('"><img src=x onerror=alert(1)>', "0.3 %", "bee\u202e\x00\udcff")]
     many = [(*(f"{n}·{m}" for m in range(30)),) for n in range(3)]
     sections = [
         PageSection(title=f"Answers {EVIL}", text=f"{long}\n\n{EVIL}", table=(("photo", "share", "note"), rows, "lrl")),
-        PageSection(title="Maps", figures=[plate("lines", 7, 4), plate("map", 11, 4), plate("lines", 3, 2)]),
         PageSection(
-            title="Photos", figures=[plate("photo", 4, 3), plate("dots", 5, 4)], table=(many[0], many, 30 * "r")
+            title="Maps", figures=[captioned("lines", 7, 4), captioned("map", 11, 4), captioned("lines", 3, 2)]
+        ),
+        PageSection(
+            title="Photos", figures=[captioned("photo", 4, 3), captioned("dots", 5, 4)], table=(many[0], many, 30 * "r")
         ),
         PageSection(title=long, preformatted=f"{long} {EVIL}\n" * 3),
     ]
@@ -59,36 +61,38 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOUR_SCHEMES)))
-def test_a_page_is_drawn_and_read(browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]) -> None:
-    seen = open_in_browser(browser, page, width=width, scheme=scheme)
-    assert find_page_faults(seen, figures=5) == []
-    assert [each.kind for each in seen.figures] == ["svg", "svg", "svg", "svg", "img"]
-    assert (sum(seen.background) < 150) == (scheme == "dark")
-    assert seen.text.count(EVIL) == 2 + 3 + 5 + 3  # title and contents, table and text, captions, preformatted
+def test_page_is_rendered_without_faults(
+    browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    rendered = open_in_browser(browser, page, width=width, scheme=scheme)
+    assert find_page_faults(rendered, figures=5) == []
+    assert [each.kind for each in rendered.figures] == ["svg", "svg", "svg", "svg", "img"]
+    assert (sum(rendered.background) < 150) == (scheme == "dark")
+    assert rendered.text.count(EVIL) == 2 + 3 + 5 + 3  # title and contents, table and text, captions, preformatted
 
 
-def test_a_figure_keeps_its_own_size(browser: "Browser", page: Path) -> None:
+def test_figures_keep_their_size(browser: "Browser", page: Path) -> None:
     wide = [each.width for each in open_in_browser(browser, page, width=1200, scheme="light").figures]
     assert wide == pytest.approx([7 * 96, 11 * 96, 3 * 96, 4 * 96, 5 * 96], abs=3)
     phone = [each.width for each in open_in_browser(browser, page, width=360, scheme="light").figures]
-    assert phone == pytest.approx([7 * 48, 11 * 48, 3 * 96, 312, 312], abs=3)  # letters stay readable
+    assert phone == pytest.approx([7 * 48, 11 * 48, 3 * 96, 312, 312], abs=3)  # text stays legible
 
 
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
-        (("<main>", "<main><script>0</script>"), "said "),
-        (("<main>", '<main><img src="https://vitrail.invalid/a.png">'), "said "),
-        (("<main>", '<main><img src="beside.png">'), "said "),
+        (("<main>", "<main><script>0</script>"), "error "),
+        (("<main>", '<main><img src="https://vitrail.invalid/a.png">'), "error "),
+        (("<main>", '<main><img src="beside.png">'), "error "),
         (('href="#figure-2-', 'href="#figure-9-'), "figure 2 is not drawn"),
         (("data:image/webp;base64,UklGR", "data:image/webp;base64,AAAAA"), "figure "),
         (("--ink:#22262b", "--ink:#999999"), "text of contrast 2."),
         (("overflow-wrap:anywhere", "overflow-wrap:normal"), "pixels wider than the window"),
-        (('role="img"', ""), "figure 1 does not say what it shows"),
+        (('role="img"', ""), "figure 1 has no text alternative"),
         (("</main>", "<figure><div class=card></div></figure></main>"), "figure 6 is not drawn"),
     ],
 )
-def test_the_checks_can_fail(
+def test_page_checks_can_fail(
     browser: "Browser", page: Path, tmp_path: Path, damage: tuple[str, str], fault: str
 ) -> None:
     text = page.read_text("utf-8")
@@ -99,17 +103,17 @@ def test_the_checks_can_fail(
     assert any(fault in each for each in found), found
 
 
-def test_without_its_policy_a_page_would_ask(browser: "Browser", page: Path, tmp_path: Path) -> None:
+def test_content_security_policy_prevents_requests(browser: "Browser", page: Path, tmp_path: Path) -> None:
     text = page.read_text("utf-8").replace("http-equiv", "name")
     leaking = tmp_path / "leaking.html"
     leaking.write_text(text.replace("<main>", '<main><img src="beside.png"><script>alert(1)</script>'), "utf-8")
     found = find_page_faults(open_in_browser(browser, leaking, width=360, scheme="light"), figures=5)
-    assert f"asked for {(tmp_path / 'beside.png').as_uri()}" in found
-    assert "said dialogue: 1" in found
+    assert f"requested {(tmp_path / 'beside.png').as_uri()}" in found
+    assert "error dialog: 1" in found
     assert "1 scripts" in found
 
 
-def test_the_lessons(browser: "Browser", tmp_path: Path) -> None:
+def test_lessons_page(browser: "Browser", tmp_path: Path) -> None:
     build_app()(["lessons", "-o", str(tmp_path / "lessons.html")], result_action="return_value")
     for width in WINDOW_WIDTHS:
         assert (

@@ -1,4 +1,4 @@
-"""A model's report as a reader meets it: every figure drawn, nothing asked of anyone, evil names only shown."""
+"""The report on a model: every figure is drawn, nothing is fetched, malicious names are escaped."""
 
 import re
 from pathlib import Path
@@ -29,9 +29,9 @@ ALL = (
     "Occlusion check",
     "Similarity of position embeddings",
     "Principal components of the first filters",
-    "Norms of the tokens",
-    "Similarity of class and distillation token",
-    "Alignment of the layers",
+    "Token norms",
+    "Similarity of class and distillation tokens",
+    "Similarity of layers (CKA)",
 )
 
 
@@ -55,72 +55,72 @@ def photos(folder: Path, count: int) -> list[ImageItem]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    shown = photos(folder / "photos", 5)
-    Path(shown[4].source).write_bytes(b"no picture")
+    items = photos(folder / "photos", 5)
+    Path(items[4].source).write_bytes(b"not an image")
     write_page(
-        render_page(*build_model_report(explainer(), f"runs/{EVIL}", shown, explained=2)), folder / "report #1?.html"
+        render_page(*build_model_report(explainer(), f"runs/{EVIL}", items, explained=2)), folder / "report #1?.html"
     )
     return folder / "report #1?.html"
 
 
-def titles(seen: RenderedPage) -> list[str]:
-    found = [re.match(r"Figure \d+\. (.*?)\. ", each.caption) for each in seen.figures]
+def titles(rendered: RenderedPage) -> list[str]:
+    found = [re.match(r"Figure \d+\. (.*?)\. ", each.caption) for each in rendered.figures]
     return [each.group(1) for each in found if each]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1200, "light"), (360, "light")])
-def test_the_whole_report(browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]) -> None:
-    seen = open_in_browser(browser, page, width=width, scheme=scheme)
-    assert find_page_faults(seen, figures=2 + len(ALL)) == []
-    assert titles(seen) == [f"0{EVIL_NAME}: rollout", f"0{EVIL_NAME}: grad-rollout", *ALL]
-    assert (sum(seen.background) < 150) == (scheme == "dark")
+def test_complete_report(browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]) -> None:
+    rendered = open_in_browser(browser, page, width=width, scheme=scheme)
+    assert find_page_faults(rendered, figures=2 + len(ALL)) == []
+    assert titles(rendered) == [f"0{EVIL_NAME}: rollout", f"0{EVIL_NAME}: grad-rollout", *ALL]
+    assert (sum(rendered.background) < 150) == (scheme == "dark")
 
 
-def test_evil_names_are_only_shown(browser: "Browser", page: Path) -> None:
-    seen = open_in_browser(browser, page, width=1200, scheme="light")
-    lines = seen.text.splitlines()
-    assert lines[0] == "script>", "of runs/<script>alert(1)</script> the part behind the last stroke"
+def test_malicious_names_are_escaped(browser: "Browser", page: Path) -> None:
+    rendered = open_in_browser(browser, page, width=1200, scheme="light")
+    lines = rendered.text.splitlines()
+    assert lines[0] == "script>", "the last part of the path runs/<script>alert(1)</script>"
     (row,) = [line.split("\t") for line in lines if line.startswith(f"0{EVIL_NAME}\t")]
     assert row[1] == EVIL
     names = {cell.rpartition(" ")[0] for cell in row[2:]}
     assert names <= {EVIL, LABELS[1], LABELS[2], "蜂\\u202e\\x00"}
     assert len(names) == 3
     assert sum(float(cell.rpartition(" ")[2][:-1]) for cell in row[2:]) <= 100
-    last = seen.text.split("What is not here")[-1]
-    assert last.count(f"4{EVIL_NAME}' is not an image") == 1, "said once, though it was to be shown and looked at"
-    assert "Seen with 4 pictures." in seen.text
+    last = rendered.text.split("Not included")[-1]
+    assert last.count(f"4{EVIL_NAME}' is not an image") == 1, "reported once, though it was read twice"
+    assert "Figures over 4 images." in rendered.text
 
 
-def test_what_the_page_says(tmp_path: Path) -> None:
+def test_contents_of_the_report(tmp_path: Path) -> None:
     subject, steps = explainer(), list[int]()
     title, lead, sections = build_model_report(
         subject, "runs/demo/", photos(tmp_path / "a", 7), explained=3, progress=steps.append
     )
     assert title == "demo"
-    assert lead.startswith("DeiT, 0.0 million parameters, pictures of 32×32 pixels, 4 classes. Seen with 7 pictures.")
+    assert lead.startswith("DeiT, 0.0 million parameters, images of 32×32 pixels, 4 classes. Figures over 7 images.")
     assert steps == [1] * (3 + 7)
     assert [each.title for each in sections] == [
-        "The model",
-        "What it answers",
-        "What it looks at",
-        "How far it looks",
-        "Does its attention mean anything?",
-        "What it knows of places",
-        "What its first filters see",
-        "From layer to layer",
-        "Layer by layer",
+        "Model",
+        "Predictions",
+        "Explanations",
+        "Attention distance",
+        "Occlusion check",
+        "Position embeddings",
+        "First-layer filters",
+        "Tokens by layer",
+        "Layers",
     ]
-    _, answers, maps, *_, summary = sections
-    assert answers.table is not None
-    heading, rows, sides = answers.table
-    assert len(heading) == len(sides) == 5
-    assert [row[0] for row in rows] == [f"{n}{EVIL_NAME}" for n in (0, 3, 6)], "evenly from all"
+    _, predictions, maps, *_, summary = sections
+    assert predictions.table is not None
+    heading, rows, alignments = predictions.table
+    assert len(heading) == len(alignments) == 5
+    assert [row[0] for row in rows] == [f"{n}{EVIL_NAME}" for n in (0, 3, 6)], "evenly spaced"
     assert [row[1] for row in rows] == [LABELS[0], LABELS[3], LABELS[2]]
     predictor = vitrail.Predictor(subject.model, preprocessing=subject.viewer.preprocessing, labels=LABELS)
     for row in rows:
         likeliest, *_ = predictor.predict(tmp_path / "a" / row[0]).top
         assert row[2].endswith(f" {likeliest.probability:.1%}")
-    assert [plate.name.rpartition(".")[2] for plate in maps.figures] == ["rollout", "grad-rollout"] * 3
+    assert [figure.name.rpartition(".")[2] for figure in maps.figures] == ["rollout", "grad-rollout"] * 3
     assert "blocks" in summary.preformatted
 
 
@@ -128,33 +128,33 @@ def test_without_a_head(tmp_path: Path) -> None:
     subject = explainer("vit_tiny_patch16_224", classes=0, positions="rotary")
     _, lead, sections = build_model_report(subject, "model", photos(tmp_path / "a", 2))
     assert "without a head" in lead
-    names = [plate.name.rpartition(".")[2] for section in sections for plate in section.figures]
+    names = [figure.name.rpartition(".")[2] for section in sections for figure in section.figures]
     assert names == ["rollout", "rollout", "attention_distance", "filters", "token_norms"]
-    assert "What it answers" not in [each.title for each in sections]
+    assert "Predictions" not in [each.title for each in sections]
     missing = sections[-1]
-    assert missing.title == "What is not here"
+    assert missing.title == "Not included"
     assert [each.split(":")[0] for each in missing.text.split("\n\n")] == [
         "position similarity",
-        "alignment of the layers",
+        "similarity of layers",
         "occlusion check",
     ]
 
 
 @pytest.mark.parametrize("explained", [0, 6])
-def test_without_pictures(explained: int) -> None:
+def test_without_images(explained: int) -> None:
     _, lead, sections = build_model_report(explainer(), "model", explained=explained)
-    assert "Seen" not in lead
-    assert [plate.name for section in sections for plate in section.figures] == ["position_similarity", "filters"]
-    assert sections[-1].text.startswith("no pictures were shown: ")
+    assert "Figures over" not in lead
+    assert [figure.name for section in sections for figure in section.figures] == ["position_similarity", "filters"]
+    assert sections[-1].text.startswith("no images were given: ")
 
 
-def test_fewer_classes_than_the_table_has_room_for(tmp_path: Path) -> None:
+def test_fewer_classes_than_columns(tmp_path: Path) -> None:
     model = add_weight_noise(
         vitrail.create("vit_tiny_patch16_224", image_size=32, depth=1, width=16, heads=2, classes=2), std=0.3
     )
     subject = Explainer(model, preprocessing=vitrail.Preprocessing(image_size=32))
-    (picture,) = photos(tmp_path / "a", 1)
-    _, _, sections = build_model_report(subject, "model", [ImageItem(picture.source, picture.name)])
+    (photo,) = photos(tmp_path / "a", 1)
+    _, _, sections = build_model_report(subject, "model", [ImageItem(photo.source, photo.name)])
     table = sections[1].table
     assert table is not None
     ((name, label, first, second, third),) = table[1]

@@ -1,4 +1,4 @@
-"""What the rows of an ablation are: one thing each, checked before anything is trained."""
+"""Rows of an ablation differ in one ingredient each and are checked before anything is trained."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from support.toy_datasets import write_class_folders
 import vitrail
 from vitrail.errors import VitrailError
 from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, Ablation, AblationRow
-from vitrail.study.ablation_results import AblationLine, AblationTable, RunOutcome
+from vitrail.study.ablation_results import AblationLine, AblationResults, RunOutcome
 from vitrail.study.ablation_runs import find_run_state, list_ablation_runs
 from vitrail.study.plots import save_ablation_plot
 from vitrail.train.plan import plan_request
@@ -36,7 +36,7 @@ def deit(**changes: Any) -> Request:
     return request("deit", {"model": "DeiT-Ti", "fields": fields, "preprocessing": grey, **changes})
 
 
-def test_each_ingredient_of_deit_is_a_row_that_differs_in_it_alone() -> None:
+def test_each_ingredient_of_deit_gives_a_row() -> None:
     ablation = Ablation(deit())
     rows = ablation.build_rows((), (), each=True)
     assert [row.name for row in rows] == ["full"] + [
@@ -68,12 +68,12 @@ def test_each_ingredient_of_deit_is_a_row_that_differs_in_it_alone() -> None:
         ("color_jitter", "did you mean 'jitter'"),
     ],
 )
-def test_what_cannot_be_left_out(words: str, message: str) -> None:
+def test_invalid_ingredients(words: str, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         Ablation(deit()).row_without(words)
 
 
-def test_randaugment_is_the_policy_where_it_is_used() -> None:
+def test_randaugment_is_an_alias_of_policy() -> None:
     ablation = Ablation(deit())
     row = ablation.row_without("randaugment")
     assert row.name == "without-randaugment"
@@ -86,26 +86,26 @@ def test_randaugment_is_the_policy_where_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lr": 5e-3}, "lr=0.005 is what recipe fashion has"),
-        ({"depth": 1}, "depth=1 is what recipe fashion has"),
+        ({"lr": 5e-3}, "lr=0.005 is already the value in recipe fashion"),
+        ({"depth": 1}, "depth=1 is already the value in recipe fashion"),
         ({"dephts": 2}, "unknown setting or model field 'dephts'; did you mean 'depth'"),
         ({"batch_size": 2}, "did you mean 'batch'"),
         ({"heads": 5}, "width 12 cannot be divided by 5 heads"),
         ({"optimizer": "adam"}, "unknown optimizer 'adam'"),
-        ({"seed": 3}, "expected `seeds`"),
-        ({"distill": "soft"}, "distill=soft without a teacher; expected `teacher`"),
+        ({"seed": 3}, "use `seeds`"),
+        ({"distill": "soft"}, "distill=soft needs a teacher; set `teacher`"),
         ({"batch": 9999}, "`batch` 9999 is more than the 6000 training images"),
         ({"train_blocks": 7}, "train_blocks is 7"),
         ({"whiten": True}, "`whiten` is true"),
         ({"early_size": 14}, "`early_size` is 14"),
     ],
 )
-def test_what_cannot_be_replaced(values: dict[str, Any], message: str) -> None:
+def test_invalid_replacements(values: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         Ablation(request()).row_with(values)
 
 
-def test_rows_with_something_replaced() -> None:
+def test_rows_with_replaced_settings() -> None:
     ablation = Ablation(request())
     row = ablation.row_with({"optimizer": "sgd", "lr": 0.1})
     assert row.name == "optimizer-sgd-lr-0.1"
@@ -118,7 +118,7 @@ def test_rows_with_something_replaced() -> None:
     assert len(long.name) <= 80
 
 
-def test_without_pretraining_it_is_the_same_model_at_starting_weights(tmp_path: Path) -> None:
+def test_row_without_pretraining_has_the_same_model(tmp_path: Path) -> None:
     photos = write_class_folders(tmp_path / "photos", ants=8, bees=8)
     model = vitrail.create("DeiT-Ti", image_size=32, width=24, depth=2, heads=2, classes=5)
     how = vitrail.Preprocessing(image_size=32, mean=(0.4, 0.4, 0.4), crop=1.0)
@@ -134,7 +134,7 @@ def test_without_pretraining_it_is_the_same_model_at_starting_weights(tmp_path: 
     assert not torch.equal(tuned.model.state_dict()[name], fresh.model.state_dict()[name])
 
 
-def test_a_teacher_that_is_not_listened_to_is_left_out() -> None:
+def test_unused_teacher_is_dropped() -> None:
     ablation = Ablation(request(teacher="anything"))
     row = ablation.row_without("distill")
     assert dict(row.changes) == {"distill": ("hard", "none")}
@@ -144,7 +144,7 @@ def test_a_teacher_that_is_not_listened_to_is_left_out() -> None:
     assert silent.row_with({"distill": "soft"}).request.teacher == "anything"
 
 
-def test_a_folder_of_other_settings_is_refused_once_it_has_taken_a_step(tmp_path: Path) -> None:
+def test_folder_trained_with_other_settings_is_an_error(tmp_path: Path) -> None:
     mine, other = request(), request(changes={"mixup": 0.8})
     fewer = request(changes={"fields": {**SMALL, "registers": 1}})
     assert find_run_state(tmp_path / "row", mine) == "new"
@@ -152,7 +152,7 @@ def test_a_folder_of_other_settings_is_refused_once_it_has_taken_a_step(tmp_path
     assert find_run_state(tmp_path / "row", mine) == "stopped"
     assert find_run_state(tmp_path / "row", other) == "new"
     run.append_to_log({"step": 1})
-    with pytest.raises(VitrailError, match=r"row was made by other settings: mixup 0, now 0\.8; expected the same"):
+    with pytest.raises(VitrailError, match=r"row was trained with other settings: mixup 0, now 0\.8; use the same"):
         find_run_state(tmp_path / "row", other)
     with pytest.raises(VitrailError, match="registers none, now 1"):
         find_run_state(tmp_path / "row", fewer)
@@ -166,9 +166,9 @@ def line(name: str, *shares: float, failed: str = "") -> AblationLine:
     return AblationLine(row=AblationRow(name=name, request=request()), outcomes=tuple(outcomes))
 
 
-def test_mean_and_standard_deviation_by_hand(tmp_path: Path) -> None:
+def test_mean_and_standard_deviation(tmp_path: Path) -> None:
     lines = (line("full", 0.5, 0.6), line("worse", 0.2, 0.4), line("one", 0.7, failed="NaN"), line("bad", failed="NaN"))
-    table = AblationTable(recipe="mine", data="toys", lines=lines)
+    table = AblationResults(recipe="mine", data="toys", lines=lines)
     full, worse, one, bad = table.cells()
     assert full[2:] == ("55.00 ± 7.07", "", "1.1000 ± 0.1414", "2")  # 0.1 / √2
     assert worse[2:] == ("30.00 ± 14.14", "-25.00", "0.6000 ± 0.2828", "2")
@@ -177,9 +177,9 @@ def test_mean_and_standard_deviation_by_hand(tmp_path: Path) -> None:
     assert lines[0].std("top1") == stdev([0.5, 0.6])
     table.write(tmp_path)
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["points"] == pytest.approx(-25)
-    assert "| worse | the recipe as it is | 30.00 ± 14.14 | -25.00 |" in (tmp_path / "table.md").read_text("utf-8")
+    assert "| worse | the full recipe | 30.00 ± 14.14 | -25.00 |" in (tmp_path / "table.md").read_text("utf-8")
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     assert save_ablation_plot(table, tmp_path / "ablation.png")
     with Image.open(tmp_path / "ablation.png") as drawn:
         assert min(drawn.size) > 200
-    assert not save_ablation_plot(AblationTable(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")
+    assert not save_ablation_plot(AblationResults(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")

@@ -1,4 +1,4 @@
-"""Benchmarks: what is counted and compared, who is left out, and what comes out of it. No time is asserted."""
+"""Benchmarks: what is measured and compared, what is left out, and the results. No times are asserted."""
 
 import sys
 from collections.abc import Callable
@@ -16,15 +16,15 @@ import vitrail
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.study import bench as benches
 from vitrail.study import bench_engines, bench_startup, timing
-from vitrail.study.bench import PROGRESS_PARTS, BenchRequest, run_benchmark
+from vitrail.study.bench import BenchRequest, run_benchmark
 from vitrail.study.bench_engines import ModelFiles, make_predict_step, random_pixels
 from vitrail.study.bench_results import BenchLine, BenchResults
 from vitrail.study.bench_startup import StartupError, StartupMeasurement, measure_startup
-from vitrail.study.timing import CallTimings, MedianAndQuartiles, time_interleaved
+from vitrail.study.timing import PROGRESS_PARTS, CallTimings, MedianAndQuartiles, time_interleaved
 
 
 class Clock:
-    """Time that passes only when somebody works, more slowly in some rounds than in others."""
+    """A clock that advances only with calls, at another speed in some rounds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.slow = 0.0, 1.0
@@ -75,7 +75,7 @@ def line(**changes: Any) -> BenchLine:
     return BenchLine.from_timings(timed, **{**about, **changes})
 
 
-def test_a_machine_that_slows_down_changes_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_do_not_depend_on_load(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     ways = {"slow": clock.way("slow", 0.2), "fast": clock.way("fast", 0.05)}
 
@@ -89,10 +89,10 @@ def test_a_machine_that_slows_down_changes_no_ratio(monkeypatch: pytest.MonkeyPa
     ratio = found["fast"].speedup_over(found["slow"])
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((4, 4, 4))
     assert [len(calls) for calls in found["slow"].rounds] == [1] * 5
-    assert [len(calls) for calls in found["fast"].rounds] == [4] * 5, "short calls are made more often"
+    assert [len(calls) for calls in found["fast"].rounds] == [4] * 5, "short calls are repeated"
 
 
-def test_everyone_has_a_turn_in_every_round_and_the_order_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_has_all_functions_in_shuffled_order(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, shares = Clock(monkeypatch), list[float]()
     time_interleaved({name: clock.way(name, 1.0) for name in "abc"}, rounds=20, warm=False, progress=shares.append)
     orders = ["".join(clock.log[at : at + 3]) for at in range(0, 60, 3)]
@@ -105,20 +105,20 @@ def test_everyone_has_a_turn_in_every_round_and_the_order_changes(monkeypatch: p
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.01, 3), (2.0, 4), (1e9, 500)])
-def test_seconds_are_made_into_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+def test_number_of_rounds_from_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
     clock = Clock(monkeypatch)
     found = time_interleaved({"a": clock.way("a", 0.5), "b": clock.way("b", 0.1)}, seconds=seconds)
     assert len(found["a"].rounds) == rounds
     assert {len(calls) for calls in found["b"].rounds} == {2}
 
 
-def test_a_spread_lies_within_its_numbers() -> None:
+def test_quartiles_lie_within_the_values() -> None:
     assert MedianAndQuartiles.from_values([3.0]) == MedianAndQuartiles(3.0, 3.0, 3.0)
     assert MedianAndQuartiles.from_values([1.0, 9.0]) == MedianAndQuartiles(3.0, 5.0, 7.0)
     assert MedianAndQuartiles.from_values([5.0, 1.0, 4.0, 2.0, 3.0]) == MedianAndQuartiles(2.0, 3.0, 4.0)
 
 
-def test_a_line_counts_pictures_in_rounds_and_latency_in_calls() -> None:
+def test_line_has_images_per_second_and_latency() -> None:
     made = line(starts=[StartupMeasurement(1.0, 50.0), StartupMeasurement(3.0, 70.0), StartupMeasurement(2.0, 60.0)])
     assert made.images_per_second.median == pytest.approx(4 / 0.2)
     assert made.latency == pytest.approx(tuple(1000 * np.percentile([0.1, 0.2, 0.2, 0.3, 0.4, 0.4], (50, 90, 99))))
@@ -137,7 +137,7 @@ def results() -> BenchResults:
     return BenchResults.from_lines(lines, notes=("b: int8 is left out: why",), seed=3)
 
 
-def test_the_table(results: BenchResults) -> None:
+def test_text_of_the_table(results: BenchResults) -> None:
     heading, _, first, second, third, *_, last = str(results).splitlines()
     names = "model pixels batch threads by images/s ms: p50 p90 p99 MB start s to timm quartiles"
     assert " ".join(heading.split()) == names
@@ -150,11 +150,11 @@ def test_the_table(results: BenchResults) -> None:
     assert "start s" not in str(bare)
 
 
-def test_images_a_second_by_model_and_resolution(results: BenchResults) -> None:
-    heading, rows, sides = results.throughput_cells()
+def test_table_of_images_per_second(results: BenchResults) -> None:
+    heading, rows, alignments = results.throughput_cells()
     assert heading == ("model", "pixels", "batch", "threads", "timm", "onnx", "int8 × 2")
     assert rows == [("a", "32", "4", "2", "20.0", "20.0", "20.0"), ("b", "64×48", "4", "2", "20.0", "20.0", "")]
-    assert len(sides) == len(heading)
+    assert len(alignments) == len(heading)
 
 
 def test_files(results: BenchResults, tmp_path: Path) -> None:
@@ -163,24 +163,24 @@ def test_files(results: BenchResults, tmp_path: Path) -> None:
     assert [path.name for path in written] == ["bench.json", "bench.txt", "bench.png"]
     import json
 
-    told = json.loads(written[0].read_text("utf-8"))
-    assert told["lines"][1]["ratio"] == {"low": 1.2, "median": 1.3, "high": 1.5}
-    assert set(told["lines"][1]["latency"]) == {"p50", "p90", "p99"}
-    assert (told["seed"], told["notes"]) == (3, ["b: int8 is left out: why"])
-    assert told["machine"].endswith(("core", "cores"))
-    assert told["versions"]["vitrail"] == vitrail.__version__
+    data = json.loads(written[0].read_text("utf-8"))
+    assert data["lines"][1]["ratio"] == {"low": 1.2, "median": 1.3, "high": 1.5}
+    assert set(data["lines"][1]["latency"]) == {"p50", "p90", "p99"}
+    assert (data["seed"], data["notes"]) == (3, ["b: int8 is left out: why"])
+    assert data["machine"].endswith(("core", "cores"))
+    assert data["versions"]["vitrail"] == vitrail.__version__
 
 
-def test_the_picture(results: BenchResults) -> None:
+def test_figure(results: BenchResults) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     first, *rest = results.lines
     faster = replace(
         first, model="a name $of$ 我 kinds " * 5, images_per_second=MedianAndQuartiles(6000.0, 6000.0, 6000.0)
     )
-    plate = replace(results, lines=(faster, *rest)).figure()
-    check_figure(plate, "images/s, logarithmic", "ratio within a round: median, quartiles")
-    assert plate.arrays["ratio"].shape == (5, 3)
-    assert "int8 × 2 for a, 2.00 × timm." in plate.caption
+    figure = replace(results, lines=(faster, *rest)).figure()
+    check_figure(figure, "images/s, log scale", "ratio within a round (median, quartiles)")
+    assert figure.arrays["ratio"].shape == (5, 3)
+    assert "int8 × 2 for a, 2.00 × timm." in figure.caption
     left, _ = results.figure().draw().axes
     assert left.get_xlabel() == "images/s"
     assert left.get_xlim()[0] == 0
@@ -190,7 +190,7 @@ def test_the_picture(results: BenchResults) -> None:
 @pytest.mark.slow
 def test_engines_and_peers_in_one_run(stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
-    told = list[int]()
+    data = list[int]()
     request = BenchRequest(
         models=[stock.model],
         engines=("eager", "onnx", "int8"),
@@ -200,7 +200,7 @@ def test_engines_and_peers_in_one_run(stock: ModelFiles, monkeypatch: pytest.Mon
         rounds=2,
         starts=0,
     )
-    found = run_benchmark(request, progress=told.append)
+    found = run_benchmark(request, progress=data.append)
     assert found.notes == ()
     split = ["onnx", "onnx × 2", "int8", "int8 × 2"]
     assert [each.way for each in found.lines if each.batch == 1] == ["timm", "eager", "onnx", "int8"]
@@ -209,22 +209,22 @@ def test_engines_and_peers_in_one_run(stock: ModelFiles, monkeypatch: pytest.Mon
     assert all(each.apart is not None and each.apart < 1e-5 for each in found.lines if each.exact)
     assert {each.way for each in found.lines if not each.exact} == {"int8", "int8 × 2"}
     assert all(each.rounds == 2 and each.start is None for each in found.lines)
-    assert sum(told) == request.progress_total == 2 * PROGRESS_PARTS
+    assert sum(data) == request.progress_total == 2 * PROGRESS_PARTS
     assert torch.get_num_threads() == 1, "as before"
 
 
 @pytest.mark.usefixtures("quick")
-def test_by_resolution_and_by_name(tmp_path: Path) -> None:
+def test_presets_at_several_resolutions(tmp_path: Path) -> None:
     models, sizes = ["vit_tiny_patch16_224", "DeiT-Ti-distilled"], [(32, 32), (32, 48)]
     request = BenchRequest(
         models=models, engines=("eager",), sizes=sizes, batches=(1,), threads=(1,), rounds=2, starts=0
     )
-    found = run_benchmark(request, place=tmp_path)
+    found = run_benchmark(request, folder=tmp_path)
     assert [(each.model, each.image_size) for each in found.lines] == [(m, s) for m in models for s in sizes]
 
 
 @pytest.mark.usefixtures("quick")
-def test_who_fails_is_named_and_left_out(stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_engines_are_left_out_with_a_note(stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
     plain, model = bench_engines.make_predict_step, stock.model
 
@@ -243,7 +243,7 @@ def test_who_fails_is_named_and_left_out(stock: ModelFiles, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path) -> None:
+def test_failing_models_do_not_stop_the_others(model: Path, tmp_path: Path) -> None:
     convnet = write_convnet_folder(tmp_path / "convnet")
     request = BenchRequest(
         models=[str(tmp_path / "nowhere.pth"), str(convnet), str(model)],
@@ -254,8 +254,8 @@ def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path
         rounds=2,
         starts=0,
     )
-    told = list[int]()
-    found = run_benchmark(request, place=tmp_path, progress=told.append)
+    data = list[int]()
+    found = run_benchmark(request, folder=tmp_path, progress=data.append)
     assert [(each.model, each.way) for each in found.lines] == [
         (str(convnet), "eager"),
         (str(model), "timm"),
@@ -264,23 +264,23 @@ def test_a_model_that_fails_costs_the_others_nothing(model: Path, tmp_path: Path
     missing, no_place = found.notes
     assert "nowhere.pth" in missing
     assert "timm is left out: timm has no folder for a resnet of free shape" in no_place
-    assert sum(told) == request.progress_total
+    assert sum(data) == request.progress_total
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_peer_with_other_weights_is_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_with_other_weights_are_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = vitrail.create("ViT-Ti/16", image_size=32, classes=3).eval()
     monkeypatch.setattr(bench_engines, "load_peer_model", lambda *_: other)  # pyright: ignore[reportUnknownLambdaType]
     request = BenchRequest(
         models=[str(model)], engines=("eager",), peers=("timm",), batches=(1,), threads=(1,), rounds=2, starts=0
     )
-    found = run_benchmark(request, place=tmp_path)
+    found = run_benchmark(request, folder=tmp_path)
     assert [(each.way, each.base) for each in found.lines] == [("eager", "eager")]
     assert "so it is another model" in found.notes[0]
 
 
 @pytest.mark.parametrize("peer", ["timm", pytest.param("transformers", marks=pytest.mark.slow)])
-def test_all_ways_answer_alike(stock: ModelFiles, peer: str) -> None:
+def test_all_engines_predict_the_same(stock: ModelFiles, peer: str) -> None:
     pixels = stock.make_pixels(3)
     answers = {name: make_predict_step(stock.make_engine(name, 1), pixels)() for name in ("eager", "onnx", peer)}
     answers["split"] = make_predict_step(stock.make_engine("onnx", 2, 2), pixels)()
@@ -289,7 +289,7 @@ def test_all_ways_answer_alike(stock: ModelFiles, peer: str) -> None:
     assert answers["eager"].std() > 0.01
 
 
-def test_files_are_made_once_and_only_for_those_who_run(
+def test_files_are_written_once_and_only_for_used_engines(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = list[tuple[Path, bool]]()
@@ -304,7 +304,7 @@ def test_files_are_made_once_and_only_for_those_who_run(
     assert made == [(folders[0], False), (folders[1], True)]
 
 
-def test_what_cannot_be_made_is_not_tried_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_files_are_not_written_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Path]()
 
     def fails(_: ModelFiles, folder: Path, *, int8: bool) -> None:
@@ -319,18 +319,18 @@ def test_what_cannot_be_made_is_not_tried_again(model: Path, tmp_path: Path, mon
     assert len(tried) == 1
 
 
-def test_random_weights_are_the_seed_s_and_answer(tmp_path: Path) -> None:
+def test_random_weights_depend_on_the_seed(tmp_path: Path) -> None:
     first, second, other = (
         ModelFiles("ViT-Ti/16", (32, 32), tmp_path / str(n), seed) for n, seed in enumerate((5, 5, 6))
     )
     states = [each.module.state_dict() for each in (first, second, other)]
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
     assert not (states[0]["head.weight"] == states[2]["head.weight"]).all()
-    assert states[0]["head.weight"].std() > 0.01, "a head of zeros would agree with anything"
+    assert states[0]["head.weight"].std() > 0.01, "a head of zeros would make all predictions equal"
     assert first.preprocessing.image_size == (32, 32)
 
 
-def test_an_exported_folder_has_one_engine_and_one_size(stock: ModelFiles, tmp_path: Path) -> None:
+def test_exported_folders_have_one_engine_and_one_size(stock: ModelFiles, tmp_path: Path) -> None:
     place = str(stock.folder_for("int8"))
     exported = ModelFiles(place, None, tmp_path)
     assert exported.preprocessing == stock.preprocessing
@@ -340,29 +340,29 @@ def test_an_exported_folder_has_one_engine_and_one_size(stock: ModelFiles, tmp_p
         exported.folder_for("eager")
     with pytest.raises(ConfigError, match="is exported for int8; timm needs weights"):
         exported.folder_for("timm")
-    with pytest.raises(ConfigError, match=r"--image-size 64 for .*, which is exported; expected 32, or its checkpoint"):
+    with pytest.raises(ConfigError, match=r"`image_size` is 64, but .* is exported; expected 32, or the checkpoint"):
         ModelFiles(place, (64, 64), tmp_path)
 
 
-def test_a_model_without_answers(tmp_path: Path) -> None:
+def test_models_without_a_head_are_errors(tmp_path: Path) -> None:
     headless = write_model_folder(tmp_path / "model", labels=None, classes=0)
-    with pytest.raises(ConfigError, match="has no head, so no answers"):
+    with pytest.raises(ConfigError, match="has no head; expected a model with classes"):
         ModelFiles(str(headless), None, tmp_path)
     with pytest.raises((ConfigError, CheckpointError), match="ViT-Tu"):
         ModelFiles("ViT-Tu/16", None, tmp_path)
 
 
-def test_a_new_process_without_torch(stock: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_starts_without_torch(stock: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_torch.py").write_text("import sys\nsys.modules['torch'] = None\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
     found = measure_startup(stock.make_engine("onnx", 1), 2, ["no_torch"])
     assert found.seconds > 0
     assert 20 < found.megabytes < 400
-    with pytest.raises(StartupError, match=r"eager did not start in a process of its own: .*torch"):
+    with pytest.raises(StartupError, match=r"eager did not start in a new process: .*torch"):
         measure_startup(stock.make_engine("eager", 1), 2, ["no_torch"])
 
 
-def test_memory_is_this_process_s() -> None:
+def test_peak_memory_of_this_process() -> None:
     before = bench_startup.read_peak_memory()
     held = random_pixels((64, 1024, 1024))
     assert bench_startup.read_peak_memory() - before > 0.9 * held.nbytes / 1e6 or before > held.nbytes / 1e6
@@ -371,23 +371,23 @@ def test_memory_is_this_process_s() -> None:
 BAD: dict[str, dict[str, Any]] = {
     "unknown engine 'onxn'; did you mean 'onnx'": {"engines": ("onxn",)},
     "unknown peer 'tim'; did you mean 'timm'": {"peers": ("tim",)},
-    "--batches 0; expected at least 1": {"batches": (1, 0)},
-    "--threads -1; expected at least 1": {"threads": (-1,)},
-    "--starts -1; expected at least 0": {"starts": -1},
-    "--rounds 0; expected at least 1": {"rounds": 0},
-    "--seconds 0; expected more than 0": {"seconds": 0.0},
-    "--seconds nan; expected more than 0": {"seconds": float("nan")},
+    "`batches` is 0; expected 1 or more": {"batches": (1, 0)},
+    "`threads` is -1; expected 1 or more": {"threads": (-1,)},
+    "`starts` is -1; expected 0 or more": {"starts": -1},
+    "`rounds` is 0; expected 1 or more": {"rounds": 0},
+    "`seconds` is 0; expected more than 0": {"seconds": 0.0},
+    "`seconds` is nan; expected more than 0": {"seconds": float("nan")},
     "nothing to measure": {"models": ()},
 }
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_what_cannot_be_asked(message: str) -> None:
+def test_invalid_requests(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(BenchRequest(models=("ViT-Ti/16",)), **BAD[message])
 
 
-def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_that_are_not_installed_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_engines, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
-    with pytest.raises(ConfigError, match="--peers timm, which is not installed: pip install timm, or leave it out"):
+    with pytest.raises(ConfigError, match="timm in `peers` is not installed: pip install timm, or leave it out"):
         run_benchmark(BenchRequest(models=("ViT-Ti/16",), peers=("timm",)))

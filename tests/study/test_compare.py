@@ -1,4 +1,4 @@
-"""Every number of a comparison against the same by hand; whose classes are whose; what the two tokens do."""
+"""Comparisons match an independent computation: votes, matched classes and token similarity."""
 
 import json
 from dataclasses import replace
@@ -35,10 +35,12 @@ WIDE = Preprocessing(image_size=32, crop=1.0)
 NARROW = Preprocessing(image_size=32, crop=0.6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
 
-def toy(name: str, preset: str = "vit_tiny_patch16_224", seen_as: Preprocessing = WIDE, **fields: Any) -> LoadedModel:
+def toy(
+    name: str, preset: str = "vit_tiny_patch16_224", preprocessing: Preprocessing = WIDE, **fields: Any
+) -> LoadedModel:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
     model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
-    return LoadedModel(name=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
+    return LoadedModel(name=name, model=model, preprocessing=preprocessing, classes=7, labels=CLASSES)
 
 
 def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
@@ -46,20 +48,22 @@ def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
 
 
 @pytest.fixture
-def pictures() -> ArrayDataset:
+def dataset() -> ArrayDataset:
     draw = np.random.default_rng(0)
     return ArrayDataset(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
 
 
-def inputs(pictures: ArrayDataset, seen_as: Preprocessing) -> Tensor:
-    seen = [torch.from_numpy(preprocess_image(open_image(pictures.source(n)), seen_as)) for n in range(len(pictures))]
-    return torch.stack(seen)
+def inputs(dataset: ArrayDataset, preprocessing: Preprocessing) -> Tensor:
+    pixels = [
+        torch.from_numpy(preprocess_image(open_image(dataset.source(n)), preprocessing)) for n in range(len(dataset))
+    ]
+    return torch.stack(pixels)
 
 
-def by_hand(opened: LoadedModel, pictures: ArrayDataset) -> list[list[int]]:
+def by_hand(opened: LoadedModel, dataset: ArrayDataset) -> list[list[int]]:
     model: Any = opened.model
     with torch.inference_mode():
-        images = inputs(pictures, opened.preprocessing)
+        images = inputs(dataset, opened.preprocessing)
         if not getattr(model.config, "distilled", False):
             return [model(images).argmax(1).tolist()]
         first, second = model.heads(images)
@@ -67,10 +71,10 @@ def by_hand(opened: LoadedModel, pictures: ArrayDataset) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])
-def test_the_matrix_by_hand(pictures: ArrayDataset, batch: int, workers: int) -> None:
+def test_matrix_matches_a_reference(dataset: ArrayDataset, batch: int, workers: int) -> None:
     teacher, learner, counts = toy("runs/teacher"), student(), list[int]()
-    found = compare([teacher, learner], pictures, batch=batch, workers=workers, progress=counts.append)
-    votes = [[pictures.label(n) for n in range(23)], *by_hand(teacher, pictures), *by_hand(learner, pictures)]
+    found = compare([teacher, learner], dataset, batch=batch, workers=workers, progress=counts.append)
+    votes = [[dataset.label(n) for n in range(23)], *by_hand(teacher, dataset), *by_hand(learner, dataset)]
     for row, mine in enumerate(votes):
         for column, theirs in enumerate(votes):
             differ = sum(one != other for one, other in zip(mine, theirs, strict=True))
@@ -88,14 +92,14 @@ def test_the_matrix_by_hand(pictures: ArrayDataset, batch: int, workers: int) ->
     assert len(set(map(tuple, votes))) == 5, "the test can fail"
 
 
-def test_accuracy_is_that_of_evaluate(pictures: ArrayDataset) -> None:
+def test_accuracy_is_that_of_evaluate(dataset: ArrayDataset) -> None:
     learner = student()
-    found = compare([toy("one"), learner], pictures)
+    found = compare([toy("one"), learner], dataset)
     model: Any = learner.model
     for voter, answer in zip(found.voters[2:], ("class", "distill", "both"), strict=True):
         model.config = replace(model.config, answer=answer)
-        assert voter.accuracy == evaluate(model, pictures, NARROW).top1
-        assert compare([learner], pictures).names[1:] == found.names[2:], "whatever the model itself answers with"
+        assert voter.accuracy == evaluate(model, dataset, NARROW).top1
+        assert compare([learner], dataset).names[1:] == found.names[2:], "independent of the head that the model uses"
     assert found.voters[0].accuracy == 1
     for row, voter in enumerate(found.voters):
         assert voter.accuracy == pytest.approx(1 - found.disagreement[0][row], abs=1e-12)
@@ -103,31 +107,31 @@ def test_accuracy_is_that_of_evaluate(pictures: ArrayDataset) -> None:
 
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
-def test_a_matrix_of_distances(models: int, count: int, batch: int, seed: int) -> None:
-    """Symmetric, 0 to itself, no way shorter by a third voter; whatever the size of the batch."""
+def test_disagreement_is_a_metric(models: int, count: int, batch: int, seed: int) -> None:
+    """Symmetric, 0 on the diagonal, triangle inequality; independent of the batch size."""
     draw = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (count, 2, 2, 3), generator=draw, dtype=torch.uint8).numpy()
-    pictures = ArrayDataset(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
+    dataset = ArrayDataset(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
     how = Preprocessing(image_size=2, crop=1.0)
-    asked = list[LoadedModel]()
+    voters = list[LoadedModel]()
     for number in range(models):
         head = nn.Linear(12, 3)
         nn.init.normal_(head.weight, generator=draw)
         model = nn.Sequential(nn.Flatten(), head)
-        asked.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
-    found = compare(asked, pictures, batch=batch)
+        voters.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
+    found = compare(voters, dataset, batch=batch)
     matrix = torch.tensor(found.disagreement, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)
     assert not matrix.diagonal().any()
     assert (matrix[:, None] <= matrix[:, :, None] + matrix[None] + 1e-12).all()
     assert len(found.pairs()) == models * (models - 1) // 2
     assert sorted(found.pairs(), key=lambda each: each.disagreement) == found.pairs()
-    assert found.disagreement == compare(asked, pictures, batch=count).disagreement
+    assert found.disagreement == compare(voters, dataset, batch=count).disagreement
 
 
-def test_classes_are_found_by_name(pictures: ArrayDataset) -> None:
+def test_classes_are_matched_by_name(dataset: ArrayDataset) -> None:
     one, learner = toy("one"), student()
-    expected = compare([one, learner], pictures)
+    expected = compare([one, learner], dataset)
     order = torch.tensor([4, 2, 6, 0, 1, 5, 3])
     with torch.no_grad():
         for model in (one.model, learner.model):
@@ -137,30 +141,30 @@ def test_classes_are_found_by_name(pictures: ArrayDataset) -> None:
                     head.weight.copy_(head.weight[order])
                     head.bias.copy_(head.bias[order])
     labels = tuple(CLASSES[n] for n in order.tolist())
-    found = compare([replace(one, labels=labels), replace(learner, labels=labels)], pictures)
+    found = compare([replace(one, labels=labels), replace(learner, labels=labels)], dataset)
     assert (found.disagreement, found.voters) == (expected.disagreement, expected.voters)
     assert found.notes == ()
-    wrong = compare([one, learner], pictures)
+    wrong = compare([one, learner], dataset)
     assert wrong.disagreement != expected.disagreement, "the test can fail"
 
 
-def test_a_model_of_more_classes_chooses_among_the_data_s(pictures: ArrayDataset) -> None:
+def test_models_with_more_classes_predict_among_those_of_the_data(dataset: ArrayDataset) -> None:
     large = toy("large", classes=9)
     large = replace(large, classes=9, labels=("x", *CLASSES, "y"))
-    found = compare([large], pictures)
+    found = compare([large], dataset)
     with torch.inference_mode():
-        best = large.model(inputs(pictures, WIDE))[:, 1:8].argmax(1)
-    labels = torch.tensor([pictures.label(n) for n in range(23)])
+        best = large.model(inputs(dataset, WIDE))[:, 1:8].argmax(1)
+    labels = torch.tensor([dataset.label(n) for n in range(23)])
     assert found.voters[1].accuracy == (best == labels).double().mean().item()
-    assert found.notes == ("large: of its 9 classes it may only answer the data's 7",)
+    assert found.notes == ("large: of its 9 classes only the data's 7 are compared",)
 
 
-def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: ArrayDataset) -> None:
+def test_token_similarity_matches_the_parts_of_the_model(dataset: ArrayDataset) -> None:
     learner = student("student.pth")
     model: Any = learner.model
-    (found,) = compare([toy("one"), learner], pictures, batch=5).similarities
+    (found,) = compare([toy("one"), learner], dataset, batch=5).similarities
     with torch.inference_mode():
-        images = inputs(pictures, NARROW)
+        images = inputs(dataset, NARROW)
         patches = model.patch_embed(images)
         first, second = model.cls_token + model.pos_embed[:, :1], model.dist_token + model.pos_embed[:, 1:2]
         x = torch.cat([first.expand(23, -1, -1), second.expand(23, -1, -1), patches + model.pos_embed[:, 2:]], 1)
@@ -181,7 +185,7 @@ def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: ArrayDatas
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_distilled_model_answers_thrice_by_one_pass(pictures: ArrayDataset) -> None:
+def test_distilled_models_vote_three_times_in_one_pass(dataset: ArrayDataset) -> None:
     learner, passes = student(), list[int]()
     learner.model.train()
     part: Any = learner.model.patch_embed
@@ -190,17 +194,17 @@ def test_a_distilled_model_answers_thrice_by_one_pass(pictures: ArrayDataset) ->
         passes.append(len(given[0]))
 
     part.register_forward_pre_hook(count)
-    compare([learner], pictures, batch=10)
+    compare([learner], dataset, batch=10)
     assert passes == [10, 10, 3]
-    assert all(module.training for module in learner.model.modules()), "its mode is left as it was"
+    assert all(module.training for module in learner.model.modules()), "the mode is restored"
 
 
-def test_unreadable_pictures_are_left_out_for_all(tmp_path: Path) -> None:
+def test_unreadable_images_are_excluded_for_all(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "photos", a=4, b=4, c=4)
     models = [toy("one"), student()]
     assert compare(models, folder).images == 12
     for name in ("a/0.png", "a/1.png", "c/3.png"):
-        (folder / name).write_bytes(b"no picture")
+        (folder / name).write_bytes(b"not an image")
     for batch in (1, 2, 5, 64):
         counts = list[int]()
         found = compare(models, folder, batch=batch, progress=counts.append)
@@ -208,18 +212,18 @@ def test_unreadable_pictures_are_left_out_for_all(tmp_path: Path) -> None:
         assert [each.split("'")[1] for each in found.skipped] == [
             str(folder / name) for name in ("a/0.png", "a/1.png", "c/3.png")
         ]
-        assert "\nleft out for all, 3 unreadable:\n" in str(found)
+        assert "\n3 unreadable, excluded for all models:\n" in str(found)
         assert all(map(isfinite, found.similarities[0].layers))
     for name in ("a/0.png", "a/1.png", "c/3.png"):
         (folder / name).unlink()
     assert replace(found, skipped=(), seconds=0) == replace(compare(models, folder), seconds=0)
-    (folder / "b" / "1.png").write_bytes(b"no picture")
+    (folder / "b" / "1.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"b/1\.png' is not an image"):
         compare(models, folder, strict=True)
 
 
-def test_what_one_model_cannot_read_counts_for_none() -> None:
-    """A picture that is too large for one only."""
+def test_images_unreadable_for_one_model_are_excluded_for_all() -> None:
+    """An image that is too large for one model only."""
     pixels = [np.zeros((40, 40, 3), np.uint8), np.zeros((1, 20_000, 3), np.uint8), np.zeros((40, 40, 3), np.uint8)]
 
     class Mixed:
@@ -239,16 +243,16 @@ def test_what_one_model_cannot_read_counts_for_none() -> None:
     assert "would be resized" in found.skipped[0]
 
 
-def test_nothing_can_be_read(tmp_path: Path) -> None:
+def test_no_readable_image_is_an_error(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "photos", a=2, b=2)
     for path in folder.rglob("*.png"):
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"not an image")
     model = replace(toy("one", classes=2), classes=2, labels=("a", "b"))
-    with pytest.raises(DataError, match=r"^no picture of photos can be read, for instance: .*0\.png' is not an image"):
+    with pytest.raises(DataError, match=r"^no image of photos can be read, for instance: .*0\.png' is not an image"):
         compare([model], folder)
 
 
-def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
+def test_runs_are_compared_on_held_out_images(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "photos", a=10, b=10)
     first, second = (
         replace(
@@ -264,31 +268,31 @@ def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
         assert found.images == 6
         assert found.notes == ("photos: 6 of 20 images held out for validation, by seed 1",)
     both = compare([first, second])
-    assert both.notes[1:] == ("runs/second: held out other pictures, and was trained on some of these",)
+    assert both.notes[1:] == ("runs/second: held out other images, and was trained on some of these",)
     assert compare([replace(first, run=None), second]).notes[0].endswith("by seed 2")
     assert compare([replace(first, run=None)], folder).images == 20
-    for part in ("train", "val"):  # one that all hold out
+    for part in ("train", "val"):  # a validation part that all held out
         write_class_folders(tmp_path / "parted" / part, a=3, b=3)
     runs = [replace(each, run=replace(each.run, data=str(tmp_path / "parted"))) for each in (first, second) if each.run]
     assert compare(runs).notes == ()
 
 
-def test_the_text_is_readable_in_a_hundred_columns(pictures: ArrayDataset) -> None:
+def test_text_fits_into_100_columns(dataset: ArrayDataset) -> None:
     models = [toy(f"{'long' * 20}/{number}/{'longer' * 9}") for number in range(6)]
     models += [student(f"{number}{'student' * 9}", depth=number + 1) for number in range(4)]
-    found = compare(models, pictures)
+    found = compare(models, dataset)
     text = str(found)
     assert max(map(len, text.splitlines())) <= 100
-    assert text.startswith("ArrayDataset, 23 images; in % of them: right, and classified differently\n\n")
-    assert "closest of 153 pairs" in text
+    assert text.startswith("ArrayDataset, 23 images: accuracy and disagreement in %\n\n")
+    assert "most similar of 153 pairs" in text
     assert text.count("…, distillation head") >= 4, "the model's name is cut, not the head's"
     right = f"{100 * found.voters[1].accuracy:.2f}"
     assert any(line.split()[0] == "1" and line.split()[2] == right for line in text.splitlines() if line.strip())
-    assert str(compare(models[:1], pictures)).count("\n") == 5, "no pairs and no tokens"
+    assert str(compare(models[:1], dataset)).count("\n") == 5, "no pairs and no tokens"
 
 
-def test_json_there_and_back(pictures: ArrayDataset) -> None:
-    found = compare([toy("one"), student()], pictures)
+def test_json_round_trip(dataset: ArrayDataset) -> None:
+    found = compare([toy("one"), student()], dataset)
     data = json.loads(json.dumps(found.to_json()))
     assert data == found.to_json()
     again = Comparison(
@@ -310,63 +314,63 @@ def is_drawn(path: Path) -> bool:
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536])) > 50
 
 
-def test_pictures_are_drawn(pictures: ArrayDataset, tmp_path: Path) -> None:
+def test_plots(dataset: ArrayDataset, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     names = ("one", "_hidden", "a $x_1^$", "日本語 \n\x1b", 99 * "long")
     plain, learners = [toy(name) for name in names], [student(name) for name in names]
     for number, models in enumerate(([plain[0]], [learners[0]], [*plain, *learners], 12 * plain)):
         path = tmp_path / "new" / f"{number}.png"
-        save_comparison_plot(compare(models, pictures), path)
+        save_comparison_plot(compare(models, dataset), path)
         assert is_drawn(path)
-    same = compare([plain[0]], pictures)
+    same = compare([plain[0]], dataset)
     agreed = replace(same, disagreement=((0.0, 0.0), (0.0, 0.0)))
     save_comparison_plot(agreed, tmp_path / "agreed.png")
     assert (tmp_path / "agreed.png").exists()
 
 
-def test_what_does_not_fit(pictures: ArrayDataset, tmp_path: Path) -> None:
-    one, nothing = toy("one"), DatasetSplits(name="no", train=pictures, val=None, classes=CLASSES)
+def test_errors(dataset: ArrayDataset, tmp_path: Path) -> None:
+    one, nothing = toy("one"), DatasetSplits(name="no", train=dataset, val=None, classes=CLASSES)
     sick = toy("sick")
     with torch.no_grad():
         next(sick.model.parameters()).fill_(float("nan"))
     headless = replace(toy("headless", classes=0), classes=0, labels=None)
     cases: list[tuple[Any, Any, str]] = [
-        ([], pictures, r"^no models; expected at least one"),
+        ([], dataset, r"^no models were given; expected at least one"),
         ([one], None, r"^no --data; expected fashion"),
         ([one], tmp_path / "nowhere", r"nowhere' does not exist; expected 'fashion'"),
-        ([tmp_path / "nowhere"], pictures, r"nowhere does not exist; expected a checkpoint"),
+        ([tmp_path / "nowhere"], dataset, r"nowhere does not exist; expected a checkpoint"),
         ([one], nothing, r"^no has no validation pictures; expected some"),
         (
             [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
-            pictures,
-            r"^far/other cannot answer ArrayDataset: 7 of the data's 7 classes \(a, b, c and 4 more\) are none",
+            dataset,
+            r"^far/other cannot predict the classes of ArrayDataset: 7 of the data's 7 classes \(a, b, c and 4 more\)",
         ),
-        ([headless], pictures, r"^headless has no head"),
-        ([sick], pictures, r"^sick answers NaN or infinity"),
+        ([headless], dataset, r"^headless has no head"),
+        ([sick], dataset, r"^sick predicts NaN or infinity"),
         (
             [replace(one, classes=8, labels=(*CLASSES, "h"))],
-            pictures,
-            r"answers a tensor of \(23, 7\); expected logits",
+            dataset,
+            r"returns a tensor of shape \(23, 7\); expected logits",
         ),
-        ([3], pictures, r"^the model is 3; expected its name, or for a module"),
+        ([3], dataset, r"^the model is 3; expected a name, or a vitrail.Teacher"),
     ]
     for models, data, message in cases:
         with pytest.raises(VitrailError, match=message):
             compare(models, data)
     with pytest.raises(ConfigError, match=r"^device is 'cuda:77'; expected one that torch can use"):
-        compare([one], pictures, device="cuda:77")
+        compare([one], dataset, device="cuda:77")
 
 
-def test_a_model_may_be_named_and_stand_alone(pictures: ArrayDataset, tmp_path: Path) -> None:
+def test_one_model_by_name(dataset: ArrayDataset, tmp_path: Path) -> None:
     one = toy("one")
     vitrail.save(one.model, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
-    expected = compare([one], pictures)
+    expected = compare([one], dataset)
     for models in (tmp_path / "one", str(tmp_path / "one"), [tmp_path / "one"], one):
-        assert replace(vitrail.compare(models, pictures), seconds=expected.seconds) == expected
+        assert replace(vitrail.compare(models, dataset), seconds=expected.seconds) == expected
 
 
-def test_only_classes_are_held(pictures: ArrayDataset) -> None:
+def test_only_classes_are_stored(dataset: ArrayDataset) -> None:
     one = toy("one")
-    asked = ComparedModel(name="one", model=one.model, preprocessing=WIDE, classes=7, class_columns=tuple(range(7)))
-    found = predict_classes(asked, pictures, 5, 0, "cpu", False, None)
+    compared = ComparedModel(name="one", model=one.model, preprocessing=WIDE, classes=7, class_columns=tuple(range(7)))
+    found = predict_classes(compared, dataset, 5, 0, "cpu", False, None)
     assert (found.predicted.dtype, tuple(found.predicted.shape), found.cosines) == (torch.int32, (1, 23), None)

@@ -1,4 +1,4 @@
-"""Voters are called by as much of their path as tells them apart."""
+"""Voters are named by the shortest unique end of their path."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,17 +29,17 @@ def named(names: Sequence[str]) -> list[LoadedModel]:
         (["ground truth"], ["ground truth (2)"]),
     ],
 )
-def test_names_are_short_and_told_apart(names: list[str], expected: list[str]) -> None:
+def test_names_are_short_and_unique(names: list[str], expected: list[str]) -> None:
     assert shorten_model_names(named(names)) == expected
 
 
-def test_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_folder_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run" / "in").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run" / "in")
     assert shorten_model_names(named([".", ".."])) == ["in", "run"]
 
 
 @given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map("/".join), min_size=1, max_size=6))
-def test_names_are_always_told_apart(names: list[str]) -> None:
+def test_names_are_always_unique(names: list[str]) -> None:
     found = shorten_model_names(named(names))
     assert len(set(found)) == len(names)

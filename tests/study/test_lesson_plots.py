@@ -1,4 +1,4 @@
-"""The teaching plots say what the formulas say."""
+"""Teaching figures match their formulas and captions."""
 
 from math import erf, exp, pi, sqrt, tanh
 from typing import get_args, get_type_hints
@@ -30,7 +30,7 @@ def matplotlib() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 
-def test_activations_are_their_closed_forms() -> None:
+def test_activations_match_their_closed_forms() -> None:
     x = np.linspace(-4, 4, 33)
     found = compute_activations(x)
     closed = {
@@ -44,20 +44,20 @@ def test_activations_are_their_closed_forms() -> None:
         np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-12)
 
 
-def test_the_difference_that_the_caption_names() -> None:
-    plate = plot_activations()
-    np.testing.assert_array_equal(plate.arrays["difference"], plate.arrays["gelu"] - plate.arrays["tanh"])
-    assert "dips below zero, to −0.17." in plate.caption
-    assert "at most 4.7 · 10⁻⁴, at x = ±2.70." in plate.caption
-    places = plate.arrays["x"][np.abs(plate.arrays["difference"]) > 4.7e-4]
+def test_caption_names_the_largest_difference() -> None:
+    figure = plot_activations()
+    np.testing.assert_array_equal(figure.arrays["difference"], figure.arrays["gelu"] - figure.arrays["tanh"])
+    assert "has a minimum of −0.17." in figure.caption
+    assert "at most 4.7 · 10⁻⁴, at x = ±2.70" in figure.caption
+    places = figure.arrays["x"][np.abs(figure.arrays["difference"]) > 4.7e-4]
     assert 2.6 < np.abs(places).min() < np.abs(places).max() < 2.8
 
 
-def test_every_schedule_is_shown() -> None:
+def test_every_schedule_is_plotted() -> None:
     assert set(SCHEDULE_NAMES) == set(get_args(get_type_hints(OptimizationSettings)["schedule"]))
 
 
-def test_schedules_are_their_closed_forms() -> None:
+def test_schedules_match_their_closed_forms() -> None:
     found, t = compute_schedules(50, 10), np.arange(50)
     rise, done = (t + 1) / 10, (t - 10) / 40
     after = {"cosine": (1 + np.cos(pi * done)) / 2, "linear": 1 - done, "inverse_sqrt": np.sqrt(10 / (t + 1))}
@@ -66,7 +66,7 @@ def test_schedules_are_their_closed_forms() -> None:
         np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
 
 
-def test_position_tables_are_sines_and_cosines() -> None:
+def test_position_tables_match_their_closed_forms() -> None:
     """Written out for 2×3 patches of width 8."""
     tables = sinusoid_tables((2, 3), 8)
     for patch in range(6):
@@ -83,7 +83,7 @@ def test_position_tables_are_sines_and_cosines() -> None:
                 np.testing.assert_allclose(pair, [np.sin(angle), np.cos(angle)], atol=1e-6)
 
 
-def test_cosines_of_sinusoids_know_only_the_offset() -> None:
+def test_similarity_of_sinusoids_depends_on_the_offset_alone() -> None:
     """sin a sin b + cos a cos b = cos(a − b), so the cosine is the mean of cos(offset · rate)."""
     tables = sinusoid_tables((3, 5), 16)
     rates = 10000 ** (-np.arange(0, 16, 2) / 16)
@@ -94,49 +94,45 @@ def test_cosines_of_sinusoids_know_only_the_offset() -> None:
     np.testing.assert_allclose(position_similarity(tables["2-D"], (3, 5))[1, 2].ravel(), expected, atol=1e-6)
 
 
-def test_the_two_tables_differ_as_the_caption_says() -> None:
+def test_tables_differ_as_in_the_caption() -> None:
     arrays = plot_sinusoid_positions().arrays
     row, column = arrays["patch"]
     one, two = arrays["cosine_1d"], arrays["cosine_2d"]
     assert one[row, column] == pytest.approx(1)
-    assert one[row, column + 1] > one[row + 1, column] + 0.2  # 1-D: beside is near, below is far
-    assert one[row + 1, 0] > one[row + 1, column]  # near across the edge
-    assert two[row, column + 1] == pytest.approx(two[row + 1, column], abs=1e-5)  # 2-D: both alike
+    assert (
+        one[row, column + 1] > one[row + 1, column] + 0.2
+    )  # 1-D: similar to the right neighbour, not to the one below
+    assert one[row + 1, 0] > one[row + 1, column]  # similar across the edge
+    assert two[row, column + 1] == pytest.approx(two[row + 1, column], abs=1e-5)  # 2-D: equally similar to both
 
 
 @needs_matplotlib
 @pytest.mark.parametrize(
-    ("plate", "labels"),
+    ("figure", "labels"),
     [
         (plot_activations(), ["activation", "input x", "difference, 10⁻⁴"]),
-        (plot_schedules(), ["step", "learning rate, share of its peak"]),
-        (plot_schedules(steps=1, warmup=0), ["step", "learning rate, share of its peak"]),
-        (
-            plot_sinusoid_positions(),
-            ["dimension", "patch", "row of the patch", "column of the patch", "cosine", "value"],
-        ),
-        (
-            plot_sinusoid_positions((2, 3), 8),
-            ["dimension", "patch", "row of the patch", "column of the patch", "cosine"],
-        ),
+        (plot_schedules(), ["step", "learning rate relative to its peak"]),
+        (plot_schedules(steps=1, warmup=0), ["step", "learning rate relative to its peak"]),
+        (plot_sinusoid_positions(), ["dimension", "patch", "patch row", "patch column", "cosine similarity", "value"]),
+        (plot_sinusoid_positions((2, 3), 8), ["dimension", "patch", "patch row", "patch column", "cosine similarity"]),
         (plot_sinusoid_positions((1, 1), 4), ["dimension", "patch"]),
     ],
     ids=lambda value: value.name if isinstance(value, CaptionedFigure) else "",
 )
-def test_plates_are_drawn(plate: CaptionedFigure, labels: list[str]) -> None:
-    assert plate.to_png().startswith(b"\x89PNG")
-    assert ElementTree.fromstring(plate.to_svg()).tag.endswith("svg")
-    found = {text for axes in plate.draw().axes for text in (axes.get_xlabel(), axes.get_ylabel())}
+def test_figures(figure: CaptionedFigure, labels: list[str]) -> None:
+    assert figure.to_png().startswith(b"\x89PNG")
+    assert ElementTree.fromstring(figure.to_svg()).tag.endswith("svg")
+    found = {text for axes in figure.draw().axes for text in (axes.get_xlabel(), axes.get_ylabel())}
     assert set(labels) <= found
 
 
 @needs_matplotlib
-def test_the_ring_lies_on_the_patch() -> None:
-    plate = plot_sinusoid_positions((3, 7), 8)
-    row, column = plate.arrays["patch"]
-    rings = [line.get_xydata() for axes in plate.draw().axes for line in axes.lines]
+def test_circle_marks_the_patch() -> None:
+    figure = plot_sinusoid_positions((3, 7), 8)
+    row, column = figure.arrays["patch"]
+    rings = [line.get_xydata() for axes in figure.draw().axes for line in axes.lines]
     np.testing.assert_array_equal(np.asarray(rings, dtype=float), 2 * [[[column, row]]])
-    assert plate.arrays["cosine_2d"].argmax() == row * 7 + column
+    assert figure.arrays["cosine_2d"].argmax() == row * 7 + column
 
 
 def test_all_lessons_have_formulas() -> None:

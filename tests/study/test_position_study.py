@@ -1,4 +1,4 @@
-"""The eight cells of ViT's table 8: rows that differ in positions alone, and numbers worked out by hand."""
+"""The eight cells of ViT's table 8: rows that differ in positions alone, and their statistics."""
 
 import json
 from math import sqrt
@@ -9,9 +9,9 @@ from PIL import Image
 
 from vitrail.errors import VitrailError
 from vitrail.study.ablation_plan import AblationRow
-from vitrail.study.ablation_results import AblationLine, AblationTable, RunOutcome
+from vitrail.study.ablation_results import AblationLine, AblationResults, RunOutcome
 from vitrail.study.plots import save_position_study_plot
-from vitrail.study.position_study import POSITION_CELLS, PositionStudyTable, build_position_rows
+from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, build_position_rows
 from vitrail.train.plan import plan_request
 from vitrail.train.recipe import open_recipe
 from vitrail.train.request import Request
@@ -25,14 +25,14 @@ def request(model: str | None = None) -> Request:
     return Request(data="fashion", recipe=open_recipe("fashion" if model is None else "vit").with_settings(changes))
 
 
-def test_the_rows_differ_in_their_positions_alone_and_have_the_tables_they_say() -> None:
+def test_rows_differ_in_positions_alone() -> None:
     ablation, rows = build_position_rows(request())
     assert ablation.data.name == "fashion"
     names = "none 1d-stem 1d-layers 1d-shared 2d-stem 2d-layers 2d-shared relative"
     assert [row.name for row in rows] == names.split()
     line = WIDTH * (SIDE**2 + 1)  # a row for each patch and for the class token
     axes = WIDTH // 2 * SIDE * 2
-    offsets = (2 * SIDE - 1) ** 2 * WIDTH // 2  # of each layer, for heads of half the width
+    offsets = (2 * SIDE - 1) ** 2 * WIDTH // 2  # per layer, for heads of half the width
     expected = [0, line, DEPTH * line, line, axes, DEPTH * axes, axes, DEPTH * offsets]
     models = [plan_request(row.request).model for row in rows]
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in models]
@@ -50,30 +50,32 @@ def test_the_rows_differ_in_their_positions_alone_and_have_the_tables_they_say()
 
 
 @pytest.mark.parametrize("name", ["DeiT-Ti", "cct_cpu_32", "ResNet-18"])
-def test_a_model_without_a_choice_is_refused(name: str) -> None:
-    with pytest.raises(VitrailError, match=rf"^{name} has no choice of positions; expected a ViT, such as .*$"):
+def test_models_without_a_choice_of_positions_are_errors(name: str) -> None:
+    with pytest.raises(
+        VitrailError, match=rf"^`model` is {name}, which has no choice of positions; use a ViT, such as .*$"
+    ):
         build_position_rows(request(name))
 
 
-def test_an_odd_width_is_refused_before_anything_is_trained() -> None:
+def test_odd_width_is_an_error_before_training() -> None:
     odd = request().recipe.with_settings({"fields": {"width": 9, "heads": 1}})
     with pytest.raises(VitrailError, match="width 9; expected a multiple of 2 for positions 'learned_2d'"):
         build_position_rows(Request(data="fashion", recipe=odd))
 
 
-def test_the_papers_table() -> None:
+def test_table_of_the_paper() -> None:
     """Dosovitskiy 2020, table 8."""
     paper = dict(zip([cell.name for cell in POSITION_CELLS], [cell.paper for cell in POSITION_CELLS], strict=True))
     assert paper == {
         "none": 0.61382, "1d-stem": 0.64206, "1d-layers": 0.63964, "1d-shared": 0.64292,
         "2d-stem": 0.64001, "2d-layers": 0.64046, "2d-shared": 0.64022, "relative": 0.64032,
     }  # fmt: skip
-    found = PositionStudyTable(
-        AblationTable(recipe="mine", data="toys", lines=tuple(line(cell.name) for cell in POSITION_CELLS))
+    found = PositionStudyResults(
+        AblationResults(recipe="mine", data="toys", lines=tuple(line(cell.name) for cell in POSITION_CELLS))
     ).describe_findings()
     assert found == [
-        "the paper (ViT-B/16, ImageNet, 5-shot linear): 7 of 7 are above none; the worst by +2.58 points (1-D every "
-        "layer), the best by +2.91 (1-D every layer, shared), 0.33 apart"
+        "paper (ViT-B/16, ImageNet, 5-shot linear): 7 of 7 are above none, from +2.58 points (1-D every "
+        "layer) to +2.91 (1-D every layer, shared), a range of 0.33"
     ]
 
 
@@ -83,14 +85,14 @@ def line(name: str, *shares: float, failed: str = "") -> AblationLine:
     return AblationLine(row=AblationRow(name=name, request=request()), outcomes=tuple(outcomes))
 
 
-def made(*shares: tuple[float, ...]) -> PositionStudyTable:
+def made(*shares: tuple[float, ...]) -> PositionStudyResults:
     lines = [
         line(cell.name, *each, failed="" if each else "NaN") for cell, each in zip(POSITION_CELLS, shares, strict=True)
     ]
-    return PositionStudyTable(AblationTable(recipe="mine", data="toys", lines=tuple(lines)))
+    return PositionStudyResults(AblationResults(recipe="mine", data="toys", lines=tuple(lines)))
 
 
-def test_gains_and_chance_by_hand(tmp_path: Path) -> None:
+def test_gains_and_deviation_by_chance(tmp_path: Path) -> None:
     result = made((0.5, 0.52), (0.6, 0.62), (0.6, 0.6), (0.61, 0.61), (0.5, 0.5), (0.63, 0.63), (0.6, 0.6), ())
     assert [cell.name for cell in result.compute_gains()] == [cell.name for cell in POSITION_CELLS[1:-1]]
     assert list(result.compute_gains().values()) == pytest.approx([10, 9, 10, -1, 12, 9])
@@ -98,9 +100,9 @@ def test_gains_and_chance_by_hand(tmp_path: Path) -> None:
     assert result.pooled_deviation() == pytest.approx(sqrt(4 / 7))
     assert result.chance_deviation() == pytest.approx(sqrt(4 / 7))
     assert result.describe_findings()[1:] == [
-        "here (top-1 of validation): 5 of 6 are above none; the worst by -1.00 points (2-D at the stem), the best by "
-        "+12.00 (2-D every layer), 13.00 apart",
-        "a difference between two means varies by ± 0.76 points by chance alone",
+        "here (validation top-1): 5 of 6 are above none, from -1.00 points (2-D at the stem) to +12.00 "
+        "(2-D every layer), a range of 13.00",
+        "by chance alone, the difference between two means varies by ± 0.76 points",
     ]
     cells = result.cells()
     assert cells[0] == ("none", "", "51.00 ± 1.41", "", "2", "61.38", "")
@@ -108,17 +110,17 @@ def test_gains_and_chance_by_hand(tmp_path: Path) -> None:
     assert cells[7] == ("relative", "", "failed", "", "0 of 1", "64.03", "+2.65")
     assert str(result).splitlines()[3].endswith("  61.00 ± 1.41   +10.00       2  64.21    +2.82")
     assert result.write(tmp_path)[:2] == [tmp_path / "table.json", tmp_path / "table.md"]
-    told = json.loads((tmp_path / "table.json").read_text("utf-8"))
-    assert told["rows"][2]["positions_at"] == "layers"
-    assert told["rows"][2]["paper_points"] == pytest.approx(2.582)
-    assert told["rows"][2]["points"] == pytest.approx(9)
-    assert told["findings"] == result.describe_findings()
+    data = json.loads((tmp_path / "table.json").read_text("utf-8"))
+    assert data["rows"][2]["positions_at"] == "layers"
+    assert data["rows"][2]["paper_points"] == pytest.approx(2.582)
+    assert data["rows"][2]["points"] == pytest.approx(9)
+    assert data["findings"] == result.describe_findings()
     page = (tmp_path / "table.md").read_text("utf-8")
     assert "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n| none |  | 51.00 ± 1.41 |" in page
-    assert "\n- here (top-1 of validation): 5 of 6" in page
+    assert "\n- here (validation top-1): 5 of 6" in page
 
 
-def test_more_seeds_leave_less_to_chance_and_one_leaves_it_open() -> None:
+def test_deviation_by_chance_by_number_of_seeds() -> None:
     two, four = made(*[(0.5, 0.6)] * 8), made(*[(0.5, 0.6, 0.5, 0.6)] * 8)
     assert two.chance_deviation() == pytest.approx(10 / sqrt(2))
     assert four.chance_deviation() == pytest.approx(10 / sqrt(3) / sqrt(2))
@@ -127,7 +129,7 @@ def test_more_seeds_leave_less_to_chance_and_one_leaves_it_open() -> None:
     assert "one seed does not show" in one.describe_findings()[-1]
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     result = made((0.5, 0.52), *[(0.6, 0.62)] * 6, ())
     assert save_position_study_plot(result, tmp_path / "positions.png")

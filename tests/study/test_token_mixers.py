@@ -1,4 +1,4 @@
-"""Ways to mix tokens: each is the formula that it is called by."""
+"""Token mixers match their formulas."""
 
 import math
 
@@ -37,12 +37,12 @@ def same(a: Tensor) -> Tensor:
     return a[:, None] == a[None]
 
 
-def test_explicit_attention_is_the_fused_one() -> None:
+def test_explicit_attention_equals_fused_attention() -> None:
     q, k, v = sequence()
     torch.testing.assert_close(explicit_attention(q, k, v), attention(q, k, v))
 
 
-def test_linformer_with_identities_is_full_attention() -> None:
+def test_linformer_with_identity_maps_is_full_attention() -> None:
     q, k, v = sequence()
     whole = torch.eye(q.shape[2], dtype=q.dtype)
     torch.testing.assert_close(linformer_attention(q, k, v, whole, whole), attention(q, k, v))
@@ -51,14 +51,14 @@ def test_linformer_with_identities_is_full_attention() -> None:
     torch.testing.assert_close(linformer_attention(q, k, v, k_map, v_map), expected)
 
 
-def test_axial_attention_is_full_attention_masked_to_the_row_then_the_column() -> None:
+def test_axial_attention_is_masked_full_attention() -> None:
     q, k, v = sequence()
     row, column = places(q.shape[2])
     expected = attention(q, k, attention(q, k, v, same(row)), same(column))
     torch.testing.assert_close(axial_attention(q, k, v), expected)
 
 
-def test_windowed_attention_is_full_attention_masked_to_the_window() -> None:
+def test_windowed_attention_is_masked_full_attention() -> None:
     q, k, v = sequence()
     row, column = places(q.shape[2])
     window = same(row // WINDOW_SIDE) & same(column // WINDOW_SIDE)
@@ -66,7 +66,7 @@ def test_windowed_attention_is_full_attention_masked_to_the_window() -> None:
     torch.testing.assert_close(windowed_attention(q, k, v), attention(q, k, v, window))
 
 
-def test_the_models_attend_as_is_measured_here() -> None:
+def test_models_compute_the_same_attention() -> None:
     q, k, v = sequence()
     k_map, v_map = torch.randn(2, q.shape[2], 5, dtype=q.dtype).unbind()
     theirs = linformer.linear_attention(q, k, v, k_map[None], v_map[None])
@@ -77,7 +77,7 @@ def test_the_models_attend_as_is_measured_here() -> None:
 
 
 @pytest.mark.parametrize("mixer", TOKEN_MIXERS, ids=lambda mixer: mixer.name)
-def test_a_step_reads_what_it_says_and_every_token_has_an_answer(mixer: TokenMixer) -> None:
+def test_steps_read_their_inputs(mixer: TokenMixer) -> None:
     q, k, v = torch.randn(3, 1, 1, 256, 16).unbind()
     step = mixer.build(q, k, v)
     out = step.run()
@@ -87,11 +87,11 @@ def test_a_step_reads_what_it_says_and_every_token_has_an_answer(mixer: TokenMix
     for each in step.inputs:
         before = step.run()
         each.mul_(1.5).add_(0.1)
-        assert not torch.equal(step.run(), before), "it reads what it was given"
+        assert not torch.equal(step.run(), before), "it reads its inputs"
 
 
-def test_weights_are_what_the_orders_of_growth_say() -> None:
-    """O(k·n·d) with k rows of n, O(n·d²) and O(k·n·d²) with so many d × d matrices."""
+def test_weights_match_the_complexities() -> None:
+    """O(k·n·d) with k rows of n, O(n·d²) and O(k·n·d²) with that many d × d matrices."""
     q, k, v = torch.randn(3, 1, 1, 256, 16).unbind()
     numbers = {each.name: sum(x.numel() for x in each.build(q, k, v).inputs) for each in TOKEN_MIXERS}
     assert numbers["full, fused"] == numbers["axial"] == numbers["windowed"] == 3 * q.numel()

@@ -1,4 +1,4 @@
-"""Files that mean harm, byte by byte, and how each must be refused."""
+"""Hostile and invalid checkpoint files, built byte by byte."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from vitrail.errors import CheckpointError
 TENSORS = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
 BOMB_BYTES = 6 * 10**7
 LEGACY_HEADER = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
-OS_SYSTEM: Any = getattr(os, "system")  # noqa: B009  # what nobody should call any more, and these files want to
+OS_SYSTEM: Any = getattr(os, "system")  # noqa: B009  # hostile files call it
 
 
 def assert_refused(path: Path, match: str = ".") -> str:
@@ -39,23 +39,23 @@ def write_file(path: Path, content: bytes) -> Path:
     return path
 
 
-def zip_pickle(pickled: bytes, numbers: bytes = b"", how: int = zipfile.ZIP_STORED) -> bytes:
-    """What torch.save would write if it wrote this pickle."""
+def zip_pickle(pickled: bytes, values: bytes = b"", compression: int = zipfile.ZIP_STORED) -> bytes:
+    """A file of torch.save with this pickle."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", how) as archive:
+    with zipfile.ZipFile(file, "w", compression) as archive:
         for name, content in {
             "data.pkl": pickled,
             "byteorder": b"little",
-            "data/0": numbers,
+            "data/0": values,
             "version": b"3\n",
         }.items():
             archive.writestr(f"archive/{name}", content)
     return file.getvalue()
 
 
-def torch_save_bytes(data: Any, **how: Any) -> bytes:
+def torch_save_bytes(data: Any, **options: Any) -> bytes:
     file = io.BytesIO()
-    torch.save(data, file, **how)
+    torch.save(data, file, **options)
     return file.getvalue()
 
 
@@ -63,25 +63,25 @@ def legacy_torch_bytes(pickled: bytes) -> bytes:
     return LEGACY_HEADER + pickled + pickle.dumps([], 2)
 
 
-def npz_bytes(name: str = "a.npy", content: bytes = b"", how: int = zipfile.ZIP_STORED) -> bytes:
+def npz_bytes(name: str = "a.npy", content: bytes = b"", compression: int = zipfile.ZIP_STORED) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", how) as archive:
+    with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr(name, content)
     return file.getvalue()
 
 
-def npy_bytes(header: str, numbers: bytes = b"") -> bytes:
+def npy_bytes(header: str, values: bytes = b"") -> bytes:
     text = header.encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + numbers
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + values
 
 
-def safetensors_bytes(header: object, numbers: bytes = b"") -> bytes:
+def safetensors_bytes(header: object, values: bytes = b"") -> bytes:
     text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + numbers
+    return struct.pack("<Q", len(text)) + text + values
 
 
 class PickledCall:
-    """Pickled, a call of anything."""
+    """An object that is pickled as a call of any function."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -109,7 +109,7 @@ def repeat_step(step: bytes, count: int = 10**6) -> bytes:
 
 
 def tensor_pickle(count: int, container: str) -> bytes:
-    """A pickle of one tensor that says how many numbers it has."""
+    """A pickle of one tensor that claims to have `count` values."""
     number = b"\x8a\x08" + struct.pack("<q", count)
     place = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu" + number
     place += (b"N" if container == "legacy" else b"") + b"tQ"
@@ -125,13 +125,13 @@ def tensor_pickle(count: int, container: str) -> bytes:
 
 
 @cache
-def zip_bomb(how: int) -> bytes:
+def zip_bomb(compression: int) -> bytes:
     header = npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (15000000,), }")
-    return npz_bytes(content=header + b"\0" * BOMB_BYTES, how=how)
+    return npz_bytes(content=header + b"\0" * BOMB_BYTES, compression=compression)
 
 
 def change_zip_directory(content: bytes, change: Callable[[bytearray], None]) -> bytes:
-    """A zip file with another directory, still at its place."""
+    """Change the directory of a zip file, which stays at its offset."""
     start = content.index(b"PK\x01\x02")
     end = content.index(b"PK\x05\x06")
     directory = bytearray(content[start:end])
@@ -141,11 +141,11 @@ def change_zip_directory(content: bytes, change: Callable[[bytearray], None]) ->
     return content[:start] + directory + last
 
 
-def make_model_folder(place: Path, **files: Any) -> Path:
-    place.mkdir()
+def make_model_folder(folder: Path, **files: Any) -> Path:
+    folder.mkdir()
     for name, data in {"model.safetensors": TENSORS, **files}.items():
         if isinstance(data, bytes):
-            (place / name).write_bytes(data)
+            (folder / name).write_bytes(data)
         elif data is not None:
-            save_file(data, place / name)
-    return place
+            save_file(data, folder / name)
+    return folder

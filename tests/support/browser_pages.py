@@ -1,4 +1,4 @@
-"""What a browser makes of a page on disk, for tests: what it drew, what it asked for, and whether it can be read."""
+"""Open a page in a browser: what it renders, what it requests, and whether it is legible."""
 
 from dataclasses import dataclass
 from io import BytesIO
@@ -16,7 +16,7 @@ CHROMIUM_ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 COLOUR_SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-WINDOW_WIDTHS = (360, 1200)  # a phone, a desk
+WINDOW_WIDTHS = (360, 1200)  # a phone, a desktop
 
 INSPECT_SCRIPT = """() => {
   const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
@@ -35,7 +35,7 @@ INSPECT_SCRIPT = """() => {
     const pair = [light(numbers(getComputedStyle(node).color)), light(behind(node))].sort((a, b) => b - a);
     return (pair[0] + 0.05) / (pair[1] + 0.05);
   };
-  const said = node => [...node.childNodes].some(each => each.nodeType === 3 && each.data.trim());
+  const hasText = node => [...node.childNodes].some(each => each.nodeType === 3 && each.data.trim());
   const figures = [...document.querySelectorAll("figure")].map(figure => {
     const drawn = figure.querySelector("svg, img") || figure, box = drawn.getBoundingClientRect();
     const shapes = [...drawn.querySelectorAll("path, use, image")].filter(each => {
@@ -50,7 +50,7 @@ INSPECT_SCRIPT = """() => {
         each => !drawn.querySelector(`[id="${each.getAttribute("href").slice(1)}"]`)).length,
     };
   });
-  const texts = [...document.body.querySelectorAll("*")].filter(node => !node.closest("svg") && said(node));
+  const texts = [...document.body.querySelectorAll("*")].filter(node => !node.closest("svg") && hasText(node));
   return {
     figures, overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     contrast: Math.min(...texts.map(contrast)), background: behind(document.body),
@@ -61,40 +61,40 @@ INSPECT_SCRIPT = """() => {
 
 @dataclass(frozen=True)
 class PageFigure:
-    kind: str  # svg or img; figure where there is neither
+    kind: str  # svg or img; figure if there is neither
     role: str
     width: float  # CSS pixels
     height: float
     alt: str
-    shapes: int  # of an SVG, that take up room
-    pixels: int  # of an image, across, once it is decoded
+    shapes: int  # visible shapes of an SVG
+    pixels: int  # width of a decoded image
     caption: str
-    lost: int  # letters and marks of an SVG that lead nowhere
+    lost: int  # unresolved references of an SVG
 
 
 @dataclass(frozen=True)
 class RenderedPage:
-    """A page as it was shown at one width in one colour scheme."""
+    """A page rendered at one width in one colour scheme."""
 
     figures: list[PageFigure]
-    overflow: int  # CSS pixels to the right of the window
-    contrast: float  # of the text that is the hardest to read (WCAG 2; 4.5 is enough for any size)
+    overflow: int  # CSS pixels beyond the right edge of the window
+    contrast: float  # lowest contrast of any text (WCAG 2; 4.5 is enough for any size)
     background: list[int]
     text: str
     scripts: int
-    requests: list[str]  # but the file itself and data: addresses
-    errors: list[str]  # on the console, dialogues included
-    colours: list[int]  # of the screen: how many each figure has
+    requests: list[str]  # except the file itself and data: addresses
+    errors: list[str]  # console errors and dialogs
+    colours: list[int]  # number of colours of each figure on screen
 
 
 def open_in_browser(browser: "Browser", path: Path, *, width: int, scheme: Literal["light", "dark"]) -> RenderedPage:
-    """Opens a file as a reader would."""
+    """Open a file in the browser and inspect it."""
     requests, errors = list[str](), list[str]()
     address = path.resolve().as_uri()
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
 
     def dismiss(dialog: "Dialog") -> None:
-        errors.append(f"dialogue: {dialog.message}")
+        errors.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
     try:
@@ -110,32 +110,32 @@ def open_in_browser(browser: "Browser", path: Path, *, width: int, scheme: Liter
         colours = [count_colours(each.screenshot()) for each in page.locator("figure .card").all()]
     finally:
         context.close()
-    asked = [each for each in requests if each != address and not each.startswith("data:")]
+    external = [each for each in requests if each != address and not each.startswith("data:")]
     figures = [PageFigure(**each) for each in found.pop("figures")]
-    return RenderedPage(figures=figures, **found, requests=asked, errors=errors, colours=colours)
+    return RenderedPage(figures=figures, **found, requests=external, errors=errors, colours=colours)
 
 
 def count_colours(png: bytes) -> int:
-    """How many colours a screenshot has."""
+    """Number of colours in a screenshot."""
     with Image.open(BytesIO(png)) as image:
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536]))
 
 
-def find_page_faults(seen: RenderedPage, figures: int) -> list[str]:
-    """What is wrong with a page that should have so many figures; of a good one nothing."""
-    found = [*(f"asked for {each}" for each in seen.requests), *(f"said {each}" for each in seen.errors)]
-    if len(seen.figures) != figures:
-        found.append(f"{len(seen.figures)} figures, not {figures}")
-    for number, (each, colours) in enumerate(zip(seen.figures, seen.colours, strict=True), 1):
+def find_page_faults(page: RenderedPage, figures: int) -> list[str]:
+    """Faults of a page that should have `figures` figures; empty for a good page."""
+    faults = [*(f"requested {each}" for each in page.requests), *(f"error {each}" for each in page.errors)]
+    if len(page.figures) != figures:
+        faults.append(f"{len(page.figures)} figures, not {figures}")
+    for number, (each, colours) in enumerate(zip(page.figures, page.colours, strict=True), 1):
         drawn = each.pixels > 0 if each.kind == "img" else each.shapes > 3 and not each.lost
         if not (drawn and min(each.width, each.height) > 50 and colours > 10):
-            found.append(f"figure {number} is not drawn: {each}, {colours} colours")
+            faults.append(f"figure {number} is not drawn: {each}, {colours} colours")
         if each.role != "img" or len(each.alt) < 10 or not each.caption.startswith(f"Figure {number}. "):
-            found.append(f"figure {number} does not say what it shows: {each}")
-    if seen.overflow > 0:
-        found.append(f"{seen.overflow} pixels wider than the window")
-    if seen.contrast < 4.5:
-        found.append(f"text of contrast {seen.contrast:.2f}")
-    if seen.scripts:
-        found.append(f"{seen.scripts} scripts")
-    return found
+            faults.append(f"figure {number} has no text alternative: {each}")
+    if page.overflow > 0:
+        faults.append(f"{page.overflow} pixels wider than the window")
+    if page.contrast < 4.5:
+        faults.append(f"text of contrast {page.contrast:.2f}")
+    if page.scripts:
+        faults.append(f"{page.scripts} scripts")
+    return faults

@@ -1,4 +1,4 @@
-"""The Hugging Face hub on this machine: as much of its HTTP as huggingface_hub needs to download models."""
+"""A Hugging Face hub on this machine, with the part of its HTTP API that huggingface_hub needs for downloads."""
 
 import hashlib
 import json
@@ -10,18 +10,18 @@ from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LARGE_SUFFIXES = (".safetensors", ".bin", ".npz", ".pth")  # stored apart, behind a redirection, as the hub does
+LARGE_SUFFIXES = (".safetensors", ".bin", ".npz", ".pth")  # stored separately behind a redirect, as on the hub
 
 Files = Mapping[str, bytes]
 Fault = Callable[["HubRequest"], None]
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Repositories of files by revision, every request seen, and faults by the start of `METHOD /path`."""
+    """Repositories of files by revision, a list of all requests, and faults by the start of `METHOD /path`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), HubRequest)
-        self.revisions: dict[str, dict[str, tuple[str, Files]]] = {}  # by repository and revision: commit, files
+        self.revisions: dict[str, dict[str, tuple[str, Files]]] = {}  # repository → revision → commit and files
         self.blobs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.faults: dict[str, Fault] = {}
@@ -32,7 +32,7 @@ class FakeHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def add(self, repository: str, files: Files, revision: str = "main") -> str:
-        """Under the name of the revision and of its commit, which is returned."""
+        """Add files under the name of the revision and of its commit; return the commit."""
         contents = "".join(f"{name}{sha256_digest(content)}" for name, content in files.items())
         commit = hashlib.sha1((repository + revision + contents).encode()).hexdigest()
         known = self.revisions.setdefault(repository, {})
@@ -44,7 +44,7 @@ class FakeHub(ThreadingHTTPServer):
         return [line for line in self.requests if line.startswith(start)]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
+        """Ignore clients that hang up."""
 
 
 class HubRequest(BaseHTTPRequestHandler):
@@ -58,18 +58,18 @@ class HubRequest(BaseHTTPRequestHandler):
             if line.startswith(start):
                 return fault(self)
         path = urlsplit(self.path).path
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
-            return self.describe(found[1], unquote(found[2] or "main"))
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            return self.resolve(*map(unquote, found.groups()))
-        if found := re.fullmatch(r"/large/(\w{64})", path):
-            return self.send(self.server.blobs[found[1]])
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
+            return self.describe(match[1], unquote(match[2] or "main"))
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            return self.resolve(*map(unquote, match.groups()))
+        if match := re.fullmatch(r"/large/(\w{64})", path):
+            return self.send(self.server.blobs[match[1]])
         return self.respond(404)
 
     do_HEAD = do_GET  # noqa: N815
 
     def files(self, repository: str, revision: str) -> tuple[str, Files] | None:
-        """The commit and its files; a request for what is not there is answered."""
+        """The commit and its files; sends an error response if there are none."""
         known = self.server.revisions.get(repository, {})
         if revision in known:
             return known[revision]
@@ -77,32 +77,32 @@ class HubRequest(BaseHTTPRequestHandler):
         return None
 
     def describe(self, repository: str, revision: str) -> None:
-        if found := self.files(repository, revision):
-            commit, files = found
+        if revision_files := self.files(repository, revision):
+            commit, files = revision_files
             siblings = [
                 {"rfilename": name, "size": len(content), **describe_blob(name, content)}
                 for name, content in files.items()
             ]
-            about = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "tags": []}
-            self.respond(200, {"Content-Type": "application/json"}, json.dumps(about).encode())
+            info = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "tags": []}
+            self.respond(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
     def resolve(self, repository: str, revision: str, name: str) -> None:
-        if not (found := self.files(repository, revision)):
+        if not (revision_files := self.files(repository, revision)):
             return
-        commit, files = found
+        commit, files = revision_files
         headers = {"X-Repo-Commit": commit}
         if name not in files:
             self.respond(404, headers | {"X-Error-Code": "EntryNotFound"})
         elif name.endswith(LARGE_SUFFIXES):
             etag = sha256_digest(files[name])
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(files[name]))}
-            # another host: a redirection to its own huggingface_hub follows, and misses the headers
+            # another host: huggingface_hub follows redirects to the same host and would miss the headers
             self.respond(302, headers | {"Location": f"http://localhost:{self.server.server_port}/large/{etag}"})
         else:
             self.send(files[name], headers | {"ETag": f'"{git_digest(files[name])}"'})
 
     def send(self, content: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Whole, or from where the client asks."""
+        """Send the complete content, or from the byte that the client requests."""
         start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if start is None:
             return self.respond(200, headers, content)
@@ -113,7 +113,7 @@ class HubRequest(BaseHTTPRequestHandler):
     def respond(
         self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"", keep: int | None = None
     ) -> None:
-        """The headers of the whole body, and of the body the first `keep` bytes."""
+        """Send the headers of the complete body, but only the first `keep` bytes of it."""
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -123,7 +123,7 @@ class HubRequest(BaseHTTPRequestHandler):
         self.close_connection = keep is not None
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """The requests are kept in `Hub.requests`."""
+        """Requests are recorded in `FakeHub.requests`."""
 
 
 def describe_blob(name: str, content: bytes) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def hang_up(request: HubRequest) -> None:
 
 
 def cut_after(content: bytes, keep: int) -> Fault:
-    """Promises all and sends the first bytes, then hangs up; the next time all is well."""
+    """Send the first bytes and hang up; the next request succeeds."""
 
     def fault(request: HubRequest) -> None:
         request.server.faults.clear()

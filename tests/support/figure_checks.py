@@ -1,4 +1,4 @@
-"""What every plate must do: be drawn, whole, in both kinds, with its axes labelled."""
+"""Checks for every figure: it is drawn completely, as PNG and SVG, with labelled axes."""
 
 from io import BytesIO
 from xml.etree import ElementTree
@@ -9,15 +9,15 @@ from PIL import Image
 from vitrail.figures import CaptionedFigure
 
 
-def check_figure(plate: CaptionedFigure, *labels: str) -> None:
-    """`labels` are those of the axes, or of the whole figure, that must be there."""
-    png = plate.to_png()
+def check_figure(captioned: CaptionedFigure, *labels: str) -> None:
+    """Check a figure; `labels` are required labels of its axes or of the figure."""
+    png = captioned.to_png()
     assert png.startswith(b"\x89PNG")
     pixels = np.asarray(Image.open(BytesIO(png)).convert("RGB"))
-    assert len(np.unique(pixels.astype(int) @ (65536, 256, 1))) > 3, "an empty picture"
-    assert ElementTree.fromstring(plate.to_svg()).tag.endswith("svg")
+    assert len(np.unique(pixels.astype(int) @ (65536, 256, 1))) > 3, "an empty figure"
+    assert ElementTree.fromstring(captioned.to_svg()).tag.endswith("svg")
 
-    figure = plate.draw()
+    figure = captioned.draw()
     figure.draw_without_rendering()
     drawn = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     drawn.append(figure.get_supxlabel())
@@ -27,7 +27,7 @@ def check_figure(plate: CaptionedFigure, *labels: str) -> None:
     assert min(around.x0, around.y0) > -0.01, "cut off at the left or the bottom"
     assert around.x1 < width + 0.01, "cut off at the right"
     assert around.y1 < height + 0.01, "cut off at the top"
-    assert plate.title
-    assert plate.caption.endswith(".")
-    assert "nan" not in plate.caption
-    assert plate.arrays
+    assert captioned.title
+    assert captioned.caption.endswith(".")
+    assert "nan" not in captioned.caption
+    assert captioned.arrays

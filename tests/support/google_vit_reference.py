@@ -1,4 +1,4 @@
-"""Google's JAX ViTs (vit_jax, big_vision) in plain NumPy: random files, and what they compute; the truth in tests.
+"""Google's JAX ViTs (vit_jax, big_vision) in plain NumPy: random files and their outputs, as a reference for tests.
 
 B batch, n patches, N tokens, D width, H heads, K = D/H, C channels, O outputs.
 """
@@ -16,7 +16,7 @@ Layout = Literal["original", "optimizer", "big_vision", "two_tower"]
 Pool = Literal["token", "gap", "map"]
 
 PREFIXES = {"original": "", "optimizer": "opt/target/", "big_vision": "params/", "two_tower": "params/img/"}
-# norm, attention, norm, MLP: Flax numbered the parts of a block in one row before Linen, and by kind since
+# norm, attention, norm, MLP: Flax numbered the parts of a block consecutively, Linen numbers them by type
 PRE_LINEN = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
 LINEN = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
 
@@ -43,7 +43,7 @@ def random_weights(
     classes: int = 5,
     seed: int = 0,
 ) -> Weights:
-    """A file of this layout: its keys, shapes and dtype. After a ResNet `patch` is counted on its features."""
+    """Random weights with the keys, shapes and dtype of a layout. After a ResNet, `patch` refers to its features."""
     modern = layout in ("big_vision", "two_tower")
     if (modern and stages is not None) or (not modern and (scan or pool == "map")):
         raise ValueError("a ResNet is found in the older layouts alone, scan and map in big_vision's alone")
@@ -90,12 +90,12 @@ def normal(rng: Random, shape: tuple[int, ...], std: float = 1.0, mean: float = 
 
 
 def add_name_prefix(name: str, weights: Weights) -> Weights:
-    """The same weights one level down, below `name`."""
+    """Move the weights one level down, below `name`."""
     return {f"{name}/{key}": value for key, value in weights.items()}
 
 
 def random_dense(rng: Random, inputs: tuple[int, ...], outputs: tuple[int, ...], gain: float = 1.0) -> Weights:
-    """Kernel (*inputs, *outputs) that keeps the scale of what comes in, times `gain`."""
+    """Kernel (*inputs, *outputs) that keeps the scale of its input, times `gain`."""
     kernel = normal(rng, inputs + outputs, std=gain / sqrt(prod(inputs)))
     return {"kernel": kernel, "bias": normal(rng, outputs, std=0.3)}
 
@@ -105,7 +105,7 @@ def random_norm(rng: Random, shape: tuple[int, ...]) -> Weights:
 
 
 def random_attention(rng: Random, width: int, heads: int) -> Weights:
-    """Queries and keys have a gain, for attention that is far from even."""
+    """Queries and keys have a gain, for attention that is far from uniform."""
     split = (heads, width // heads)
     weights: Weights = {}
     for name, gain in (("query", 1.5), ("key", 1.5), ("value", 1.0)):
@@ -141,7 +141,7 @@ def random_map_head(rng: Random, width: int, heads: int, mlp: int) -> Weights:
 
 
 def random_text_tower(rng: Random, width: int, classes: int) -> Weights:
-    """A little of what stands beside the images in such a file: a reader of images passes over it."""
+    """A part of the text tower in such a file, which readers of the image tower ignore."""
     text: Weights = {"Embed_0/embedding": normal(rng, (11, width)), "pos_embedding": normal(rng, (1, 7, width))}
     text |= add_name_prefix("head", random_dense(rng, (width,), (classes,)))
     return add_name_prefix("params", add_name_prefix("txt", text) | {"t": normal(rng, (1,)), "b": normal(rng, (1,))})
@@ -171,7 +171,7 @@ def random_unit(rng: Random, entering: int, leaving: int, project: bool) -> Weig
 
 
 def random_kernel(rng: Random, size: int, inputs: int, outputs: int) -> Array:
-    """Each output with its own mean and spread, which the standardisation takes away."""
+    """Each output has its own mean and spread, which weight standardisation removes."""
     spread = rng.uniform(0.02, 0.1, outputs)
     mean = 0.05 * rng.standard_normal(outputs)
     return (mean + spread * rng.standard_normal((size, size, inputs, outputs))).astype(np.float32)
@@ -183,7 +183,7 @@ def resnet_width(stage: int) -> int:
 
 
 def forward(weights: Weights, images: Array) -> Array:
-    """Logits (B, classes) of images (B, H, W, 3); without a head the features (B, D) that would have gone in."""
+    """Logits (B, classes) of images (B, H, W, 3); without a head, the features (B, D) before it."""
     weights = strip_layout_prefix(weights)
     x = pool_tokens(weights, encode_images(weights, images))  # (B, D)
     if "pre_logits/kernel" in weights:
@@ -208,7 +208,7 @@ def strip_layout_prefix(weights: Weights) -> Weights:
 
 
 def select_below(weights: Weights, name: str) -> Weights:
-    """What lies below `name`."""
+    """Weights below `name`."""
     return {key.removeprefix(f"{name}/"): value for key, value in weights.items() if key.startswith(f"{name}/")}
 
 
@@ -234,7 +234,7 @@ def embed_patches(weights: Weights, images: Array) -> Array:
 
 
 def list_layers(transformer: Weights) -> list[Weights]:
-    """The weights of each block, from a block for every layer or from one with a leading layer axis."""
+    """Weights of each block, from one block per layer or from stacked weights with a leading layer axis."""
     stacked = select_below(transformer, "encoderblock")
     if stacked:
         return [{key: value[i] for key, value in stacked.items()} for i in range(len(stacked["LayerNorm_0/scale"]))]
@@ -243,7 +243,7 @@ def list_layers(transformer: Weights) -> list[Weights]:
 
 
 def block(weights: Weights, x: Array) -> Array:
-    """Both halves normalise first and add last: (B, N, D) → (B, N, D)."""
+    """Both halves normalise first and add at the end: (B, N, D) → (B, N, D)."""
     names = PRE_LINEN if f"{PRE_LINEN[1]}/query/kernel" in weights else LINEN
     norm1, attend, norm2, feed = (select_below(weights, name) for name in names)
     y = layer_norm(norm1, x)
@@ -252,7 +252,7 @@ def block(weights: Weights, x: Array) -> Array:
 
 
 def pool_tokens(weights: Weights, x: Array) -> Array:
-    """One vector an image: the attention head's, the class token's, or the mean of all: (B, N, D) → (B, D)."""
+    """One vector per image: attention pooling, the class token, or the mean of all tokens: (B, N, D) → (B, D)."""
     head = select_below(weights, "MAPHead_0")
     if not head:
         return x[:, 0] if "cls" in weights else x.mean(axis=1)
@@ -274,7 +274,7 @@ def layer_norm(weights: Weights, x: Array) -> Array:
 
 
 def attention(weights: Weights, query: Array, memory: Array) -> Array:
-    """What each query (B, Q, D) reads from the memory (B, N, D): (B, Q, D)."""
+    """Attention of queries (B, Q, D) to the memory (B, N, D): (B, Q, D)."""
     q, k, v = (
         np.einsum("bnd,dhk->bhnk", x, weights[f"{name}/kernel"]) + weights[f"{name}/bias"][:, None]  # (B, H, N, K)
         for name, x in (("query", query), ("key", memory), ("value", memory))
@@ -295,7 +295,7 @@ def gelu(x: Array) -> Array:
 
 
 def resnet(weights: Weights, images: Array) -> Array:
-    """Root, then stages that each but the first halve the resolution: (B, H, W, 3) → (B, h, w, C)."""
+    """Root and stages, each of which but the first halves the resolution: (B, H, W, 3) → (B, h, w, C)."""
     x = std_conv(weights["conv_root/kernel"], images, stride=2)
     x = max_pool(np.maximum(group_norm(select_below(weights, "gn_root"), x), 0))
     stage = 1
@@ -307,7 +307,7 @@ def resnet(weights: Weights, images: Array) -> Array:
 
 
 def bottleneck(weights: Weights, x: Array, stride: int) -> Array:
-    """1×1, 3×3 (which has the stride), 1×1, each normalised after; the last ReLU comes after the sum."""
+    """1×1, 3×3 with the stride, 1×1, each followed by a norm; the last ReLU follows the sum."""
     shortcut = x
     if "conv_proj/kernel" in weights:
         shortcut = group_norm(select_below(weights, "gn_proj"), std_conv(weights["conv_proj/kernel"], x, stride))
@@ -318,19 +318,19 @@ def bottleneck(weights: Weights, x: Array, stride: int) -> Array:
 
 
 def std_conv(kernel: Array, x: Array, stride: int = 1) -> Array:
-    """A kernel (k, k, C, O) of mean 0 and standard deviation 1 for each output, SAME padding."""
+    """Convolution with a kernel (k, k, C, O) standardised for each output, with SAME padding."""
     kernel = kernel - kernel.mean(axis=(0, 1, 2))
     kernel = kernel / (kernel.std(axis=(0, 1, 2)) + STD_CONV_EPS)
     return convolve(same_padding(x, kernel.shape[0], stride), kernel, stride)
 
 
 def convolve(x: Array, kernel: Array, stride: int) -> Array:
-    """Without padding: (B, H, W, C) by (k, k, C, O) → (B, h, w, O)."""
+    """Convolution without padding: (B, H, W, C), (k, k, C, O) → (B, h, w, O)."""
     return np.tensordot(windows(x, kernel.shape[0], stride), kernel, axes=((4, 5, 3), (0, 1, 2)))
 
 
 def max_pool(x: Array) -> Array:
-    """The highest of 3×3 at every second place, SAME padding that never wins."""
+    """Max pooling over 3×3 with stride 2, and SAME padding of minus infinity."""
     return windows(same_padding(x, 3, 2, fill=-np.inf), 3, 2).max(axis=(4, 5))
 
 
@@ -340,14 +340,14 @@ def windows(x: Array, size: int, stride: int) -> Array:
 
 
 def same_padding(x: Array, size: int, stride: int, fill: float = 0.0) -> Array:
-    """As much as gives ceil(side / stride) windows; the odd row or column goes to the bottom or right."""
+    """Pad to ceil(side / stride) windows; an odd row or column goes to the bottom or right."""
     totals = [max((ceil(side / stride) - 1) * stride + size - side, 0) for side in x.shape[1:3]]
     rows, columns = ((total // 2, total - total // 2) for total in totals)
     return np.pad(x, ((0, 0), rows, columns, (0, 0)), constant_values=fill)
 
 
 def group_norm(weights: Weights, x: Array) -> Array:
-    """Over positions and the channels of a group; scale and bias come as (1, 1, 1, C) or (C,)."""
+    """Group norm over positions and the channels of a group; scale and bias are (1, 1, 1, C) or (C,)."""
     groups = x.reshape(*x.shape[:3], GROUPS, -1)  # (B, h, w, G, C/G)
     centred = groups - groups.mean(axis=(1, 2, 4), keepdims=True)
     variance = (centred**2).mean(axis=(1, 2, 4), keepdims=True)

@@ -1,7 +1,7 @@
 """Pickles that call whatever torch allows, with arguments and sizes that no honest file has.
 
-Run as a script, with a folder and how many to make, it reads each of them and prints one line of JSON for each that
-ran something, took too long or too much memory, or raised anything but a CheckpointError.
+Run as a script with a folder and a count, it makes and reads that many pickles. It prints a line of JSON for each one
+that ran something, took too much time or memory, or raised anything but a CheckpointError.
 """
 
 import io
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-MEMORY_SLACK = 2**26  # bytes, as for all tensors of a file
+MEMORY_SLACK = 2**26  # bytes, the same allowance as for the tensors of a file
 TIME_LIMIT = 10
 LEGACY_HEADER = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
 EDGE_NUMBERS = (0, 1, 2, 3, 16, 255, 10**6, 10**9, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**200, -1, -(2**40))
@@ -45,14 +45,14 @@ FORBIDDEN_EVENTS = (
 
 
 def allowed_names() -> list[str]:
-    """All that this version of torch would call, asked of torch itself."""
+    """Names that this version of torch allows a pickle to call."""
     from torch import _weights_only_unpickler as unpickler
 
     return sorted(getattr(unpickler, "_get_allowed_globals")())  # noqa: B009
 
 
 class RandomPickleWriter:
-    """Writes random steps of a pickle, each part leaving one value on the stack."""
+    """Writes random opcodes; each method leaves one value on the stack."""
 
     def __init__(self, draw: random.Random, names: list[str], container: str) -> None:
         self.draw, self.names, self.container = draw, names, container
@@ -76,7 +76,7 @@ class RandomPickleWriter:
         return b"(" + b"".join(parts) + b"t"
 
     def doubled(self, inner: bytes) -> bytes:
-        """A container of twice itself, up to fifty times over."""
+        """A container that holds the next one twice, up to 50 levels deep."""
         kind, steps = self.draw.choice((b"\x86", b"l", b"d")), inner
         for _ in range(self.draw.choice((3, 20, 50))):
             place = b"r" + struct.pack("<I", self.memo)
@@ -101,7 +101,7 @@ class RandomPickleWriter:
         return self.group(*(self.count() for _ in range(self.draw.choice((0, 1, 1, 2, 4, 70)))))
 
     def tensor(self) -> bytes:
-        """A plain tensor, honest or not: numbers that are not there, steps of 0, negative ones."""
+        """A plain tensor, valid or not: missing values, strides of 0, negative sizes."""
         parts = [
             self.storage(),
             self.count(),
@@ -112,7 +112,7 @@ class RandomPickleWriter:
         ]
         if self.draw.random() < 0.5:
             parts[0:4] = [self.honest(), b"K\0", self.group(self.number(2)), self.group(self.number(1))]
-        elif self.draw.random() < 0.5:  # expanded: one number, many times
+        elif self.draw.random() < 0.5:  # expanded: one value many times
             sizes = [self.count() for _ in range(self.draw.randrange(1, 4))]
             parts[0:4] = [self.honest(), b"K\0", self.group(*sizes), self.group(*[b"K\0"] * len(sizes))]
         return self.name("torch._utils._rebuild_tensor_v2") + self.group(*parts) + b"R"
@@ -159,14 +159,14 @@ class RandomPickleWriter:
     def any_call(self, depth: int = 3, dotted: str | None = None) -> bytes:
         dotted = dotted or self.draw.choice([*self.names, *FORBIDDEN_NAMES])
         parts = [self.value(depth - 1) for _ in range(self.draw.randrange(6))]
-        if self.draw.random() < 0.5:  # as many rebuilders take them
+        if self.draw.random() < 0.5:  # as many rebuild functions take them
             parts[:0] = [self.draw.choice((self.tensor, self.storage))()]
         built = self.value(depth - 1) + b"b" if self.draw.random() < 0.2 else b""
         return self.call(dotted, *parts) + built
 
 
 def make_hostile_file(number: int, names: list[str]) -> bytes:
-    """File `number`: a dict with a call of each allowed name in turn, in each of torch's two containers."""
+    """File `number`: a dict with a call of each allowed name in turn, in both containers of torch."""
     draw = random.Random(f"hostile pickle {number}")
     writer = RandomPickleWriter(draw, names, container := ("zip", "legacy")[number % 2])
     dotted = names[number // 2 % len(names)]
@@ -192,7 +192,7 @@ def make_hostile_file(number: int, names: list[str]) -> bytes:
 
 
 class TimeoutError(BaseException):  # noqa: A001
-    """That nothing in between catches."""
+    """Not an Exception, so that no handler in between catches it."""
 
 
 def main(folder: Path, count: int) -> None:
@@ -205,7 +205,7 @@ def main(folder: Path, count: int) -> None:
     events = list[str]()
     signal.signal(signal.SIGALRM, overdue)
     torch.save({"a": torch.ones(4)}, folder / "first.pth")
-    read_raw_contents(folder / "first.pth")  # what a first use imports and keeps
+    read_raw_contents(folder / "first.pth")  # imports and caches of the first use
     for number in range(20):
         (folder / "first.pth").write_bytes(make_hostile_file(number, ["torch.Tensor", "torch.FloatStorage"]))
         with suppress(CheckpointError):
@@ -223,7 +223,7 @@ def main(folder: Path, count: int) -> None:
             found = read_raw_contents(path)
             done += 1
             if sum(each.numel() * each.itemsize for each in found.tensors.values()) > most:
-                wrong = "more bytes than are allowed"
+                wrong = "more bytes than allowed"
         except CheckpointError as error:
             if len(str(error).splitlines()) != 1 or "Unable to allocate" in str(error) or "memory" in str(error):
                 wrong = f"refused with {error}"

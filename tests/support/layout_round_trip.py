@@ -1,4 +1,4 @@
-"""What every source is tested for: their model and ours agree, and their file comes back tensor for tensor."""
+"""Checks for every source: their model and ours agree, and their file comes back with the same tensors."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from vitrail.checkpoint import Checkpoint, read, write
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, read by the library that the file is made for."""
+    """Read all tensors of a file with the library that it is made for."""
     if path.is_dir():
         path = next(each for each in (path / "model.safetensors", path / "pytorch_model.bin") if each.exists())
     if path.suffix == ".safetensors":
@@ -33,41 +33,41 @@ def assert_same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) 
         assert torch.equal(tensor, other[name]), name
 
 
-def write_checkpoint(found: Checkpoint, path: Path, to: str) -> None:
-    about = found.description
+def write_checkpoint(checkpoint: Checkpoint, path: Path, to: str) -> None:
+    description = checkpoint.description
     write(
-        found.model,
+        checkpoint.model,
         path,
         to,
-        preprocessing=about.preprocessing,
-        labels=about.labels,
-        provenance=about.provenance,
-        resampling=about.resampling,
+        preprocessing=description.preprocessing,
+        labels=description.labels,
+        provenance=description.provenance,
+        resampling=description.resampling,
     )
 
 
 def check_round_trip(path: Path, back: Path, *, to: str, without: tuple[str, ...] = (), **fields: Any) -> Checkpoint:
-    """Theirs → ours in memory → our folder → theirs; nothing warned of on the way back, and nothing lost."""
-    found = read(path, **fields)
-    assert found.layout == found.description.provenance["source"]["layout"] == to
-    assert not found.report.initialised
-    assert not found.report.resized
+    """Read their file, save it in our layout, and write it back in theirs, without warnings or losses."""
+    checkpoint = read(path, **fields)
+    assert checkpoint.layout == checkpoint.description.provenance["source"]["layout"] == to
+    assert not checkpoint.report.initialised
+    assert not checkpoint.report.resized
     own = back.with_name("own")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_checkpoint(found, own, "vitrail")
+        write_checkpoint(checkpoint, own, "vitrail")
         again = read(own)
-        assert again.description.config == found.description.config
+        assert again.description.config == checkpoint.description.config
         write_checkpoint(again, back, to)
     assert_same_tensors(
         {n: t for n, t in read_tensors(path).items() if not n.startswith(without or "\0")}, read_tensors(back)
     )
-    return found
+    return checkpoint
 
 
 @torch.no_grad()
 def max_output_difference(ours: Any, theirs: Callable[[Tensor], Tensor], size: tuple[int, int] = (32, 32)) -> float:
-    """The largest difference of their outputs on random images; outputs that say nothing are refused."""
+    """Largest difference of the outputs on random images; nearly constant outputs are refused."""
     images = torch.randn(3, 3, *size)
     mine, their = ours(images), theirs(images)
     assert mine.shape == their.shape

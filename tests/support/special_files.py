@@ -1,4 +1,4 @@
-"""What may lie where a file is expected: pipes, devices, folders, sockets, links to each, and links in a circle."""
+"""What may be found instead of a file: pipes, devices, folders, sockets, links to them, circular links."""
 
 import os
 import socket
@@ -8,10 +8,10 @@ from pathlib import Path
 
 def make_socket(path: Path) -> None:
     here = Path.cwd()
-    os.chdir(path.parent)  # the path of a socket has at most a hundred characters
+    os.chdir(path.parent)  # the path of a socket is limited to about 100 characters
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
     finally:
         os.chdir(here)
 

@@ -74,7 +74,7 @@ def test_other_kinds_of_pictures(tmp_path: Path) -> None:
     plot_training_curves({"one": log(2)}, tmp_path / "curves.PDF")
     assert (tmp_path / "curves.PDF").read_bytes().startswith(b"%PDF")
     for name in ("curves", "curves.jpg"):
-        with pytest.raises(ConfigError, match=r"is to be a picture; expected a name that ends in \.png, \.svg, \.pdf$"):
+        with pytest.raises(ConfigError, match=r"; expected a name that ends in \.png, \.svg, \.pdf$"):
             plot_training_curves({"one": log(2)}, tmp_path / name)
 
 

@@ -1,6 +1,7 @@
-"""Models on disk: our own folder and the public layouts, both ways; written whole, and read without running code.
+"""Read and write models on disk, in vitrail's own format and the public layouts.
 
-The names here are resolved on first use: class names and whole files are wanted also where torch is not installed.
+Writes are atomic, and reading never runs code from a file. Names are resolved on first use, so that modules without
+torch can be imported where torch is not installed.
 """
 
 from importlib import import_module

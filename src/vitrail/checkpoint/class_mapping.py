@@ -1,60 +1,61 @@
-"""Which class is meant: by name, by one of several names, by WordNet's number, by its own."""
+"""Map the classes of a data set to those of a model: by name, by one of several names, by WordNet id, by number."""
 
 import re
 from collections.abc import Sequence
 
-from vitrail.checkpoint.load_report import abbreviate_list
 from vitrail.errors import DataError
+from vitrail.text import abbreviate_list
 
-WORDNET_ID = re.compile(r"n\d{8}")  # WordNet's number of a class, as ImageNet's folders are called
+WORDNET_ID = re.compile(r"n\d{8}")  # as the folders of ImageNet are named
 
 
 def map_classes(
     model_labels: Sequence[str] | None, model_classes: int, data_classes: Sequence[str]
 ) -> tuple[tuple[int, ...], str]:
-    """The model's class of each class of the data, and a note for the user where it does not follow from names.
+    """Class of the model for each class of the data, and a note for the user if names alone do not determine it.
 
-    By name, also by one of several ("tench, Tinca tinca"); by number where the data's classes are called 0 … 999; in
-    order where there are as many of both and the model's have no names, or the data's are WordNet's numbers.
+    Classes match by name, also by one of several names ("tench, Tinca tinca"). They match by number if the data's
+    classes are named 0 … 999. They match in order if both have the same number of classes and the model has no labels
+    or the data's classes are WordNet ids.
     """
     by_name = index_classes_by_name(model_labels or ())
-    found = [by_name.get(normalise_class_name(name)) for name in data_classes]
-    if are_known_and_distinct(found):
-        return tuple(index for index in found if index is not None), ""
+    indices = [by_name.get(normalise_class_name(name)) for name in data_classes]
+    if are_known_and_distinct(indices):
+        return tuple(index for index in indices if index is not None), ""
     numbers = [parse_class_number(name, model_classes) for name in data_classes]
     if are_known_and_distinct(numbers):
-        first = f", so {data_classes[0]} is {model_labels[numbers[0] or 0]}" if model_labels else ""
-        return tuple(n for n in numbers if n is not None), f"classes by number: the data's names are the model's{first}"
+        first = f": {data_classes[0]} is {model_labels[numbers[0] or 0]}" if model_labels else ""
+        return tuple(
+            n for n in numbers if n is not None
+        ), f"the data's class names are class numbers of the model{first}"
     if len(data_classes) == model_classes and (not model_labels or all(map(WORDNET_ID.fullmatch, data_classes))):
-        why = "the model's classes have no names" if not model_labels else "the data's classes are WordNet's numbers"
-        return tuple(range(model_classes)), f"{why}: taken in order, {data_classes[0]} as class 0"
-    strange = [name for name, index in zip(data_classes, found, strict=True) if index is None] or data_classes
-    given = f"{len(strange)} of the data's {len(data_classes)} classes ({abbreviate_list(strange, 3)})"
-    known = (
-        f"{model_classes} ({abbreviate_list(model_labels, 3)})"
-        if model_labels
-        else f"{model_classes}, which have no names"
+        reason = "the data's classes are WordNet ids" if model_labels else "the model has no class names"
+        return tuple(range(model_classes)), f"{reason}: classes are matched in order, {data_classes[0]} is class 0"
+    unknown = [name for name, index in zip(data_classes, indices, strict=True) if index is None] or data_classes
+    known = f"({abbreviate_list(model_labels, 3)})" if model_labels else "without names"
+    raise DataError(
+        f"{len(unknown)} of the data's {len(data_classes)} classes ({abbreviate_list(unknown, 3)}) are not among the "
+        f"model's {model_classes} classes {known}; train the model on this data, or convert it with its `labels`",
+        fields=("labels",),
     )
-    hint = "train the model on this data first, or name its classes with vitrail convert --labels"
-    raise DataError(f"{given} are none of the model's {known}; expected the same classes: {hint}")
 
 
 def index_classes_by_name(labels: Sequence[str]) -> dict[str, int]:
-    """Every name that means one class only: a whole label, else its WordNet number or what stands between commas."""
+    """Index every unambiguous name: a complete label, its WordNet id, or one of its comma-separated names."""
     parts = list[tuple[str, int]]()
     for index, label in enumerate(labels):
-        number = WORDNET_ID.match(label)
-        rest = label[number.end() :] if number else label
-        names = [rest, *rest.split(","), *([number.group()] if number else [])]
+        wordnet_id = WORDNET_ID.match(label)
+        rest = label[wordnet_id.end() :] if wordnet_id else label
+        names = [rest, *rest.split(","), *([wordnet_id.group()] if wordnet_id else [])]
         parts += [(name, index) for name in names]
     return drop_ambiguous_names(parts) | drop_ambiguous_names([(label, index) for index, label in enumerate(labels)])
 
 
 def drop_ambiguous_names(names: Sequence[tuple[str, int]]) -> dict[str, int]:
-    meant = dict[str, set[int]]()
+    indices_by_name = dict[str, set[int]]()
     for name, index in names:
-        meant.setdefault(normalise_class_name(name), set()).add(index)
-    return {name: min(indices) for name, indices in meant.items() if len(indices) == 1}
+        indices_by_name.setdefault(normalise_class_name(name), set()).add(index)
+    return {name: min(indices) for name, indices in indices_by_name.items() if len(indices) == 1}
 
 
 def normalise_class_name(name: str) -> str:
@@ -71,7 +72,7 @@ def are_known_and_distinct(indices: Sequence[int | None]) -> bool:
 
 
 def split_label(label: str) -> list[str]:
-    """All that a label lists, without WordNet's number: "n01440764 tench, Tinca tinca" → tench, Tinca tinca."""
-    number = WORDNET_ID.match(label)
-    rest = (label[number.end() :] if number else label).lstrip(" \t:,") or label  # some have nothing but the number
+    """Names in a label, without its WordNet id: "n01440764 tench, Tinca tinca" → tench, Tinca tinca."""
+    wordnet_id = WORDNET_ID.match(label)
+    rest = (label[wordnet_id.end() :] if wordnet_id else label).lstrip(" \t:,") or label  # some are only an id
     return [name.strip() for name in rest.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""What stands in config.json beside the weights: all that loading and predicting need to know."""
+"""The contents of config.json next to the weights: all that loading and prediction need."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
 from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 
-FORMAT_VERSION = 1  # grows only when an older vitrail can no longer read the folder
+FORMAT_VERSION = 1  # increased only if an older vitrail can no longer read the folder
 TYPE_NAMES: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
@@ -23,39 +23,37 @@ TYPE_NAMES: dict[type[Any], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Family and config rebuild the model; the rest says how to use it and where it comes from."""
+    """Family and config define the model; the other fields say how to use it and where it comes from."""
 
     family: str
     config: Mapping[str, Any]
     preprocessing: Preprocessing | None = None
-    labels: tuple[str, ...] | None = None  # one a class, in order
-    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever its maker wants to say
-    resampling: ResamplingPolicy = (
-        "timm"  # by which positions go to another image size, unless another policy is asked for
-    )
-    save: str = ""  # the same in both files of a folder, unless a save was cut off between them
+    labels: tuple[str, ...] | None = None  # one per class, in order
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # free-form notes of whoever saved it
+    resampling: ResamplingPolicy = "timm"  # default policy when positions are resampled to another image size
+    save: str = ""  # the same in both files of a folder, unless a save was interrupted between them
 
     def to_json(self, *, signed: bool = False) -> str:
-        """As text, with a checksum of all entries if `signed`."""
+        """Format as JSON, with a checksum of all entries if `signed`."""
         data = {"format": FORMAT_VERSION, **asdict(self)}
         return json.dumps(add_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Description":
-        """Reads back `to_json`; fields that an older vitrail did not know yet take their defaults."""
+        """Parse the result of `to_json`; fields that are missing in older versions take their defaults."""
         try:
             data = parse_json(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail.save` wrote") from None
+            raise CheckpointError(f"{where} is not JSON: {error}; expected a file written by vitrail.save") from None
         return cls.from_dict(data, where)
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> "Description":
         if not isinstance(data, dict) or type(data.get("format")) is not int:
-            raise CheckpointError(f"{where} has no format number; expected what `vitrail.save` wrote")
+            raise CheckpointError(f"{where} has no format version; expected a file written by vitrail.save")
         if data["format"] > FORMAT_VERSION:
             raise CheckpointError(
-                f"{where} was written by a newer vitrail; expected format {FORMAT_VERSION}: update vitrail"
+                f"{where} has format {data['format']} of a newer vitrail; expected {FORMAT_VERSION}: update vitrail"
             )
         try:
             return cls(**parse_description_fields(verify_and_remove_checksum(data), cls))
@@ -64,7 +62,7 @@ class Description:
 
 
 def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> dict[str, Any]:
-    """The fields of a description, each of the type it should have; a ConfigError names the one that has not."""
+    """Check the types of the fields; a ConfigError names the field that is wrong."""
     known = [each.name for each in fields(kind)]
     data = {name: value for name, value in data.items() if name != "format"}
     for name in data:

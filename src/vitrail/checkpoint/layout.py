@@ -1,8 +1,10 @@
-"""What a layout is: how it is recognised, read and written, and what whoever reads it takes for granted."""
+"""What a layout is, which layout a file has, and the functions that the sources share to read and write theirs."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,25 +18,21 @@ from vitrail.checkpoint.description import TYPE_NAMES, Description
 from vitrail.checkpoint.files.raw_contents import WRAPPER_KEYS, RawContents
 from vitrail.checkpoint.name_table import NameEntry, rename_to_ours, rename_to_theirs
 from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.checkpoint.sources import SOURCE_NAMES
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, unknown_name_error
 from vitrail.files import write_atomically
+from vitrail.text import abbreviate_list
 
 T = TypeVar("T")
-LAYOUT_KEY = "layout"  # the key of its name in the header of a safetensors file; there is nothing around it to tell by
+LAYOUT_KEY = "layout"  # in the header of a safetensors file, which has no wrapper to recognise a layout by
 HALF_MEAN_STD: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET_MEAN_STD: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-OWNER_FIXED_FIELDS = (
-    "activation",
-    "norm_eps",
-    "pool",
-    "positions",
-    "trained_size",
-)  # fields with one value in all models of an owner
-OWNER_NAMED_KEY = "owner_said"  # key in `known`: whether the user or the file named the layout
+OWNER_FIXED_FIELDS = ("activation", "norm_eps", "pool", "positions", "trained_size")  # same in all models of an owner
+LAYOUT_NAMED_KEY = "layout_named"  # key in `known`: whether the user or the file named the layout
 TRANSFORMER_FAMILIES = ("vit", "deit", "hybrid")
-PATCH_FAMILIES = ("vit", "deit")  # families of layouts without names for a ResNet stem
-STEM_POSITION_VALUES: dict[str, tuple[Any, ...]] = {  # all that most layouts can say of positions
+PATCH_FAMILIES = ("vit", "deit")  # for layouts without names for a ResNet stem
+STEM_POSITION_VALUES: dict[str, tuple[Any, ...]] = {  # the position fields that most layouts support
     "positions": ("learned", "sincos", "sincos_2d"),
     "positions_at": ("stem",),
 }
@@ -42,115 +40,144 @@ STEM_POSITION_VALUES: dict[str, tuple[Any, ...]] = {  # all that most layouts ca
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatedCheckpoint:
-    """A checkpoint of any layout in our words; `config` in the description is what its own shapes and files say."""
+    """A checkpoint of any layout with our tensor names; the config is that of the file, not of the requested model."""
 
     description: Description
     tensors: dict[str, Tensor]
-    ignored: tuple[str, ...] = ()  # by their names
+    ignored: tuple[str, ...] = ()  # tensors of the file that are not used
     warnings: tuple[str, ...] = ()
     assumed: Mapping[str, Any] = field(
         default_factory=dict[str, Any]
-    )  # values assumed for fields that the file does not specify
-    layout: str = ""  # that read it; set by whoever chose it
+    )  # values of fields that the file does not specify
+    layout: str = ""  # set by the caller of `Layout.read`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A row of the list of sources: all that reading and writing know of whose file it is."""
+    """How to recognise, read and write the checkpoints of one library."""
 
-    name: str  # as --from and --to say it
+    name: str
     matches: Callable[[RawContents], bool]
-    read: Callable[
-        [RawContents, Mapping[str, Any]], TranslatedCheckpoint
-    ]  # with fields that the user knows and the file does not say
-    write: Callable[[Mapping[str, Tensor], Description, Path], Mapping[str, Any]]  # gives what its readers assume
-    families: tuple[str, ...] = TRANSFORMER_FAMILIES  # that it has a place for
+    read: Callable[[RawContents, Mapping[str, Any]], TranslatedCheckpoint]  # with fields that the user specified
+    write: Callable[[Mapping[str, Tensor], Description, Path], Mapping[str, Any]]  # returns what its readers assume
+    families: tuple[str, ...] = TRANSFORMER_FAMILIES  # that it can represent
 
 
-def translate_checkpoint(
-    contents: RawContents,
-    tensors: Mapping[str, Tensor],
-    table: Sequence[NameEntry],
-    *,
-    layout: str,
-    family: str,
-    known: Mapping[str, Any],
-    policy: ResamplingPolicy,
-    preprocessing: Callable[[dict[str, Any]], Preprocessing],
-    ignore: str = "",
-    labels: tuple[str, ...] | None = None,
-    variant: Mapping[str, Any] | None = None,
-    warnings: Sequence[str] = (),
-    fixed: Collection[str] = (),
-    default_fields: Mapping[str, Any] | None = None,
-    assumed_preprocessing: bool = False,
-    infer: Callable[[Mapping[str, Tensor], str, Mapping[str, Any]], tuple[ConfigFields, ConfigFields]] = infer_config,
-) -> TranslatedCheckpoint:
-    """Their tensors by the table; what it does not name must match `ignore`, else something would be lost.
+@cache
+def list_layouts() -> tuple[Layout, ...]:
+    """All layouts, vitrail's own first. The first that matches a file reads it."""
+    return tuple(import_module(f"vitrail.checkpoint.sources.{name}").LAYOUT for name in ("vitrail", *SOURCE_NAMES))
 
-    `shapes` makes the fields of the config of our tensors, the family and other known fields. `fixed` are fields
-    with one value in all models of the owner, if the file is known to be theirs; `usual` values are defaults.
-    """
-    ours, unnamed = rename_to_ours(tensors, table)
-    lost = [name for name in unnamed if not re.fullmatch(ignore, name)]
+
+def get_layout(name: str) -> Layout:
+    known = {layout.name: layout for layout in list_layouts()}
+    if name not in known:
+        raise unknown_name_error("layout", name, known)
+    return known[name]
+
+
+def detect_layout(contents: RawContents, source: str | None) -> Layout:
+    """The layout that the user named as `source`, that the file names in its header, or the first that matches."""
+    if source is not None:
+        return get_layout(source)
+    if not contents.tensors:
+        raise CheckpointError(f"{contents.path} contains no tensors; expected the weights of a Vision Transformer")
+    in_header = contents.header.get(LAYOUT_KEY)
+    for layout in list_layouts():
+        if layout.name == in_header or (in_header is None and layout.matches(contents)):
+            return layout
+    raise CheckpointError(
+        f"{contents.path} has an unknown layout, with {len(contents.tensors)} tensors "
+        f"({abbreviate_list(contents.tensors, 3)}); "
+        f"expected one of {', '.join(each.name for each in list_layouts())}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModel:
+    """What a layout knows about the model in a file before its tensors are renamed."""
+
+    layout: str
+    family: str
+    tensors: Mapping[str, Tensor]  # under the names of the layout
+    table: Sequence[NameEntry]
+    known: Mapping[str, Any]  # config fields from the file, its owner or the user
+    policy: ResamplingPolicy
+    preprocessing: Callable[[dict[str, Any]], Preprocessing]  # of a config
+    ignore: str = ""  # pattern of names that may be missing in the table
+    labels: tuple[str, ...] | None = None
+    variant: Mapping[str, Any] = field(default_factory=dict[str, Any])  # recorded in the provenance
+    warnings: Sequence[str] = ()
+    fixed_fields: Collection[str] = ()  # with one value in all models of the owner, if the file is known to be theirs
+    default_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    assumed_preprocessing: bool = False
+    infer_config: Callable[[Mapping[str, Tensor], str, Mapping[str, Any]], tuple[ConfigFields, ConfigFields]] = (
+        infer_config
+    )
+
+
+def translate_checkpoint(contents: RawContents, model: SourceModel) -> TranslatedCheckpoint:
+    """Rename the tensors, infer the config, and collect warnings and assumptions."""
+    tensors, unnamed = rename_to_ours(model.tensors, model.table)
+    lost = [name for name in unnamed if not re.fullmatch(model.ignore, name)]
     if lost:
-        names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise CheckpointError(
-            f"{contents.path} has {len(lost)} tensors that a {layout} {family} has no place for ({names}); "
-            "without them it would be another model: expected a plain ViT, DeiT, CaiT, T2T-ViT, hybrid or convnet, "
-            "or another --from"
+            f"{contents.path} has {len(lost)} tensors that are not part of a {model.family} of the layout "
+            f"{model.layout} ({abbreviate_list(lost, 3)}); without them it would be another model: "
+            "expected a plain ViT, DeiT, CaiT, T2T-ViT, hybrid or convnet, or another `source`",
+            fields=("source",),
         )
-    ours = add_batch_counters(ours)
-    config, doubts = infer(ours, family, {**(default_fields or {}), **known})
-    said = parse_image_size(known.get("image_size"))
-    if said not in (None, config["image_size"]):
-        size = "×".join(map(str, config["image_size"]))
-        warnings = [*warnings, f"said to be for images of {said}, but its positions are for {size}: taken as these"]
+    tensors = add_batch_counters(tensors)
+    config, doubts = model.infer_config(tensors, model.family, {**model.default_fields, **model.known})
+    warnings, stated = list(model.warnings), parse_image_size(model.known.get("image_size"))
+    if stated not in (None, config["image_size"]):
+        used = "×".join(map(str, config["image_size"]))
+        warnings.append(f"its image size is given as {stated}, but its positions are for {used}: {used} is used")
     others = [name for name in contents.other_keys if name in WRAPPER_KEYS and name not in ("student", "teacher")]
     if contents.wrapper and others:
-        warnings = [*warnings, f"taken from {contents.wrapper!r}; the file also has {', '.join(others)}"]
-    how = preprocessing(config)
-    if config.get("layer_scale") or config.get("registers") or layout == "google":  # often without a class position
-        doubts = {name: value for name, value in doubts.items() if name != "prefix_positions"}
-    assumed = find_assumptions(family, config, doubts, known, fixed)
-    if assumed_preprocessing:
-        assumed["preprocessing"] = describe_preprocessing(how)
-    source = {"layout": layout, "file": contents.path.name, **(variant or {})}
+        warnings.append(f"its weights are read from {contents.wrapper!r}; the file also has {', '.join(others)}")
+    if config.get("layer_scale") or config.get("registers") or model.layout == "google":
+        doubts = {name: value for name, value in doubts.items() if name != "prefix_positions"}  # often False here
+    preprocessing = model.preprocessing(config)
+    assumed = find_assumptions(model.family, config, doubts, model.known, model.fixed_fields)
+    if model.assumed_preprocessing:
+        assumed["preprocessing"] = describe_preprocessing(preprocessing)
     description = Description(
-        family=family,
+        family=model.family,
         config=config,
-        preprocessing=how,
-        labels=labels,
-        provenance={"source": source},
-        resampling=policy,
+        preprocessing=preprocessing,
+        labels=model.labels,
+        provenance={"source": {"layout": model.layout, "file": contents.path.name, **model.variant}},
+        resampling=model.policy,
     )
     return TranslatedCheckpoint(
-        description=description, tensors=ours, ignored=unnamed, warnings=tuple(warnings), assumed=assumed
+        description=description, tensors=tensors, ignored=unnamed, warnings=tuple(warnings), assumed=assumed
     )
 
 
-def describe_preprocessing(how: Preprocessing) -> str:
-    """The mean, crop and interpolation, in which layouts differ most."""
-    usual = {HALF_MEAN_STD["mean"]: "mean 0.5", IMAGENET_MEAN_STD["mean"]: "ImageNet's mean"}
-    return f"{usual.get(how.mean, f'mean {how.mean}')}, crop {how.crop:.4g}, {how.interpolation}"
+def describe_preprocessing(preprocessing: Preprocessing) -> str:
+    """Mean, crop and interpolation, in which layouts differ most."""
+    names = {HALF_MEAN_STD["mean"]: "mean 0.5", IMAGENET_MEAN_STD["mean"]: "ImageNet's mean"}
+    mean = names.get(preprocessing.mean, f"mean {preprocessing.mean}")
+    return f"{mean}, crop {preprocessing.crop:.4g}, {preprocessing.interpolation}"
 
 
 def find_heads_by_width(tensors: Mapping[str, Tensor], kernel: str, heads: Mapping[int, int]) -> dict[str, int]:
-    """The number of heads of the owner's published model with the width of the patch kernel."""
+    """Number of heads of the owner's published model of this width, which is that of the patch kernel."""
     width = tensors[kernel].shape[0] if kernel in tensors and tensors[kernel].ndim else 0
     return {"heads": heads[width]} if width in heads else {}
 
 
-def merge_agreeing_fields(said: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file says and what the user says, who may add to it but not say otherwise."""
-    for name in said.keys() & known.keys():
-        if said[name] != known[name]:
-            raise CheckpointError(f"{name} is {known[name]!r}, but the file says {said[name]!r}; expected the same")
-    return {**said, **known}
+def merge_agreeing_fields(in_file: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge fields of the file and of the user, who may add fields but not contradict the file."""
+    for name in in_file.keys() & known.keys():
+        if in_file[name] != known[name]:
+            raise CheckpointError(f"{name} is {known[name]!r}, but the file says {in_file[name]!r}; expected the same")
+    return {**in_file, **known}
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
-    """Without the prefixes, in this order, that every name has: what wrappers put before a model's own names."""
+    """Remove the prefixes that all names have, in this order: wrappers put them before the names of a model."""
     names = dict(zip(tensors, tensors, strict=True))
     for prefix in prefixes:
         if names and all(name.startswith(prefix) for name in names.values()):
@@ -159,15 +186,15 @@ def strip_prefixes(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, T
 
 
 def check_representable(layout: str, config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuses a config with a field that the layout has no place for."""
+    """Refuse a config with a value that the layout cannot represent."""
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             expected = " or ".join(repr(value) for value in values)
-            raise CheckpointError(f"{name} is {config[name]!r}, which {layout} cannot hold; expected {expected}")
+            raise CheckpointError(f"{name} is {config[name]!r}, which {layout} cannot represent; expected {expected}")
 
 
 def add_prefix_rows(tensors: Mapping[str, Tensor], config: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
-    """The table with rows for prefix tokens, zero where it had none: adding nothing, for layouts that must add."""
+    """Add zero rows for prefix tokens without positions, for layouts that add positions to all tokens."""
     if config.get("prefix_positions", True) or "pos_embed" not in tensors:
         return dict(tensors)
     table = tensors["pos_embed"]
@@ -175,13 +202,13 @@ def add_prefix_rows(tensors: Mapping[str, Tensor], config: Mapping[str, Any], ro
 
 
 def add_register_rows(table: Tensor, registers: Tensor) -> Tensor:
-    """Zero rows for the registers, which have no positions in DINOv2, behind that of the class token."""
+    """Insert zero rows for the registers, which have no positions in DINOv2, after the row of the class token."""
     rows = registers.shape[1] if registers.ndim == 3 else 0
     return torch.cat((table[:, :1], table.new_zeros(table.shape[0], rows, *table.shape[2:]), table[:, 1:]), dim=1)
 
 
 def remove_register_rows(layout: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The table without rows for the registers; they must be zero, or they would be lost."""
+    """Remove the rows of the registers, which must be zero because the layout has no place for them."""
     registers = config.get("registers", 0)
     if not registers or "pos_embed" not in tensors:
         return dict(tensors)
@@ -193,20 +220,20 @@ def remove_register_rows(layout: str, tensors: Mapping[str, Tensor], config: Map
 def write_renamed_tensors(
     layout: str, tensors: Mapping[str, Tensor], table: Sequence[NameEntry], heads: int, path: Path, wrapper: str = ""
 ) -> None:
-    """A .safetensors file, which says its layout, or what torch.save writes, under `wrapper` if there is one."""
+    """Write a .safetensors file with the layout in its header, or a file of torch.save with tensors under `wrapper`."""
     renamed = rename_to_theirs(tensors, table, heads)
     if path.suffix == ".safetensors":
-        write_atomically(path, lambda place: save_file(renamed, place, {"format": "pt", LAYOUT_KEY: layout}))
+        write_atomically(path, lambda temporary: save_file(renamed, temporary, {"format": "pt", LAYOUT_KEY: layout}))
     elif path.suffix in (".pth", ".pt", ".bin", ".th"):
-        apart = {name: tensor.clone() for name, tensor in renamed.items()}  # torch.save would keep whole storages
-        write_atomically(path, lambda place: torch.save({wrapper: apart} if wrapper else apart, place))
+        cloned = {name: tensor.clone() for name, tensor in renamed.items()}  # torch.save would write shared storages
+        write_atomically(path, lambda temporary: torch.save({wrapper: cloned} if wrapper else cloned, temporary))
     else:
-        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
-        raise CheckpointError(f"{path} {ending}; expected a file .pth, .bin or .safetensors")
+        suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
+        raise CheckpointError(f"{path} has {suffix}; expected a file .pth, .bin or .safetensors")
 
 
 def get_typed_field(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
-    """A field of somebody's JSON, of the kind it should be; a number may be whole."""
+    """A field of a JSON object, which must have the right type; an integer is a valid float."""
     given = data.get(name)
     if given is None:
         return default

@@ -1,59 +1,57 @@
-"""What loading did with every tensor, as an object and as a short table."""
+"""Report on what loading did with every tensor, printed as a short table."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrail.text import format_table
+from vitrail.text import abbreviate_list, format_table
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Each tensor of the model was matched, resized or initialised; those of the file not used were ignored."""
+    """Tensors of the model are matched, resized or initialised; tensors of the file that are not used are ignored."""
 
     matched: tuple[str, ...]
-    resized: Mapping[str, str]  # name → how
+    resized: Mapping[str, str]  # name → method
     initialised: tuple[str, ...]
     ignored: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     assumed: Mapping[str, Any] = field(
         default_factory=dict[str, Any]
-    )  # values assumed for fields that the file does not specify
+    )  # values of fields that the file does not specify
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Settings that the text of the report names in backticks."""
+        return (*format_assumptions(self.assumed)[1], "source")
 
     def __str__(self) -> str:
-        lines = [
-            ("matched", len(self.matched), ""),
-            ("resized", len(self.resized), abbreviate_list([f"{name} ({how})" for name, how in self.resized.items()])),
-            ("initialised", len(self.initialised), abbreviate_list(self.initialised)),
-            ("ignored", len(self.ignored), abbreviate_list(self.ignored)),
-        ]
-        shown = [(what, str(count), names) for what, count, names in lines if count]
-        said = (format_assumptions(self.assumed), *self.warnings)
-        warnings = [f"warning: {warning}" for warning in said if warning]
-        return "\n".join([*format_table(("", "tensors", ""), shown, "lrl"), *warnings])
+        resized = [f"{name} ({method})" for name, method in self.resized.items()]
+        groups = {"resized": resized, "initialised": self.initialised, "ignored": self.ignored}
+        rows = [("matched", str(len(self.matched)), "")] if self.matched else []
+        rows += [(group, str(len(names)), abbreviate_list(names)) for group, names in groups.items() if names]
+        assumption, _ = format_assumptions(self.assumed)
+        warnings = [f"warning: {warning}" for warning in (assumption, *self.warnings) if warning]
+        return "\n".join([*format_table(("", "tensors", ""), rows, "lrl"), *warnings])
 
 
-def abbreviate_list(names: Collection[str], most: int = 4) -> str:
-    return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def format_assumptions(assumed: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
+    """One sentence with the fields that a file does not specify, the values assumed, and how to change them.
 
-
-def format_assumptions(assumed: Mapping[str, Any], given: Collection[str] = ()) -> str:
-    """One sentence: the fields that a file does not specify, the values assumed and how to change them; or empty.
-
-    `given` are fields that the user has set.
+    `given` are fields that the user has set. The second result has the settings that the sentence names in backticks.
     """
-    left = {name: value for name, value in assumed.items() if name not in given}
-    if not left:
-        return ""
-    fields = [name for name in left if name != "preprocessing"]
-    ways = [f"--set {name}=… (in Python: {name}=…)" for name in fields[:1]]
-    if "preprocessing" in left:
-        ways.append("`vitrail convert --preprocessing` (in Python: preprocessing=…)")
-    return f"does not specify {', '.join(left)}; assumed {format_fields(left)}. Change that with {' and '.join(ways)}"
+    remaining = {name: value for name, value in assumed.items() if name not in given}
+    if not remaining:
+        return "", ()
+    settings = [f"{name}=…" for name in remaining if name != "preprocessing"][:1]
+    settings += ["preprocessing"] if "preprocessing" in remaining else []
+    remedy = " and ".join(f"`{setting}`" for setting in settings)
+    text = f"does not specify {', '.join(remaining)}; assumed {format_fields(remaining)}. Change this with {remedy}"
+    return text, tuple(settings)
 
 
 def format_fields(values: Mapping[str, Any]) -> str:
-    """name=value, with sizes as the command line accepts them."""
+    """Format fields as name=value, with sizes as the command line accepts them."""
     return ", ".join(
-        f"{name}={'x'.join(map(str, each)) if isinstance(each, tuple) else each}" for name, each in values.items()
+        f"{name}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in values.items()
     )

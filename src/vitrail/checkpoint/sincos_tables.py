@@ -1,4 +1,4 @@
-"""Fixed position tables by which files of MAE and MoCo v3 are recognised: the two differ in the order of the axes."""
+"""Fixed position tables of MAE and MoCo v3, by which their files are recognised; they differ in the order of axes."""
 
 from math import isqrt
 
@@ -9,7 +9,7 @@ TABLE_TOLERANCE = 1e-3  # tables may be stored in half precision
 
 
 def make_sincos_table(side: int, width: int, *, columns_first: bool) -> Tensor:
-    """Sines, then cosines of one axis, then of the other, after a zero row for the class token: (1, 1 + side², D).
+    """Sines and cosines of one axis, then of the other, after a zero row for the class token: (1, 1 + side², D).
 
     MAE puts the columns first, MoCo v3 the rows.
     """
@@ -22,7 +22,7 @@ def make_sincos_table(side: int, width: int, *, columns_first: bool) -> Tensor:
 
 
 def is_sincos_table(table: Tensor | None, *, columns_first: bool) -> bool:
-    """Whether it is the table of a square of at least 2×2 patches."""
+    """Whether this is the table for a square of at least 2×2 patches."""
     if table is None or table.ndim != 3 or table.shape[0] != 1 or not table.is_floating_point() or table.is_meta:
         return False
     side, width = isqrt(max(table.shape[1] - 1, 0)), table.shape[2]

@@ -1,4 +1,4 @@
-"""A model into a checkpoint of any layout that can hold it, whole or not at all."""
+"""Write a model as a checkpoint of any layout that can represent it. Files are written atomically."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,8 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.reading import (
-    check_tensors_fit_model,
-    get_family,
-    get_layout,
-    list_layouts,
-    read_translated_checkpoint,
-)
+from vitrail.checkpoint.layout import get_layout, list_layouts
+from vitrail.checkpoint.reading import check_tensors_fit_model, get_family, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -41,24 +36,26 @@ def write(
     resampling: ResamplingPolicy = "timm",
     family: Family | None = None,
 ) -> None:
-    """Writes the model and what is known of it, in our own layout or the one that `to` names.
+    """Write the model with its description, by default in vitrail's own layout.
 
-    Warns of what is lost, and where whoever reads it would compute something else, of how much. `family` is only for a
-    model from outside the package.
+    Warn about what the layout cannot represent, and how much the outputs of its readers differ. `family` is needed only
+    for a model from outside the package.
     """
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CheckpointError(f"the place is {path!r}; expected a path")
+        raise CheckpointError(f"the output path is {path!r}; expected a string or a Path")
     layout = get_layout(to)
     if family is not None and to != "vitrail":
-        raise CheckpointError(f"{to} holds families of the package; expected to='vitrail' for {family.name!r}")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+        raise CheckpointError(
+            f"{to} cannot represent the family {family.name!r} from outside the package; expected to='vitrail'"
+        )
+    model = getattr(model, "_orig_mod", model)  # unwrap a compiled model
     family = family or find_model_family(model)
     config: Any = model.config
     if to != "vitrail" and family.name not in layout.families:
-        holding = ", ".join(
-            each.name for each in list_layouts() if each.name == "vitrail" or family.name in each.families
+        suitable = [each.name for each in list_layouts() if each.name == "vitrail" or family.name in each.families]
+        raise CheckpointError(
+            f"{to} cannot represent a model of the family {family.name!r}; expected one of {', '.join(suitable)}"
         )
-        raise CheckpointError(f"{to} has no place for a model of the family {family.name!r}; expected one of {holding}")
     try:
         description = Description(
             family=family.name,
@@ -69,9 +66,9 @@ def write(
             resampling=resampling,
         )
         text = description.to_json()
-        text.encode("utf-8")  # half a surrogate pair is JSON, but cannot be written
+        text.encode("utf-8")  # half a surrogate pair is valid JSON but cannot be encoded
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot be written as JSON: {error}; expected labels and provenance of texts") from None
+        raise CheckpointError(f"labels or provenance cannot be written as JSON: {error}; expected strings") from None
     check_label_count(Description.from_json(text, "the description"))
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     with torch.device("meta"):
@@ -81,55 +78,59 @@ def write(
     for name, theirs in assumed.items():
         ours = getattr(config, name, "gelu" if (name, family.name) == ("activation", "deit") else theirs)
         if ours != theirs and (name != "activation" or ours in GELU_NAMES):
-            apart, deviation = measure_output_difference(family, config, {name: theirs}, tensors)
+            difference, deviation = measure_output_difference(family, config, {name: theirs}, tensors)
             warnings.warn(
-                f"{to} cannot say {name} {ours!r}, and its readers run with {theirs!r}: "
-                f"outputs differ by up to {apart:.1e} (their deviation is {deviation:.1e}) on random images",
+                f"{to} cannot store {name}={ours!r}, and its readers use {theirs!r}: outputs differ by up to "
+                f"{difference:.1e} (standard deviation of outputs: {deviation:.1e}) on random images",
                 stacklevel=2,
             )
 
 
-save = write  # the package's own word for it, beside load
+save = write  # the public name, next to `load`
 
 
 def warn_of_losses(to: str, path: Path, description: Description) -> None:
-    """Reads back what was written and warns of what the layout cannot store: heads, size, preprocessing, labels."""
+    """Read back what was written, and warn about what the layout cannot store: heads, size, preprocessing, labels."""
     if to == "vitrail":
         return
-    how, config = description.preprocessing, description.config
+    preprocessing, config = description.preprocessing, description.config
     known = {"heads": config.get("heads"), "trained_size": pair(config["image_size"])}
     known = {name: value for name, value in known.items() if value is not None}
     try:
         back = read_translated_checkpoint(path, to, known).description
     except CheckpointError as error:
-        warnings.warn(f"written, but cannot be read back without more being said: {error}", stacklevel=3)
+        warnings.warn(f"written, but it cannot be read back without more fields: {error}", stacklevel=3)
         return
-    with suppress(CheckpointError):  # a reader that asks or warns is not silently wrong
-        alone = read_translated_checkpoint(path, to, {})
-        for name, said_as in (("heads", "heads"), ("image_size", "trained_size")):
-            ours, theirs = config.get(name), alone.description.config.get(name)
-            if name in config and ours != theirs and said_as not in alone.assumed:
-                warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
+
+    def warn_of_loss(name: str, ours: Any, theirs: Any) -> None:
+        warnings.warn(f"{to} cannot store {name}={ours!r}, and its readers use {theirs!r}: {path}", stacklevel=4)
+
+    with suppress(CheckpointError):  # a reader that refuses the file is not silently wrong
+        without_fields = read_translated_checkpoint(path, to, {})
+        for name, assumed_name in (("heads", "heads"), ("image_size", "trained_size")):
+            ours, theirs = config.get(name), without_fields.description.config.get(name)
+            if name in config and ours != theirs and assumed_name not in without_fields.assumed:
+                warn_of_loss(name, ours, theirs)
     if description.labels is not None and back.labels is None:
-        warnings.warn(f"{to} has no place for {len(description.labels)} labels in {path}: left out", stacklevel=3)
-    if how is None or back.preprocessing is None:
+        warnings.warn(f"{to} cannot store labels: {path} is without its {len(description.labels)} labels", stacklevel=3)
+    if preprocessing is None or back.preprocessing is None:
         return
+    side = pair(preprocessing.image_size)[0]
     for name in ("mean", "std", "fit", "interpolation", "crop"):
-        ours, theirs = getattr(how, name), getattr(back.preprocessing, name)
-        side = pair(how.image_size)[0]
+        ours, theirs = getattr(preprocessing, name), getattr(back.preprocessing, name)
         if ours != theirs and not (name == "crop" and floor(side / ours) == floor(side / theirs)):
-            warnings.warn(f"{to} cannot say {name} {ours!r}, and its readers take {theirs!r}: {path}", stacklevel=3)
+            warn_of_loss(name, ours, theirs)
 
 
 @torch.no_grad()
 def measure_output_difference(
     family: Family, config: Any, change: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[float, float]:
-    """The largest difference that a changed field makes to outputs, and the outputs' own deviation."""
+    """Largest difference of the outputs if a field is changed, and the standard deviation of the outputs."""
     size = (2, config.channels, *config.image_size)
     images = torch.randn(size, generator=torch.Generator().manual_seed(0))
     outputs = list[Tensor]()
-    if not all(hasattr(config, name) for name in change):  # a DeiT is a ViT that says less
+    if not all(hasattr(config, name) for name in change):  # a DeiT is a ViT with fewer fields
         family = get_family("vit", "the model")
         names = family.config.__dataclass_fields__
         config = family.configure(**{name: value for name, value in asdict(config).items() if name in names})
@@ -144,7 +145,7 @@ def measure_output_difference(
 def check_label_count(description: Description) -> None:
     classes = description.config.get("classes")
     if description.labels is not None and len(description.labels) != classes:
-        raise CheckpointError(f"{len(description.labels)} labels for {classes} classes; expected one a class")
+        raise CheckpointError(f"{len(description.labels)} labels for {classes} classes; expected one label per class")
 
 
 def find_model_family(model: nn.Module) -> Family:
@@ -152,4 +153,4 @@ def find_model_family(model: nn.Module) -> Family:
         if type(getattr(model, "config", None)) is family.config:
             return family
     kind = type(model).__name__
-    raise CheckpointError(f"{kind} is of no family of the package; expected family=…, the FAMILY of its module")
+    raise CheckpointError(f"{kind} is not a model of the package; pass family=…, the FAMILY of its module")

@@ -40,7 +40,7 @@ LONG_RUNNING_COMMANDS = (
     "study",
 )  # commands whose work goes on where nobody reads what they print
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
-OPTION_NAMES = {"fields": "--set", "out": "-o"}  # of fields whose option has another name
+OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from"}  # of fields whose option has another name
 USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
 
 
@@ -78,15 +78,16 @@ def load_command(name: str) -> Callable[..., None]:
 
 
 def name_options(message: str, fields: Sequence[str]) -> str:
-    """The message on one line, with `field` replaced by its command-line option: --field."""
-    text = " ".join(message.split())
+    """Replace each `field` in a message by its command-line option: --field, or --set for a model's `heads=…`."""
     for field in fields:
-        text = text.replace(f"`{field}`", OPTION_NAMES.get(field, f"--{field.replace('_', '-')}"))
-    return text
+        option = f"--set {field}" if field.endswith("=…") else f"--{field.replace('_', '-')}"
+        message = message.replace(f"`{field}`", OPTION_NAMES.get(field, option))
+    return message
 
 
 def print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"vitrail: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    text = name_options(str(message), getattr(message, "fields", ()))
+    print(f"vitrail: warning: {' '.join(text.split())}", file=sys.stderr)
 
 
 def open_devnull() -> TextIOWrapper:
@@ -142,7 +143,8 @@ def main() -> NoReturn:
         build_app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
-        print(f"vitrail: {name_options(str(error), getattr(error, 'fields', ()))}", file=sys.stderr)
+        text = name_options(str(error), getattr(error, "fields", ()))
+        print(f"vitrail: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL_PACKAGES:

@@ -74,7 +74,7 @@ def ablate(
     request = flags.make_request(chosen, teacher, teacher_cache)
 
     from vitrail.study.ablation_plan import Ablation
-    from vitrail.study.ablation_results import AblationTable
+    from vitrail.study.ablation_results import AblationResults
     from vitrail.study.ablation_runs import TrainingStudy, list_ablation_runs
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.teacher import Teacher
@@ -92,7 +92,7 @@ def ablate(
         rows=rows,
         runs=list_ablation_runs(rows, seeds, folder, loaded_teacher),
         folder=folder,
-        read_table=partial(AblationTable.read, chosen.name, data, rows),
+        read_table=partial(AblationResults.read, chosen.name, data, rows),
     )
     run_study(study, flags)
 

@@ -76,12 +76,12 @@ def compare(
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.opened import get_validation_images, open_model
 
-    prepare_figure_folder(out, COMPARISON_FILES, overwrite=overwrite)
     place = resolve_device(device, Ranks())
     known = parse_fields(fields)
     opened = [open_model(name, **known) for name in models]
     found = open_comparison_data(opened, data)
     pictures = get_validation_images(found)
+    prepare_figure_folder(out, COMPARISON_FILES, overwrite=overwrite)
     with progress_bar(len(opened) * len(pictures)) as advance:
         result = compared(opened, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance)
     for line in result.notes:

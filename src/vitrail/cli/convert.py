@@ -98,6 +98,7 @@ def convert(
     check_output_paths([out], overwrite=overwrite)
 
     from vitrail.checkpoint import read, write
+    from vitrail.cli import name_options
     from vitrail.data.preprocessing import Preprocessing
 
     found = read(checkpoint, source=source, policy=policy, **given)
@@ -107,7 +108,7 @@ def convert(
     if labels is not None:
         about = replace(about, labels=read_labels_file(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
-    print(found.report)
+    print(name_options(str(found.report), found.report.settings))
     write(
         found.model,
         out,

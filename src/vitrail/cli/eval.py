@@ -96,7 +96,6 @@ def eval(  # noqa: A001
     from vitrail.train.evaluate import evaluate
     from vitrail.train.opened import get_validation_images, open_evaluation_data
 
-    prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
     place = resolve_device(device, Ranks())
     run = find_finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model
@@ -120,6 +119,7 @@ def eval(  # noqa: A001
     mapping, note = map_classes(checked.labels, model.config.classes, opened.classes)
     for line in filter(None, (*opened.notes, note)):
         print(f"vitrail: note: {line}", file=sys.stderr)
+    prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
     with progress_bar(len(pictures)) as advance:
         result = evaluate(
             model,

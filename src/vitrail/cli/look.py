@@ -73,9 +73,9 @@ def look(
 
     kinds = (".png", ".svg") if svg else (".png",)
     files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]
-    prepare_figure_folder(out, files, overwrite=overwrite)
     opened, explainer = open_explainer(checkpoint, None, device, fields)
     pictures, notes = select_images(opened, data, images)
+    prepare_figure_folder(out, files, overwrite=overwrite)
     with progress_bar(len(pictures)) as advance:
         seen = looked(
             explainer,

@@ -70,10 +70,10 @@ def report(
     from vitrail.report.model_report import build_model_report
 
     if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; expected the name of a page")
-    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
+        raise ConfigError(f"--out {out}, which is a folder; expected the name of a page")
     opened, explainer = open_explainer(checkpoint, labels, device, fields)
     pictures, notes = select_images(opened, data, images, explainer.viewer.labels)
+    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
     for text in notes:
         print(f"vitrail: note: {text}", file=sys.stderr)
     with progress_bar(len(pictures) + min(explained, len(pictures)), "looking") as advance:

@@ -57,8 +57,9 @@ def cost(
     """
     lengths = None if tokens is None else parse_integers(tokens, "tokens")
 
-    from vitrail.study.sequence_cost import DEFAULT_TOKENS, PROGRESS_PARTS, CostRequest
+    from vitrail.study.sequence_cost import DEFAULT_TOKENS, CostRequest
     from vitrail.study.sequence_cost import measure_sequence_cost as measured
+    from vitrail.study.timing import PROGRESS_PARTS
 
     request = CostRequest(tokens=lengths or DEFAULT_TOKENS, width=width, budget=budget, seed=seed)
     prepare_figure_folder(out, ("cost.json", "cost.txt", "cost.png"), overwrite=overwrite)

@@ -50,9 +50,9 @@ def positions(
     seeds = flags.list_seeds(chosen)
     request = flags.make_request(chosen)
 
-    from vitrail.study.ablation_results import AblationTable
+    from vitrail.study.ablation_results import AblationResults
     from vitrail.study.ablation_runs import TrainingStudy, list_ablation_runs
-    from vitrail.study.position_study import PositionStudyTable, build_position_rows
+    from vitrail.study.position_study import PositionStudyResults, build_position_rows
     from vitrail.train.distributed import Ranks, resolve_device
 
     resolve_device(flags.device, Ranks())  # at once, not when the first is trained
@@ -65,6 +65,8 @@ def positions(
         rows=rows,
         runs=sorted(runs, key=lambda run: run.seed),
         folder=folder,
-        read_table=lambda runs, failed: PositionStudyTable(AblationTable.read(chosen.name, data, rows, runs, failed)),
+        read_table=lambda runs, failed: PositionStudyResults(
+            AblationResults.read(chosen.name, data, rows, runs, failed)
+        ),
     )
     run_study(study, flags)

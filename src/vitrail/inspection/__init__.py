@@ -1,1 +1,1 @@
-"""Looking at a model from outside: what it is made of, what it costs."""
+"""Inspection of models: summaries, attention maps, explanations and figures of weights and tokens."""

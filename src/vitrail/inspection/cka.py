@@ -1,7 +1,7 @@
-"""Which layers say the same: linear centred kernel alignment (Kornblith 2019) of all pairs of them.
+"""Similarity of layers: linear centred kernel alignment (CKA, Kornblith 2019) of all pairs.
 
-S states (0 after the embedding, then after each block), B images, D width. The unbiased estimate of the independence
-criterion (Song 2012, Nguyen 2021), since there are often fewer images than coordinates, where the usual one is near 1.
+S states (0 after the embedding, then after each block), B images, D width. Uses the unbiased estimate of HSIC (Song
+2012, Nguyen 2021): with fewer images than dimensions, the biased estimate is always near 1.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,15 @@ from vitrail.inspection.token_statistics import STATES_LABEL
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MIN_CKA_IMAGES = 4  # images: the unbiased estimate divides by B − 3
+MIN_CKA_IMAGES = 4  # the unbiased estimate divides by B − 3
 
 
 def centred_kernel(features: NDArray[Any]) -> NDArray[Any]:
-    """Inner products of the images without their diagonal, every row with the sum 0: (B, D) → (B, B).
+    """U-centred Gram matrix: zero diagonal, rows that sum to 0 (Székely 2014): (B, D) → (B, B).
 
-    The inner product of two such matrices is B·(B − 3) times Song's unbiased estimate (Székely 2014, U-centring).
+    The inner product of two such matrices is B·(B − 3) times Song's unbiased estimate of HSIC.
     """
-    features = features - features[0]  # exact: features that are the same for all images become 0
+    features = features - features[0]  # exact: features equal for all images become 0
     features = features - features.mean(0)
     images = len(features)
     kernel = features @ features.T
@@ -36,15 +36,15 @@ def centred_kernel(features: NDArray[Any]) -> NDArray[Any]:
 
 
 def linear_cka(features: NDArray[Any]) -> NDArray[Any]:
-    """The cosine of centred kernels, of each state with each: (S, B, D) → (S, S).
+    """Unbiased linear CKA between all states: (S, B, D) → (S, S).
 
-    1 for features that differ by a rotation and a factor, about 0 (or a little less) for independent ones, NaN for
-    those that are the same for all images, as a class token after the embedding.
+    1 if features differ by a rotation and a scale, about 0 (possibly negative) if they are independent, NaN if they are
+    equal for all images, as for a class token after the embedding.
     """
     if features.ndim != 3 or features.shape[1] < MIN_CKA_IMAGES:
         raise ConfigError(
-            f"features of the shape {features.shape}; expected (states, images, width), of {MIN_CKA_IMAGES} "
-            "images or more"
+            f"features have shape {features.shape}; expected (states, images, width)"
+            f" with {MIN_CKA_IMAGES} images or more"
         )
     kernels = np.stack([centred_kernel(each.astype(np.float64)).ravel() for each in features])  # (S, B·B)
     products = kernels @ kernels.T
@@ -54,38 +54,38 @@ def linear_cka(features: NDArray[Any]) -> NDArray[Any]:
 
 
 def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
-    """States against states: (S, S)."""
+    """Heat map of the CKA between all states: (S, S)."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ConfigError(f"alignments of the shape {matrix.shape}; expected (states, states), one at least")
+        raise ConfigError(f"the CKA matrix has shape {matrix.shape}; expected (states, states), at least one")
     undefined = [str(state) for state in range(len(matrix)) if np.isnan(matrix[state, state])]
 
     def draw() -> "Figure":
         figure = new_figure(5.6, 4.6)
         axes = figure.subplots()
-        axes.set_facecolor(GREY)  # what is NaN
+        axes.set_facecolor(GREY)  # shows through NaN
         lowest = min(0.0, float(np.nanmin([*matrix.ravel(), 0.0])))
         image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
-        style_axes(axes, "alignment of the states")
+        style_axes(axes, "CKA between layers")
         axes.set(xlabel=STATES_LABEL, ylabel=STATES_LABEL)
         axes.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=axes, label="linear CKA", shrink=0.9)
         return figure
 
     caption = (
-        f"Linear centred kernel alignment (unbiased) between the states {STATES_LABEL}:"
-        f" 1 where two states tell the images apart in the same way.{describe_largest_step(matrix)}"
+        f"Linear centred kernel alignment (unbiased) between the tokens {STATES_LABEL}."
+        f" A value of 1 means that two layers represent the images in the same way.{describe_largest_step(matrix)}"
     )
     if undefined:
-        caption += f" Grey: state {', '.join(undefined)} is the same for all images."
+        caption += f" Grey: undefined, since state {', '.join(undefined)} is the same for all images."
     return CaptionedFigure(
-        name="alignment", title="Alignment of the layers", caption=caption, arrays={"alignment": matrix}, draw=draw
+        name="alignment", title="Similarity of layers (CKA)", caption=caption, arrays={"alignment": matrix}, draw=draw
     )
 
 
 def describe_largest_step(matrix: NDArray[Any]) -> str:
-    """In words: the neighbours that differ most."""
+    """Sentence on the two adjacent states that differ most."""
     steps = matrix.diagonal(1)
     if not len(steps) or np.isnan(steps).all():
         return ""
     step = int(np.nanargmin(steps))
-    return f" The largest step between neighbours is from state {step} to {step + 1}, {steps[step]:.2f}."
+    return f" The largest change is from state {step} to {step + 1} (CKA {steps[step]:.2f})."

@@ -1,4 +1,4 @@
-"""What is it looking at? One picture, one model: rollout, attention by layer and head, one class, norms."""
+"""Explain a prediction: attention rollout, attention per layer and head, relevance for a class, token norms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,59 +45,61 @@ from vitrail.inspection.token_statistics import token_norms
 from vitrail.predict.predictions import NOT_FINITE_MESSAGE, ClassProbability, Prediction, softmax
 from vitrail.predict.viewer import Viewer
 
-MAX_STEM_BYTES = 180  # bytes of a name
+MAX_STEM_BYTES = 180  # in a file name
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # arrays are neither equal nor not
+@dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
 class Explanation:
-    """A picture and where a model looked in it; shows itself in a notebook."""
+    """Maps of what a model attends to in an image; displays itself in a notebook."""
 
     name: str
     options: ExplainOptions
-    maps: NDArray[Any]  # (layers, heads, h, w); of attention each sums to 1
-    photo: NDArray[np.uint8]  # (rows, columns, 3), no larger than a figure needs
-    box: PixelBox  # what the model saw of it: left, top, right, bottom in pixels
-    explained_class: ClassProbability | None = None  # the class that was asked about; a model without a head has none
+    maps: NDArray[Any]  # (layers, heads, h, w); attention maps sum to 1 each
+    photo: NDArray[np.uint8]  # (rows, columns, 3), at the size of a figure
+    box: PixelBox  # the part of the photo that the model receives: left, top, right, bottom in pixels
+    explained_class: ClassProbability | None = None  # None without a head
     prediction: Prediction | None = None
 
     @property
     def map(self) -> NDArray[Any]:
-        """The last of the maps, mostly the only one: (h, w)."""
+        """The last map, usually the only one: (h, w)."""
         return self.maps[-1, -1]
 
     @property
     def titles(self) -> tuple[tuple[str, ...], ...]:
-        """Of each map."""
+        """Title of each map."""
         return self.options.titles(*self.maps.shape[:2])
 
     @property
     def is_empty(self) -> bool:
-        """Nothing speaks for the class, as in an untrained model or from a token that is not read: all maps are 0."""
+        """Whether all maps are 0: nothing supports the class, as in an untrained model or for an unused token."""
         return self.options.method == "grad-rollout" and not self.maps.any()
 
     @property
     def figure(self) -> CaptionedFigure:
-        words, asked, name = self.options.description, self.explained_class, Path(self.name).name or "picture"
-        answer = "" if asked is None else f"{asked.name} {asked.probability:.1%}"
-        words += ", where nothing speaks for the class" * self.is_empty
-        bright = (
-            "have the longest tokens" if self.options.method == "norms" else "get most attention; 1 is an even share"
-        )
+        name = Path(self.name).name or "image"
+        method = self.options.description + ", no evidence for the class" * self.is_empty
+        explained = self.explained_class
+        probability = "" if explained is None else f"{explained.name} {explained.probability:.1%}"
+        if self.options.method == "norms":
+            meaning = "have the longest tokens"
+        else:
+            meaning = "receive the most attention; 1 is the value of uniform attention"
         return CaptionedFigure(
             name=figure_name(self.name, self.options.method),
-            title=f"{name}: {words}",
-            caption=f"{words[0].upper()}{words[1:]} over {name}"
-            + f"; {answer}" * bool(answer)
-            + f". Bright patches {bright}.",
+            title=f"{name}: {method}",
+            caption=f"{method[0].upper()}{method[1:]} of {name}"
+            + f" ({probability})" * bool(probability)
+            + f". Bright patches {meaning}.",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
-            draw=lambda: self.render(" · ".join(filter(None, (answer, words)))),
+            draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
         )
 
     def render(self, heading: str) -> Any:
         if self.options.method == "norms":
-            panels, unit = self.maps, "length of the token"
+            panels, unit = self.maps, "token norm"
         else:
-            panels, unit = self.maps * (self.maps.shape[-2] * self.maps.shape[-1]), "attention (1 = even)"
+            panels, unit = self.maps * (self.maps.shape[-2] * self.maps.shape[-1]), "attention (1 = uniform)"
         patch = tuple(map(int, self.options.token.split(","))) if "," in self.options.token else None
         return draw_overlay(self.photo, self.box, panels, self.titles, heading, unit, patch)
 
@@ -107,18 +109,18 @@ class Explanation:
 
 def figure_name(image: str, method: str) -> str:
     """The name of an image's figure, without a suffix: photo.rollout."""
-    return f"{truncate_stem(Path(image).name or 'picture')}.{method}"
+    return f"{truncate_stem(Path(image).name or 'image')}.{method}"
 
 
 def truncate_stem(name: str) -> str:
-    """Of a file's name, so much that an ending can follow: 255 bytes are the most for most disks."""
+    """Shorten a file's stem so that suffixes fit: most file systems allow 255 bytes."""
     stem = Path(name).stem
     data = stem.encode("utf-8", "surrogateescape")
     return stem if len(data) <= MAX_STEM_BYTES else data[:MAX_STEM_BYTES].decode("utf-8", "ignore")
 
 
 class Explainer:
-    """A model to be asked what it looks at; takes what `vitrail.Predictor` takes, and models without a head."""
+    """Explains a model. Takes what `vitrail.Predictor` takes, and models without a head."""
 
     def __init__(
         self,
@@ -128,12 +130,12 @@ class Explainer:
         labels: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        module = getattr(model, "_orig_mod", model)  # what torch.compile wrapped: its code is blind to hooks
+        module = getattr(model, "_orig_mod", model)  # unwrap torch.compile, whose code ignores hooks
         self.viewer = Viewer(module, preprocessing=preprocessing, labels=labels, device=device)
         self.model: Any = self.viewer.model
-        self.no_maps_reason = why_no_attention_maps(self.model)  # why there are no maps, but only tokens
+        self.no_maps_reason = why_no_attention_maps(self.model)  # empty if there are maps
         self.layers = [] if self.no_maps_reason else find_attention_layers(self.model)
-        self.default_method: ExplainMethod = default_method(self.model, self.layers)  # where no method is named
+        self.default_method: ExplainMethod = default_method(self.model, self.layers)  # if none is given
 
     def explain(
         self,
@@ -146,8 +148,8 @@ class Explainer:
         of_class: int | str | None = None,
         discard: float = 0.0,
     ) -> Explanation:
-        """Where the model looks in a picture of any kind that `vitrail.data.decoding.rgb_image.open_image` takes."""
-        question = ExplainOptions(
+        """Explain an image of any kind that `vitrail.data.decoding.rgb_image.open_image` takes."""
+        options = ExplainOptions(
             method=method or self.default_method,
             layer=layer,
             head=head,
@@ -156,22 +158,22 @@ class Explainer:
             discard=discard,
         )
         return self.explain_resolved(
-            image, self.resolve_options(question), str(image) if isinstance(image, str | Path) else "picture"
+            image, self.resolve_options(options), str(image) if isinstance(image, str | Path) else "image"
         )
 
     def resolve_options(self, options: ExplainOptions) -> ExplainOptions:
-        """The question as `ask` takes it; what cannot be asked of this model is refused."""
+        """Check the options against the model and resolve layer, head and class to numbers."""
         return resolve_options(options, self.model, self.layers, self.viewer.labels)
 
-    def explain_resolved(self, image: Any, options: ExplainOptions, name: str = "picture") -> Explanation:
-        """As `explain`, of a question that is settled."""
+    def explain_resolved(self, image: Any, options: ExplainOptions, name: str = "image") -> Explanation:
+        """Explain an image with options from `resolve_options`."""
         picture = open_image(image)
         photo, box = shrink_photo(
             picture, compute_visible_box((picture.height, picture.width), self.viewer.preprocessing)
         )
         try:
             pixels = self.viewer.see([picture])
-        except DataError as error:  # which knows the picture, but not its name
+        except DataError as error:  # which does not know the image's name
             raise DataError(f"{name!r}: {error}") from None
         logits, maps = self.compute_maps(pixels, options)
         if not np.isfinite(maps).all():
@@ -182,44 +184,38 @@ class Explainer:
             index = prediction.top[0].index if options.of_class is None else int(options.of_class)
             asked = self.viewer.answer(index, softmax(logits.float().numpy(force=True))[0, index].item())
         return Explanation(
-            name=name,
-            options=options,
-            maps=maps[0],
-            photo=photo,
-            box=box,
-            explained_class=asked,
-            prediction=prediction,
+            name=name, options=options, maps=maps[0], photo=photo, box=box, explained_class=asked, prediction=prediction
         )
 
     def compute_maps(self, pixels: Tensor, options: ExplainOptions) -> tuple[Tensor, NDArray[Any]]:
         """Logits and what a settled question asks for: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
         if options.method == "norms":
             return self.compute_norms(pixels, self.select_layers(options))
-        logits, seen, slopes = self.run_with_capture(pixels, options)
+        logits, captured, gradients = self.run_with_capture(pixels, options)
         if options.method == "pool":
-            assert seen.pool_shares is not None  # a settled question has seen to that
-            rows = [[seen.pool_shares.cpu().numpy()]]
+            assert captured.pool_shares is not None  # resolve_options checks it
+            rows = [[captured.pool_shares.cpu().numpy()]]
         else:
-            attention = [each.cpu().numpy() for each in seen.maps]  # each (B, H, N, N)
-            rows = trace_attention(options, self.token_shares(seen, options.token), attention, slopes)
-        maps = [np.stack([patch_map_from_row(each, seen.patch_grid) for each in row], axis=1) for row in rows]
+            attention = [each.cpu().numpy() for each in captured.maps]  # each (B, H, N, N)
+            rows = trace_attention(options, self.token_shares(captured, options.token), attention, gradients)
+        maps = [np.stack([patch_map_from_row(each, captured.patch_grid) for each in row], axis=1) for row in rows]
         return logits, np.stack(maps, axis=1)
 
     def run_with_capture(
         self, pixels: Tensor, options: ExplainOptions
     ) -> tuple[Tensor, AttentionCapture, list[NDArray[Any]]]:
-        """One forward pass: logits, the attention that the question needs, and for grad-rollout the slopes in it."""
+        """Run one forward pass: logits, the attention needed and, for grad-rollout, its gradients."""
         heads = [options.head] if isinstance(options.head, int) else None
         by_class = options.method == "grad-rollout"
         with torch.inference_mode(False), torch.set_grad_enabled(by_class):
-            pixels = pixels.clone() if pixels.is_inference() else pixels  # those have no gradients
-            with capture_attention(self.model, self.select_layers(options), heads, gradients=by_class) as seen:
+            pixels = pixels.clone() if pixels.is_inference() else pixels  # inference tensors have no gradients
+            with capture_attention(self.model, self.select_layers(options), heads, gradients=by_class) as captured:
                 logits: Tensor = self.model(pixels)
-            slopes = self.compute_gradients(seen, logits, options.of_class) if by_class else []
-        return logits.detach(), seen, slopes
+            gradients = self.compute_gradients(captured, logits, options.of_class) if by_class else []
+        return logits.detach(), captured, gradients
 
     def select_layers(self, options: ExplainOptions) -> Sequence[int]:
-        """Those that have to be seen: the one asked about, and for a rollout all up to it."""
+        """Layers to capture: the selected one, and for a rollout all layers up to it."""
         if options.method == "pool":
             return []
         if options.layer == "all":
@@ -227,36 +223,37 @@ class Explainer:
         return range(options.layer + 1) if "rollout" in options.method else [options.layer]
 
     def compute_gradients(
-        self, seen: AttentionCapture, logits: Tensor, of_class: int | str | None
+        self, captured: AttentionCapture, logits: Tensor, of_class: int | str | None
     ) -> list[NDArray[Any]]:
-        """Of the class, or of each picture's likeliest, in every probability."""
-        asked = (
+        """Gradients of the class logit, by default of the top class, with respect to the attention probabilities."""
+        classes = (
             logits.argmax(-1) if of_class is None else torch.full_like(logits[:, 0], int(of_class), dtype=torch.long)
         )
-        return [each.float().cpu().numpy() for each in seen.compute_gradients(logits.gather(1, asked[:, None]).sum())]
+        score = logits.gather(1, classes[:, None]).sum()
+        return [each.float().cpu().numpy() for each in captured.compute_gradients(score)]
 
-    def token_shares(self, seen: AttentionCapture, name: str) -> NDArray[Any]:
-        """Shares of all tokens, (B or 1, N), of which the token asked about has all."""
-        index = find_token_index(name, self.model, seen.prefix, seen.patch_grid)
+    def token_shares(self, captured: AttentionCapture, name: str) -> NDArray[Any]:
+        """Weights of all tokens, (B or 1, N), with 1 for the token that attends."""
+        index = find_token_index(name, self.model, captured.prefix, captured.patch_grid)
         if index is None:
-            return head_token_shares(seen).cpu().numpy()
-        return np.eye(seen.token_count, dtype=np.float32)[index : index + 1]
+            return head_token_shares(captured).cpu().numpy()
+        return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]
 
     @torch.no_grad()
     def compute_norms(self, pixels: Tensor, layers: Sequence[int]) -> tuple[Tensor, NDArray[Any]]:
-        """Lengths of the patches' tokens after the blocks that hold these layers; the last computes them all."""
-        with capture_tokens(self.model) as states, capture_attention(self.model, []) as seen:
+        """Norms of the patch tokens after the blocks of these layers; the last block computes all tokens."""
+        with capture_tokens(self.model) as states, capture_attention(self.model, []) as captured:
             logits = self.model.logits(self.model.tokens(pixels))
-        h, w = seen.patch_grid
-        each = max(1, len(self.layers) // (len(states) - 2))  # attentions in a block
-        lengths = [token_norms(states[layer // each + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
-        return logits, np.stack(lengths, axis=1).reshape(len(pixels), len(layers), 1, h, w)
+        h, w = captured.patch_grid
+        per_block = max(1, len(self.layers) // (len(states) - 2))  # attention layers
+        norms = [token_norms(states[layer // per_block + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
+        return logits, np.stack(norms, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
 
 def trace_attention(
-    options: ExplainOptions, token: NDArray[Any], maps: Sequence[NDArray[Any]], slopes: Sequence[NDArray[Any]]
+    options: ExplainOptions, token: NDArray[Any], maps: Sequence[NDArray[Any]], gradients: Sequence[NDArray[Any]]
 ) -> list[list[NDArray[Any]]]:
-    """What the token is made of, (B, N), in rows of layers and columns of heads; the maps are (B, H, N, N)."""
+    """What the token attends to, (B, N), in rows of layers and columns of heads; the maps are (B, H, N, N)."""
     fuse = options.head if options.head in HEAD_FUSIONS else "mean"
     if options.method == "attention":
         return [
@@ -268,7 +265,7 @@ def trace_attention(
         ]
     ends = range(1, len(maps) + 1) if options.layer == "all" else [len(maps)]
     if options.method == "grad-rollout":
-        return [[token_gradient_rollout(token, maps[:end], slopes[:end])] for end in ends]
+        return [[token_gradient_rollout(token, maps[:end], gradients[:end])] for end in ends]
     return [
         [token_rollout(token, part, fuse, discard=options.discard) for part in separate_heads(maps[:end], options)]
         for end in ends
@@ -276,7 +273,7 @@ def trace_attention(
 
 
 def separate_heads(maps: Sequence[NDArray[Any]], options: ExplainOptions) -> Sequence[Sequence[NDArray[Any]]]:
-    """The layers with all of their heads, or where each is asked for by itself, once for each head."""
+    """Maps of all layers, once with all heads, or once per head if `head` is 'all'."""
     if options.head != "all":
         return [maps]
     return [[each[:, [number]] for each in maps] for number in range(min(each.shape[1] for each in maps))]

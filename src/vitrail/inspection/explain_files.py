@@ -1,4 +1,4 @@
-"""Explain images and write their figures; optionally check by occlusion whether each map means anything."""
+"""Explain images and write their figures; optionally check each map by occlusion."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vitrail.figures import list_figure_paths, make_unique_name, new_figure
 from vitrail.files import check_output_paths, make_writable_folder
 from vitrail.inspection.explain import Explainer, Explanation, figure_name
 from vitrail.inspection.explain_options import ExplainOptions
-from vitrail.inspection.patch_removal import probabilities_without_patches
+from vitrail.inspection.occlusion import probabilities_without_patches
 from vitrail.text import escape_unprintable
 
 REMOVED_SHARE = 0.3  # of the patches, in the occlusion check
@@ -45,26 +45,25 @@ class ExplainedImage:
     check: OcclusionCheck | None = None
 
     def to_json(self) -> dict[str, Any]:
-        found = self.explanation
-        asked = found.explained_class
+        explanation, explained = self.explanation, self.explanation.explained_class
         return {
-            "image": found.name,
-            "method": found.options.method,
-            "asked": None if asked is None else {**vars(asked), "name": asked.name},
-            "top": [] if found.prediction is None else [vars(each) for each in found.prediction.top],
+            "image": explanation.name,
+            "method": explanation.options.method,
+            "asked": None if explained is None else {**vars(explained), "name": explained.name},
+            "top": [] if explanation.prediction is None else [vars(each) for each in explanation.prediction.top],
             "written": list(map(str, self.written)),
             **({} if self.check is None else {"check": vars(self.check)}),
         }
 
     def __str__(self) -> str:
-        asked = self.explanation.explained_class
-        predicted = "" if asked is None else f"{asked.name} {asked.probability:.1%}, "
+        explained = self.explanation.explained_class
+        predicted = "" if explained is None else f"{explained.name} {explained.probability:.1%}, "
         text = f"{self.explanation.name}: {predicted}{', '.join(map(str, self.written))}"
         return escape_unprintable(text if self.check is None else f"{text}; {self.check}")
 
 
 def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
-    """Refuse an occlusion check where there is no single map of attention, or no class."""
+    """Refuse an occlusion check without a single attention map and a class."""
     if explainer.no_maps_reason:
         raise ConfigError(f"`check` needs attention maps, and there are none: {explainer.no_maps_reason}", CHECK_FIELDS)
     if options.method == "norms":
@@ -76,19 +75,19 @@ def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
 
 
 def check_by_occlusion(explainer: Explainer, image: Any, explanation: Explanation) -> OcclusionCheck:
-    """Remove the most and the least attended patches of an explained image, and compare the class's probability."""
-    asked = explanation.explained_class
-    if asked is None:
+    """Class probability of an explained image without its most and its least attended patches."""
+    explained = explanation.explained_class
+    if explained is None:
         raise ConfigError("`check` needs a model with classes; this one has no head", CHECK_FIELDS)
     pixels = explainer.viewer.see([image])
-    classes = torch.tensor([asked.index], device=pixels.device)
+    classes = torch.tensor([explained.index], device=pixels.device)
     most, least = (
         probabilities_without_patches(
             explainer.model, pixels, explanation.map[None], classes, [REMOVED_SHARE], most=most
         ).item()
         for most in (True, False)
     )
-    return OcclusionCheck(asked.probability, most, least)
+    return OcclusionCheck(explained.probability, most, least)
 
 
 def explain_files(
@@ -119,10 +118,12 @@ def explain_files(
     for each in images:
         try:
             image = open_image(each.source)
-            found = explainer.explain_resolved(image, options, each.name)
+            explanation = explainer.explain_resolved(image, options, each.name)
         except DataError as error:
             on_error(error)
         else:
-            written = found.figure.with_unique_name(taken).save(out, suffixes, arrays=arrays)
-            yield ExplainedImage(found, written, check_by_occlusion(explainer, image, found) if check else None)
+            written = explanation.figure.with_unique_name(taken).save(out, suffixes, arrays=arrays)
+            yield ExplainedImage(
+                explanation, written, check_by_occlusion(explainer, image, explanation) if check else None
+            )
         progress(1)

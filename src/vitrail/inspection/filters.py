@@ -1,4 +1,4 @@
-"""What a model looks for first: principal components of the filters that see the image (Dosovitskiy 2020, figure 7).
+"""Principal components of the first layer's filters (Dosovitskiy 2020, figure 7).
 
 D filters, C channels, P×Q pixels, k components.
 """
@@ -15,11 +15,11 @@ from vitrail.figures import GREY, CaptionedFigure, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILTERS_PER_ROW = 7  # in a row of the picture, as in the paper
+FILTERS_PER_ROW = 7  # as in the paper
 
 
 def find_first_filters(model: nn.Module) -> NDArray[Any] | None:
-    """The weight (D, C, P, Q) of the first convolution that sees the image's channels; None where there is none."""
+    """Weight (D, C, P, Q) of the first convolution over the image's channels; None if there is none."""
     channels = getattr(getattr(model, "config", None), "channels", None)
     for weight in model.parameters():
         if weight.ndim == 4 and weight.shape[1] == channels:
@@ -28,13 +28,13 @@ def find_first_filters(model: nn.Module) -> NDArray[Any] | None:
 
 
 def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Directions in which the filters differ most, of length 1: (D, C, P, Q) → (k, C, P, Q), shares of variance (k,).
+    """Principal components and their shares of variance: (D, C, P, Q) → (k, C, P, Q), (k,).
 
-    A direction has no sign of its own: here its largest entry is positive. k is `count`, or all there are.
+    Components have norm 1; their sign, which is arbitrary, makes the largest entry positive. k is `count` at most.
     """
     if weight.ndim != 4 or not weight.size or count < 1:
         raise ConfigError(
-            f"{count} components of filters of the shape {weight.shape}; expected one at least,"
+            f"cannot compute {count} components of filters of shape {weight.shape}; expected 1 or more,"
             " of filters (width, channels, rows, columns)"
         )
     flat = weight.reshape(len(weight), -1).astype(np.float64)
@@ -43,30 +43,30 @@ def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[An
     components = directions * np.where(largest < 0, -1, 1)
     variances = scales**2
     shares = variances / (variances.sum() or 1)
-    count = min(count, max(1, len(weight) - 1))  # centred filters differ in one direction fewer than they are many
+    count = min(count, max(1, len(weight) - 1))  # rank of D centred filters
     return components[:count].reshape(-1, *weight.shape[1:]), shares[:count]
 
 
 def filter_to_image(component: NDArray[Any]) -> NDArray[Any]:
-    """From 0 to 1, what is 0 in the middle, as an image of 1 or 3 channels: (C, P, Q) → (P, Q, 1 or 3)."""
-    shown = component if len(component) in (1, 3) else component.mean(0, keepdims=True)
-    return (0.5 + shown / (2 * np.abs(shown).max() or 1)).transpose(1, 2, 0)
+    """Scale to 0 to 1, with 0 at 0.5, as an image of 1 or 3 channels: (C, P, Q) → (P, Q, 1 or 3)."""
+    image = component if len(component) in (1, 3) else component.mean(0, keepdims=True)
+    return (0.5 + image / (2 * np.abs(image).max() or 1)).transpose(1, 2, 0)
 
 
 def plot_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFigure:
-    """The components as small pictures, each scaled on its own, with their shares: (k, C, P, Q), (k,)."""
+    """Plot the components as images, each scaled separately, with their shares of variance: (k, C, P, Q), (k,)."""
     if components.ndim != 4 or not len(components) or shares.shape != components.shape[:1]:
         raise ConfigError(
-            f"components of the shape {components.shape} and shares of the shape {shares.shape};"
-            " expected (k, channels, rows, columns) and (k,), as principal_filters gives them"
+            f"components have shape {components.shape} and shares {shares.shape};"
+            " expected (k, channels, rows, columns) and (k,), as from principal_filters"
         )
     count, channels, p, q = components.shape
     columns = min(count, FILTERS_PER_ROW)
     rows = -(-count // columns)
 
     def draw() -> "Figure":
-        wide = 0.95 * min(1.0, q / p)  # inches of a component
-        figure = new_figure(max(columns * max(wide + 0.1, 0.7) + 0.3, 4.2), rows * (wide * p / q + 0.28) + 0.7)
+        width = 0.95 * min(1.0, q / p)  # of a component, in inches
+        figure = new_figure(max(columns * max(width + 0.1, 0.7) + 0.3, 4.2), rows * (width * p / q + 0.28) + 0.7)
         figure.suptitle(f"principal components of the first filters, {p}×{q} pixels", fontsize=11, x=0.02, ha="left")
         for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
             axes.set(xticks=[], yticks=[])
@@ -74,14 +74,14 @@ def plot_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFig
             if number < count:
                 axes.imshow(filter_to_image(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                 axes.set_xlabel(f"{number}: {100 * shares[number]:.1f} %", fontsize=8, labelpad=2)
-        figure.supxlabel("component, from 0: share of the filters' variance (%)", fontsize=9)
+        figure.supxlabel("component: share of the filters' variance (%)", fontsize=9)
         return figure
 
-    colours = {1: "in grey", 3: "in red, green and blue"}.get(channels, f"as the mean of their {channels} channels")
+    colours = {1: "in greyscale", 3: "in RGB"}.get(channels, f"as the mean of {channels} channels")
     caption = (
-        f"The first {count} principal components of the filters of {p}×{q} pixels that see the image, from the largest"
-        f" share of variance ({shares[0]:.1%}) on, {colours}, each scaled on its own with 0 in the middle; together"
-        f" {shares.sum():.1%} of the variance. Their sign means nothing."
+        f"The first {count} principal components of the filters of the first layer ({p}×{q} pixels), {colours}. They"
+        f" explain {shares.sum():.1%} of the filters' variance, the first alone {shares[0]:.1%}. Each component is"
+        " scaled separately, with 0 at mid-grey; the sign is arbitrary."
     )
     return CaptionedFigure(
         name="filters",

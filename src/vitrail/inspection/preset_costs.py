@@ -1,4 +1,4 @@
-"""Parameters and MACs of every preset, kept in models/costs.json so that `vitrail models` answers without torch."""
+"""Compute parameters and MACs of every preset for models/costs.json, which `vitrail models` reads without torch."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ def compute_preset_cost(name: str) -> PresetCost:
 
 
 def format_costs_json(costs: dict[str, PresetCost]) -> str:
-    """One line a model, so that a change shows as a line."""
+    """JSON with one line per model, which keeps diffs readable."""
     lines = [f"  {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in costs.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

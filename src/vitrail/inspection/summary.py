@@ -1,6 +1,6 @@
-"""A model layer by layer: what each gives, how many parameters it holds, what it costs.
+"""Summary of a model: output shape, parameters and MACs of every layer.
 
-A twin of the model runs once on the meta device: nothing is computed, so any size is summarised in a moment.
+A copy of the model runs once on the meta device, where nothing is computed, so any size takes a moment.
 """
 
 import copy
@@ -17,34 +17,34 @@ from vitrail.errors import ConfigError
 from vitrail.models.checks import pair
 from vitrail.text import format_table
 
-FLOAT_BYTES = 4  # bytes
-BARE_PARAMETER = "parameter"  # the kind of a row that is no layer
+FLOAT_BYTES = 4
+BARE_PARAMETER = "parameter"  # the kind of a row that is not a layer
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer, or a bare parameter: one that a module holds beside its layers."""
+    """A layer, or a bare parameter: one that a module with child modules holds itself."""
 
     path: str
     kind: str
-    shape: tuple[int, ...]  # of the output; of a bare parameter its own
-    parameters: int  # with those of the layers inside
+    shape: tuple[int, ...]  # of the output, or of the bare parameter
+    parameters: int  # including child modules
     macs: int
 
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What `summarize` found; `str()` of it is the table."""
+    """Result of `summarize`; `str()` formats it as a table."""
 
     model: str
     config: dict[str, Any]
     input: tuple[int, ...]
     rows: tuple[LayerRow, ...]
     parameters: int
-    bare: int  # of these, held beside the layers: class token, position table, …
+    bare: int  # of these, in no layer: class token, position table, …
     trainable: int
-    macs: int  # multiply-adds of convolutions, matrix products and attention, all tokens of all blocks
-    activations: int  # bytes of all layers' outputs, as training keeps them for the backward pass
+    macs: int  # of convolutions, matrix products and attention, for all tokens of all blocks
+    activations: int  # bytes of all layers' outputs, which training keeps for the backward pass
 
     def __str__(self) -> str:
         weights = FLOAT_BYTES * self.parameters
@@ -57,9 +57,9 @@ class ModelSummary:
                 "",
                 f"parameters   {self.parameters:>15,}  {self.parameters - self.bare:,} in layers, {self.bare:,} bare",
                 f"trainable    {self.trainable:>15,}",
-                f"GMACs        {self.macs / 1e9:>15,.4f}  convolutions, matrix products, attention; all tokens",
+                f"GMACs        {self.macs / 1e9:>15,.4f}  convolutions, matrix products and attention, for all tokens",
                 f"weights      {format_megabytes(weights):>15}  float32",
-                f"activations  {format_megabytes(self.activations):>15}  the outputs of all layers",
+                f"activations  {format_megabytes(self.activations):>15}  outputs of all layers",
                 f"training     {format_megabytes(4 * weights + self.activations):>15}  "
                 "estimate: weights, gradients, AdamW's two moments, activations",
             )
@@ -67,24 +67,24 @@ class ModelSummary:
 
 
 def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSummary:
-    """Summarises a model of any family, its layers shown down to `depth`."""
+    """Summarise a model of any family, with layers down to `depth` levels."""
     for name, number in (("batch", batch), ("depth", depth)):
         if number < 1:
-            raise ConfigError(f"{name} is {number}; expected 1 or more")
+            raise ConfigError(f"`{name}` is {number}; expected 1 or more", fields=(name,))
     config: Any = getattr(model, "config", None)
     if not is_dataclass(config) or isinstance(config, type):
-        raise ConfigError(f"{type(model).__name__} has no config; expected a model of a family, as `create` builds it")
+        raise ConfigError(f"{type(model).__name__} has no config; expected a model as built by `vitrail.create`")
     twin = copy_to_meta(model)
     shape = (batch, getattr(config, "channels", 3), *pair(config.image_size))  # pyright: ignore[reportAttributeAccessIssue]
     trace = ForwardTrace(twin, torch.empty(shape, device="meta"))
-    parameters, found = list(twin.parameters()), list(list_layer_rows(twin, trace))
+    parameters, rows = list(twin.parameters()), list(list_layer_rows(twin, trace))
     return ModelSummary(
         model=type(twin).__name__,
         config=asdict(config),
         input=shape,
-        rows=tuple(row for row in found if row.path.count(".") < depth),
+        rows=tuple(row for row in rows if row.path.count(".") < depth),
         parameters=sum(parameter.numel() for parameter in parameters),
-        bare=sum(row.parameters for row in found if row.kind == BARE_PARAMETER),
+        bare=sum(row.parameters for row in rows if row.kind == BARE_PARAMETER),
         trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         macs=trace.total_macs,
         activations=FLOAT_BYTES * trace.activation_count,
@@ -92,16 +92,16 @@ def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSumma
 
 
 def copy_to_meta(model: nn.Module) -> Any:
-    """A copy without its numbers: the layers, which of them are trained, but no memory."""
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+    """Copy a model to the meta device: its layers and which of them are trained, without memory."""
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     tensors = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     for parameter in model.parameters():
         tensors[id(parameter)] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-    return copy.deepcopy(model, tensors)  # what stands in deepcopy's memo is not copied again
+    return copy.deepcopy(model, tensors)  # what is in deepcopy's memo is not copied
 
 
 class ForwardTrace:
-    """One forward pass watched: output shape and MACs of every layer, and how many numbers their outputs hold."""
+    """Trace of one forward pass: output shape and MACs of every layer, and the size of all outputs."""
 
     def __init__(self, twin: Any, images: Tensor) -> None:
         self.shapes: dict[nn.Module, tuple[int, ...]] = {}
@@ -111,7 +111,7 @@ class ForwardTrace:
             module.register_forward_pre_hook(self.before_forward)
             module.register_forward_hook(self.after_forward)
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
-            if hasattr(twin, "logits"):  # forward() would leave out of the last block what the head does not read
+            if hasattr(twin, "logits"):  # forward() skips tokens that the head does not read in the last block
                 twin.logits(twin.tokens(images))
             else:
                 twin(images)
@@ -122,19 +122,19 @@ class ForwardTrace:
 
     def after_forward(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         self.macs[module] += self.counter.get_total_flops() // 2
-        if isinstance(output, Tensor) and output is not inputs[0]:  # an identity or an idle dropout is no layer
+        if isinstance(output, Tensor) and output is not inputs[0]:  # not an identity or an inactive dropout
             self.shapes[module] = tuple(output.shape)
             self.activation_count += 0 if has_children(module) else output.numel()
 
 
 def list_layer_rows(twin: nn.Module, trace: ForwardTrace) -> Iterator[LayerRow]:
-    """In the order in which the model names them, each module's bare parameters before its layers."""
+    """Rows in the order of named_modules, each module's bare parameters before its layers."""
     for path, module in twin.named_modules():
         inside = sum(parameter.numel() for parameter in module.parameters())
         if path and (module in trace.shapes or inside):
             macs = trace.macs.get(module, sum(trace.macs.get(child, 0) for child in module.children()))
             yield LayerRow(path, type(module).__name__, trace.shapes.get(module, ()), inside, macs)
-        if has_children(module):  # a tool that looks at the innermost layers alone misses its own parameters
+        if has_children(module):  # leaf modules alone would miss these parameters
             for name, parameter in module.named_parameters(recurse=False):
                 yield LayerRow(
                     f"{path}.{name}".lstrip("."), BARE_PARAMETER, tuple(parameter.shape), parameter.numel(), 0

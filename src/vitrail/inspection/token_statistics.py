@@ -1,4 +1,4 @@
-"""Tokens from layer to layer: how long they are, which stand out (Darcet 2023), how alike two of them are.
+"""Statistics of tokens by layer: norms, outliers (Darcet 2023) and the similarity of two tokens.
 
 S states (0 after the embedding, then after each block), B images, N = E + n tokens, E prefix tokens, n = h·w patches.
 """
@@ -20,15 +20,15 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def token_norms(tokens: NDArray[Any]) -> NDArray[Any]:
-    """Length of each token: (…, N, D) → (…, N)."""
+    """Norm of each token: (…, N, D) → (…, N)."""
     return np.linalg.norm(tokens.astype(np.result_type(tokens.dtype, np.float32), copy=False), axis=-1)
 
 
 def find_norm_outliers(norms: NDArray[Any], deviations: float = 4.0, times: float = 2.0) -> NDArray[np.bool_]:
-    """Which patches of an image are far longer than its others, as where it needs registers: (…, n) → (…, n).
+    """Mask of the patches with an outlier norm, as in models that lack registers: (…, n) → (…, n).
 
-    Longer than the median by 4 robust deviations (1.4826 × the median of the distances from the median, which for a
-    normal distribution is its deviation), and twice the median at least: norms that hardly differ have no outliers.
+    An outlier exceeds the image's median by 4 robust standard deviations (1.4826 × the median absolute deviation) and
+    is at least twice the median, so that norms that hardly differ have no outliers.
     """
     median = np.median(norms, axis=-1, keepdims=True)
     deviation = 1.4826 * np.median(np.abs(norms - median), axis=-1, keepdims=True)
@@ -36,100 +36,101 @@ def find_norm_outliers(norms: NDArray[Any], deviations: float = 4.0, times: floa
 
 
 def token_similarity(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Cosine, 0 with a token of zeros: (…, D), (…, D) → (…)."""
+    """Cosine similarity, 0 for a token of zeros: (…, D), (…, D) → (…)."""
     a, b = (each.astype(np.result_type(each.dtype, np.float32), copy=False) for each in (a, b))
-    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    return ((a * b).sum(-1) / np.where(lengths > 0, lengths, 1)).clip(-1, 1)
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return ((a * b).sum(-1) / np.where(norms > 0, norms, 1)).clip(-1, 1)
 
 
 def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int, int]) -> CaptionedFigure:
-    """Quantiles of the patches' norms by depth, each named prefix token a line, the last norms by place: (S, B, N).
+    """Plot quantiles of the patches' norms and prefix tokens by depth, and the last norms by position: (S, B, N).
 
-    NaN where a prefix token is not there yet.
+    Norms are NaN where a prefix token has not joined yet.
     """
     prefix = len(names)
     if norms.ndim != 3 or not norms.size or norms.shape[-1] != prefix + grid[0] * grid[1]:
         raise ConfigError(
-            f"norms of the shape {norms.shape}; expected (states, images, tokens) with"
+            f"norms have shape {norms.shape}; expected (states, images, tokens) with"
             f" {prefix} + {grid[0]}·{grid[1]} = {prefix + grid[0] * grid[1]} tokens"
         )
-    first, patches = norms[..., :prefix].mean(1), norms[..., prefix:]  # (S, E), (S, B, n)
-    far = find_norm_outliers(patches)
-    share = far.mean((1, 2))
+    prefix_norms, patches = norms[..., :prefix].mean(1), norms[..., prefix:]  # (S, E), (S, B, n)
+    outliers = find_norm_outliers(patches)
+    share = outliers.mean((1, 2))
     levels = np.quantile(patches, QUANTILES, axis=(1, 2))  # (7, S)
     states, images = norms.shape[:2]
-    places = patches[-1].mean(0).reshape(grid)
+    by_position = patches[-1].mean(0).reshape(grid)
 
     def draw() -> "Figure":
         figure = new_figure(10.6, 4.7)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        least, low, lower, middle, upper, high, most = levels
+        lowest, low, lower, middle, upper, high, highest = levels
         depth = np.arange(states)
-        left.fill_between(depth, least, most, color=BLUE, alpha=0.12, linewidth=0, label="all patches")
-        left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 % of them")
-        left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50 %")
+        left.fill_between(depth, lowest, highest, color=BLUE, alpha=0.12, linewidth=0, label="all patches")
+        left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 % of patches")
+        left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50 % of patches")
         left.plot(depth, middle, color=BLUE, marker="o", markersize=3.5, label="median")
-        for number, (line, name) in enumerate(zip(first.T, names, strict=True)):
+        for number, (line, name) in enumerate(zip(prefix_norms.T, names, strict=True)):
             colour = COLOURS[1 + number % (len(COLOURS) - 1)]
             left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"{name} token")
-        style_axes(left, f"length of the tokens, {pluralize(images, 'image')}")
-        left.set(xlabel=STATES_LABEL, ylabel="norm of a token")
-        shown = np.concatenate([levels.ravel(), first.ravel()])
-        if np.nanmin(shown) > 0 and np.nanmax(shown) > 20 * np.nanmin(shown):
+        style_axes(left, f"token norms, {pluralize(images, 'image')}")
+        left.set(xlabel=STATES_LABEL, ylabel="token norm")
+        plotted = np.concatenate([levels.ravel(), prefix_norms.ravel()])
+        if np.nanmin(plotted) > 0 and np.nanmax(plotted) > 20 * np.nanmin(plotted):
             left.set_yscale("log")
         else:
             left.set_ylim(bottom=0)
         left.locator_params(axis="x", integer=True, min_n_ticks=1)
         left.grid(alpha=0.25, linewidth=0.6)
-        image = right.imshow(places, cmap=COLOUR_MAP, interpolation="nearest")
-        style_axes(right, "the patches by place")
-        right.set(xlabel="column of the patch, from 0", ylabel="row of the patch, from 0")
+        image = right.imshow(by_position, cmap=COLOUR_MAP, interpolation="nearest")
+        style_axes(right, "patches by position")
+        right.set(xlabel="patch column", ylabel="patch row")
         right.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=right, label="mean norm after the last block", shrink=0.8)
         figure.legend(loc="outside lower left", ncols=6, frameon=False, fontsize=8)
         return figure
 
     caption = (
-        f"Lengths of the tokens {STATES_LABEL}, over {pluralize(images, 'image')}: median and quantiles of the"
-        f" patches{', the prefix tokens as lines of their own' if prefix else ''}; and the mean by place after the last"
-        f" block. {describe_outliers(share)}"
+        f"Token norms {STATES_LABEL}, over {pluralize(images, 'image')}. Left: median and quantiles of the"
+        f" patches{' and the mean of each prefix token' if prefix else ''}. Right: mean norm of the patches by position"
+        f" after the last block. {describe_outliers(share)}"
     )
     return CaptionedFigure(
         name="token_norms",
-        title="Norms of the tokens",
+        title="Token norms",
         caption=caption,
-        arrays={"norms": norms, "outliers": far},
+        arrays={"norms": norms, "outliers": outliers},
         draw=draw,
     )
 
 
 def describe_outliers(share: NDArray[Any]) -> str:
-    """In words: where most patches are outliers."""
+    """Sentence on the state with the most outliers."""
     if not share.any():
-        return "No patch is far longer than the others of its image."
+        return "No patch has an outlier norm."
     state = int(share.argmax())
-    return f"At most {share[state]:.2%} of the patches are far longer than the others of their image (state {state})."
+    return f"Outlier norms are most frequent in state {state}: {share[state]:.2%} of the patches."
 
 
 def plot_token_similarity(cosines: NDArray[Any]) -> CaptionedFigure:
-    """How alike class and distillation token are, by depth: (S,)."""
+    """Plot the cosine similarity of class and distillation token by depth: (S,)."""
     if cosines.ndim != 1 or not cosines.size:
-        raise ConfigError(f"cosines of the shape {cosines.shape}; expected (states,), one at least")
+        raise ConfigError(f"cosines have shape {cosines.shape}; expected (states,), at least one")
 
     def draw() -> "Figure":
         figure = new_figure(6.4, 3.8)
         axes = figure.subplots()
         axes.plot(np.arange(len(cosines)), cosines, color=BLUE, marker="o", markersize=4)
-        style_axes(axes, "class and distillation token")
-        axes.set(xlabel=STATES_LABEL, ylabel="cosine", ylim=(min(0.0, float(cosines.min()) - 0.05), 1.04))
+        style_axes(axes, "class and distillation tokens")
+        axes.set(xlabel=STATES_LABEL, ylabel="cosine similarity", ylim=(min(0.0, float(cosines.min()) - 0.05), 1.04))
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.25, linewidth=0.6)
         return figure
 
     return CaptionedFigure(
         name="token_similarity",
-        title="Similarity of class and distillation token",
-        caption=f"Cosine of class and distillation token {STATES_LABEL}: {cosines[0]:.2f} to {cosines[-1]:.2f}.",
+        title="Similarity of class and distillation tokens",
+        caption=f"Cosine similarity of the class and distillation tokens {STATES_LABEL}:"
+        f" {cosines[0]:.2f} at the start, {cosines[-1]:.2f} at the end.",
         arrays={"cosines": cosines},
         draw=draw,
     )

@@ -123,7 +123,7 @@ class CaiT(nn.Module):
 class TalkingHeads(SelfAttention):
     """Self-attention whose heads are mixed before and after the softmax (Shazeer 2020, arXiv 2003.02436)."""
 
-    no_shares: ClassVar[str] = "its heads are mixed after the softmax, so weights may be negative and sum to anything"
+    no_shares_reason: ClassVar[str] = "its heads are mixed after the softmax, so attention rows do not sum to 1"
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0) -> None:
         super().__init__(width, heads, dropout=dropout)

@@ -145,7 +145,7 @@ class LinformerAttention(nn.Module):
     no bias: that of keys would not change the softmax, that of values is redundant with the bias of `proj`.
     """
 
-    unseen: ClassVar[str] = "its keys are mixtures of all tokens, so no token has a share of its own"
+    no_maps_reason: ClassVar[str] = "its keys are mixtures of all tokens, so there are no weights per token"
 
     def __init__(
         self, width: int, heads: int, grid: Grid, projection: nn.Parameter | None = None, *, dropout: float = 0.0

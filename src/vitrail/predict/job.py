@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
@@ -42,19 +42,8 @@ from vitrail.predict.output.row_formats import (
 from vitrail.predict.pipeline import ImageResult
 from vitrail.predict.predictor import Predictor
 
+ResultSink = PredictionFile | FeatureFile | PredictionPrinter
 ENGINE_SAMPLE_SIZE = 32  # images of the job on which engines are compared
-
-
-class ResultSink(Protocol):
-    """Where results go: a PredictionFile, a FeatureFile or a PredictionPrinter."""
-
-    @property
-    def done(self) -> CompletedImages: ...
-    @property
-    def failed(self) -> int: ...
-    def write(self, name: str, error: str | None, values: Any, stamp: int, /) -> None: ...
-    def finish(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -73,11 +62,6 @@ class JobResult:
         error = unreadable_images_error(self.failed, self.images, self.problems, self.out)
         if error is not None:
             raise error
-
-
-@contextmanager
-def no_progress(_: int) -> Generator[Callable[[int], object]]:
-    yield lambda _: None
 
 
 def ignore(_: object) -> None:
@@ -100,7 +84,7 @@ class PredictJob:
     write_text: Callable[[str], object] = ignore
     on_note: Callable[[str], object] = ignore
     on_error: Callable[[DataError], object] = ignore  # an image that could not be read
-    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]] = no_progress  # of a number of images
+    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]] = lambda _: nullcontext(ignore)
 
     def run(self) -> JobResult:
         """Process all images; those that cannot be read are reported, counted and skipped."""

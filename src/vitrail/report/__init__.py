@@ -1,1 +1,1 @@
-"""Pages to open in a browser, each one file that needs nothing else."""
+"""Self-contained HTML reports."""

@@ -1,4 +1,4 @@
-"""One self-contained page: its figures and its style inside, nothing to fetch, nothing that runs."""
+"""Write a self-contained HTML page: figures and style are inside, without scripts or external files."""
 
 import re
 from base64 import b64encode
@@ -15,17 +15,16 @@ from PIL import Image
 from vitrail.errors import ConfigError
 from vitrail.figures import CaptionedFigure
 from vitrail.files import make_folder, write_atomically
-from vitrail.text import escape_unprintable
+from vitrail.text import TableCells, escape_unprintable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, sides such as "llr"
 
-CSS_PIXELS_PER_INCH = 96  # of CSS, to an inch
-MIN_FIGURE_SCALE = 0.5  # of its own width: below that a figure's letters are too small, and it scrolls in its box
-PHONE_FIGURE_WIDTH = 312  # CSS pixels that a figure has on a phone of 360
-KEPT_CHARACTERS = (  # not printable for Python: line breaks, the joiner of emoji, and all spaces of Unicode
+CSS_PIXELS_PER_INCH = 96
+MIN_FIGURE_SCALE = 0.5  # of its own width; smaller text is illegible, so the figure scrolls instead
+PHONE_FIGURE_WIDTH = 312  # CSS pixels available on a phone 360 wide
+KEPT_CHARACTERS = (  # not printable for Python: line breaks, the emoji joiner, and all spaces of Unicode
     "\n\t\u200d\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 )
 CONTENT_SECURITY_POLICY = (
@@ -35,7 +34,7 @@ CONTENT_SECURITY_POLICY = (
 
 @dataclass(frozen=True, kw_only=True)
 class PageSection:
-    """A part of a page under a heading of its own. Paragraphs of `text` are parted by empty lines."""
+    """A section of a page with a heading. Empty lines separate the paragraphs of `text`."""
 
     title: str
     text: str = ""
@@ -47,10 +46,7 @@ class PageSection:
 def render_page(
     title: str, lead: str, sections: Sequence[PageSection], *, progress: Callable[[int], object] | None = None
 ) -> str:
-    """The page as HTML, to be written to one file; all texts are shown as they are, whatever they hold.
-
-    `progress` is called with 1 for each figure that is drawn.
-    """
+    """Render the page as HTML; all text is escaped. `progress` is called with 1 after each figure."""
     contents = ""
     if len(sections) > 1:
         entries = (
@@ -82,7 +78,7 @@ def render_page(
 
 def write_page(page: str, path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{path} is to be a page; expected a name that ends in .html")
+        raise ConfigError(f"cannot write the page as {path}; expected a name that ends in .html")
     make_folder(path.parent)
     write_atomically(path, lambda place: place.write_text(page, "utf-8"))
 
@@ -90,29 +86,30 @@ def write_page(page: str, path: Path) -> None:
 def render_section(
     section: PageSection, number: int, figures: int, progress: Callable[[int], object] | None = None
 ) -> str:
-    """`figures` is how many the page has before it."""
+    """Render a section; `figures` is the number of figures before it."""
     parts = [f'<h2 id="section-{number}">{escape_html(section.title)}</h2>', render_paragraphs(section.text)]
     if section.table is not None:
         parts.append(render_table(section.table, section.title))
     if section.figures:
-        drawn = list[str]()
-        for n, plate in enumerate(section.figures, figures + 1):
-            drawn.append(render_figure(plate, n))
+        rendered = list[str]()
+        for n, figure in enumerate(section.figures, figures + 1):
+            rendered.append(render_figure(figure, n))
             if progress is not None:
                 progress(1)
-        parts.append(f'<div class="plates">{"".join(drawn)}</div>')
+        parts.append(f'<div class="figures">{"".join(rendered)}</div>')
     if section.preformatted:
         parts.append(f'<pre tabindex="0">{escape_html(section.preformatted)}</pre>')
     return f'<section aria-labelledby="section-{number}">{"".join(parts)}</section>\n'
 
 
 def render_table(table: TableCells, name: str) -> str:
-    heading, rows, sides = table
+    heading, rows, alignments = table
 
     def line(cells: Sequence[str], tag: str) -> str:
-        pairs = zip(cells, sides, strict=True)
+        pairs = zip(cells, alignments, strict=True)
         return "".join(
-            f"<{tag}{' class=r' * (side == 'r')}>{escape_html(cell)}</{tag.split()[0]}>" for cell, side in pairs
+            f"<{tag}{' class=r' * (alignment == 'r')}>{escape_html(cell)}</{tag.split()[0]}>"
+            for cell, alignment in pairs
         )
 
     head = f"<thead><tr>{line(heading, 'th scope=col')}</tr></thead>" if any(heading) else ""
@@ -123,31 +120,31 @@ def render_table(table: TableCells, name: str) -> str:
     )
 
 
-def render_figure(plate: CaptionedFigure, number: int) -> str:
-    """As SVG, unless its PNG is the smaller of the two, as it is for photos: then as WebP, a tenth of that."""
-    figure = plate.draw()
+def render_figure(captioned: CaptionedFigure, number: int) -> str:
+    """Render as SVG, or, if its PNG is smaller, as for photos, as WebP, which takes a tenth of the PNG."""
+    figure = captioned.draw()
     width, height = (round(side * CSS_PIXELS_PER_INCH) for side in figure.get_size_inches())
-    said = f"{plate.title.rstrip('.')}. {plate.caption}"
-    vector, raster = render_inline_svg(figure, f"figure-{number}", said), encode_figure(figure, "png")
+    alt = f"{captioned.title.rstrip('.')}. {captioned.caption}"
+    vector, raster = render_inline_svg(figure, f"figure-{number}", alt), encode_figure(figure, "png")
     if len(vector) <= 4 * len(raster) / 3:
-        shown = vector
+        image = vector
     else:
         data = b64encode(convert_to_webp(raster)).decode("ascii")
         source = f"data:image/webp;base64,{data}"
-        shown = f'<img role="img" alt="{escape_html(said)}" width="{width}" height="{height}" src="{source}">'
-    least = round(width * MIN_FIGURE_SCALE)
-    scrolls = ' tabindex="0"' if least > PHONE_FIGURE_WIDTH else ""  # without a mouse: by the keys
+        image = f'<img role="img" alt="{escape_html(alt)}" width="{width}" height="{height}" src="{source}">'
+    min_width = round(width * MIN_FIGURE_SCALE)
+    focusable = ' tabindex="0"' if min_width > PHONE_FIGURE_WIDTH else ""  # scrolling with the keyboard
     return (
-        f'<figure id="figure-{number}" style="--own:{width}px;--least:{least}px">'
-        f'<div class="card"{scrolls}>{shown}</div>'
-        f"<figcaption><b>Figure {number}. {escape_html(plate.title.rstrip('.'))}.</b> "
-        f"{escape_html(plate.caption)}</figcaption>"
+        f'<figure id="figure-{number}" style="--own:{width}px;--least:{min_width}px">'
+        f'<div class="card"{focusable}>{image}</div>'
+        f"<figcaption><b>Figure {number}. {escape_html(captioned.title.rstrip('.'))}.</b> "
+        f"{escape_html(captioned.caption)}</figcaption>"
         f"</figure>"
     )
 
 
 def encode_figure(figure: "Figure", kind: str) -> bytes:
-    """Letters as shapes, so that no font has to be there; the same names inside for the same picture."""
+    """Encode a figure with text as paths, which needs no fonts, and with reproducible ids."""
     import matplotlib as mpl
 
     buffer = BytesIO()
@@ -162,8 +159,8 @@ def convert_to_webp(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def render_inline_svg(figure: "Figure", name: str, said: str) -> str:
-    """As part of an HTML page: without namespaces, comments and style, and with ids that no other figure has."""
+def render_inline_svg(figure: "Figure", name: str, alt: str) -> str:
+    """Render a figure as inline SVG: without namespaces, comments and style, and with ids unique to the page."""
     root = ElementTree.fromstring(encode_figure(figure, "svg"))
     used = {found for each in root.iter() for value in each.attrib.values() for found in find_id_references(value)}
     for parent in list(root.iter()):
@@ -178,9 +175,9 @@ def render_inline_svg(figure: "Figure", name: str, said: str) -> str:
         each.attrib.clear()
         for key, value in attributes.items():
             each.set(key, f"{name}-{value}" if key == "id" else ID_REFERENCE.sub(rf"\1{name}-\2", value))
-    viewed = root.attrib["viewBox"]
+    view_box = root.attrib["viewBox"]
     root.attrib.clear()
-    root.attrib.update({"viewBox": viewed, "role": "img", "aria-label": escape_unprintable(said, KEPT_CHARACTERS)})
+    root.attrib.update({"viewBox": view_box, "role": "img", "aria-label": escape_unprintable(alt, KEPT_CHARACTERS)})
     return ElementTree.tostring(root, "unicode")
 
 
@@ -232,7 +229,7 @@ nav li{break-inside:avoid;padding:.15rem 0 .15rem .2rem}
 nav li::marker{color:var(--soft);font-variant-numeric:tabular-nums}
 nav a{text-decoration:none}
 nav a:hover{text-decoration:underline}
-section>.plates{max-width:none;display:flex;flex-wrap:wrap;justify-content:center;gap:2rem 1.75rem;margin-top:1.75rem;
+section>.figures{max-width:none;display:flex;flex-wrap:wrap;justify-content:center;gap:2rem 1.75rem;margin-top:1.75rem;
 margin-bottom:2rem}
 figure{margin:0;min-width:0;width:calc(var(--own) + 1.5rem + 2px);max-width:100%}
 .card{background:#fff;color:#000;color-scheme:light;border:1px solid var(--line);border-radius:6px;padding:.75rem;

@@ -1,4 +1,4 @@
-"""One model on one page: what it is, what it answers, where it looks, what is seen of its weights and layers."""
+"""Report on one model: architecture, predictions, explanations, figures of its weights and layers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,19 +12,20 @@ from vitrail.inspection.explain import Explainer, Explanation
 from vitrail.inspection.explain_options import ExplainMethod, ExplainOptions
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
-from vitrail.report.html_page import PageSection, TableCells
+from vitrail.report.html_page import PageSection
+from vitrail.text import TableCells
 
 TOP_PREDICTIONS = 3  # in the table of predictions
-FIGURE_SECTIONS = (  # title, what to know, the plates of `look` in it
-    ("How far it looks", "", ("attention_distance",)),
+FIGURE_SECTIONS = (  # title, introduction, figures of `look`
+    ("Attention distance", "", ("attention_distance",)),
     (
-        "Does its attention mean anything?",
-        "Patches are taken away in the order of the rollout, and the class is asked again.",
+        "Occlusion check",
+        "Patches are removed in the order of the map, and the class is predicted again.",
         ("occlusion",),
     ),
-    ("What it knows of places", "", ("position_similarity",)),
-    ("What its first filters see", "", ("filters",)),
-    ("From layer to layer", "", ("token_norms", "token_similarity", "alignment")),
+    ("Position embeddings", "", ("position_similarity",)),
+    ("First-layer filters", "", ("filters",)),
+    ("Tokens by layer", "", ("token_norms", "token_similarity", "alignment")),
 )
 
 
@@ -37,67 +38,68 @@ def build_model_report(
     batch: int = 4,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[str, str, list[PageSection]]:
-    """Title, lead and sections. Of the pictures `explained` are shown with their maps, all are looked at.
+    """Build title, lead and sections: maps of `explained` images, and figures over all of them.
 
-    `progress` is called with 1 for each that is shown and for each that is looked at.
+    `progress` is called with 1 for each explained image and for each image of the figures.
     """
-    skipped, shown = list[str](), list[tuple[ImageItem, list[Explanation]]]()
+    skipped, explanations = list[str](), list[tuple[ImageItem, list[Explanation]]]()
     methods: list[ExplainMethod] = [explainer.default_method]
     if explainer.viewer.classes and explainer.default_method not in ("grad-rollout", "norms"):
         methods.append("grad-rollout")
-    questions = [explainer.resolve_options(ExplainOptions(method=method)) for method in methods]
+    options = [explainer.resolve_options(ExplainOptions(method=method)) for method in methods]
     for each in (images[n] for n in evenly_spaced_indices(len(images), explained)):
         try:
-            shown.append(
-                (each, [explainer.explain_resolved(each.source, question, each.name) for question in questions])
-            )
+            explanations.append((each, [explainer.explain_resolved(each.source, one, each.name) for one in options]))
         except DataError as error:
             skipped.append(str(error))
         if progress is not None:
             progress(1)
-    seen = look(explainer, (each.source for each in images), batch=batch, progress=progress)
+    model_figures = look(explainer, (each.source for each in images), batch=batch, progress=progress)
     summary = summarize(explainer.model)
-    sections = [PageSection(title="The model", table=build_model_table(explainer, summary))]
-    if shown:
+    sections = [PageSection(title="Model", table=build_model_table(explainer, summary))]
+    if explanations:
         if explainer.viewer.classes:
-            sections.append(PageSection(title="What it answers", table=build_prediction_table(shown)))
-        followed = "of its last layer" if explainer.default_method == "attention" else "followed through all layers"
-        text = f"Where the model looks: attention {followed}"
-        text += ", and what of it speaks for the class." if explainer.viewer.classes else "."
+            sections.append(PageSection(title="Predictions", table=build_prediction_table(explanations)))
+        through = "in the last layer" if explainer.default_method == "attention" else "followed through all layers"
+        text = f"What the model attends to: attention {through}"
+        text += ", and the part of it that supports the predicted class." if explainer.viewer.classes else "."
         if explainer.no_maps_reason:
-            text = f"How long its tokens are after the last layer; there are no maps, {explainer.no_maps_reason}."
-        plates = [explanation.figure for _, found in shown for explanation in found]
-        sections.append(PageSection(title="What it looks at", text=text, figures=plates))
-    by_name = {plate.name: plate for plate in seen.figures}
+            text = f"Token norms after the last layer. There are no attention maps: {explainer.no_maps_reason}."
+        figures = [explanation.figure for _, found in explanations for explanation in found]
+        sections.append(PageSection(title="Explanations", text=text, figures=figures))
+    by_name = {figure.name: figure for figure in model_figures.figures}
     for title, text, names in FIGURE_SECTIONS:
         if found := [by_name[each] for each in names if each in by_name]:
             sections.append(PageSection(title=title, text=text, figures=found))
-    sections.append(PageSection(title="Layer by layer", preformatted=str(summary)))
-    if lines := [*seen.notes, *dict.fromkeys([*skipped, *seen.skipped])]:
-        sections.append(PageSection(title="What is not here", text="\n\n".join(lines)))
-    return Path(name).name or name, format_lead(explainer, summary, seen.images), sections
+    sections.append(PageSection(title="Layers", preformatted=str(summary)))
+    if notes := [*model_figures.notes, *dict.fromkeys([*skipped, *model_figures.skipped])]:
+        sections.append(PageSection(title="Not included", text="\n\n".join(notes)))
+    return Path(name).name or name, format_lead(explainer, summary, model_figures.images), sections
 
 
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int) -> str:
     size = format_shape(summary.input[2:])
-    over = f" Seen with {pluralize(images, 'picture')}." if images else ""
+    sample = f" Figures over {pluralize(images, 'image')}." if images else ""
     classes = f", {explainer.viewer.classes:,} classes" if explainer.viewer.classes else ", without a head"
     return (
-        f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, pictures of {size} pixels{classes}.{over}"
+        f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, images of {size} pixels{classes}.{sample}"
     )
 
 
 def build_model_table(explainer: Explainer, summary: ModelSummary) -> TableCells:
-    how = explainer.viewer.preprocessing
+    preprocessing = explainer.viewer.preprocessing
     layers = explainer.layers or [block.attn for block in explainer.model.blocks]
     rows = [
-        ("kind", summary.model),
+        ("architecture", summary.model),
         ("parameters", f"{summary.parameters:,}"),
-        ("multiply-adds of one picture", f"{summary.macs / 1e9:.3f} billion"),
+        ("multiply-adds per image", f"{summary.macs / 1e9:.3f} billion"),
         ("attention layers and heads", f"{len(layers)}, {layers[0].heads} each"),
-        ("prepared", f"{how.fit.replace('_', ' ')}, {how.crop:.0%} kept, {how.interpolation}"),
-        ("mean and deviation of the channels", f"{format_numbers(how.mean)}; {format_numbers(how.std)}"),
-        ("made with", f"vitrail {__version__}"),
+        (
+            "preprocessing",
+            f"{preprocessing.fit.replace('_', ' ')}, crop {preprocessing.crop:.0%}, {preprocessing.interpolation}",
+        ),
+        ("mean and std per channel", f"{format_numbers(preprocessing.mean)}; {format_numbers(preprocessing.std)}"),
+        ("created with", f"vitrail {__version__}"),
     ]
     return ("", ""), rows, "ll"
 
@@ -106,10 +108,12 @@ def format_numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def build_prediction_table(shown: Sequence[tuple[ImageItem, Sequence[Explanation]]]) -> TableCells:
+def build_prediction_table(explanations: Sequence[tuple[ImageItem, Sequence[Explanation]]]) -> TableCells:
     rows = list[tuple[str, ...]]()
-    for each, (first, *_) in shown:
+    for each, (first, *_) in explanations:
         top: list[Any] = [] if first.prediction is None else list(first.prediction.top[:TOP_PREDICTIONS])
-        said = [f"{one.name} {one.probability:.1%}" for one in top]
-        rows.append((Path(each.name).name, each.label or "", *said, *("" for _ in range(TOP_PREDICTIONS - len(said)))))
-    return ("picture", "it is", "the model says", "or", "or"), rows, "lllll"
+        cells = [f"{one.name} {one.probability:.1%}" for one in top]
+        rows.append(
+            (Path(each.name).name, each.label or "", *cells, *("" for _ in range(TOP_PREDICTIONS - len(cells))))
+        )
+    return ("image", "label", "top 1", "top 2", "top 3"), rows, "lllll"

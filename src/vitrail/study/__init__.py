@@ -1,1 +1,1 @@
-"""Questions asked of models and trainings: who disagrees with whom, what each ingredient of a recipe gives."""
+"""Studies of models and training: comparisons, ablations, positions, cost and speed. NAME_results.py holds results."""

@@ -1,6 +1,6 @@
-"""The rows of an ablation: a recipe as it is, and again with one thing left out or replaced (DeiT's table 8).
+"""Plan an ablation: train a recipe in full, and again with one ingredient removed or replaced (DeiT, table 8).
 
-All rows are made and checked before the first is trained, so that none fails after hours for a misspelt word.
+All rows are built and checked before the first is trained, so that none fails after hours because of a typo.
 """
 
 import json
@@ -24,7 +24,7 @@ from vitrail.train.plan import Plan, plan_request
 from vitrail.train.request import Request
 from vitrail.train.teacher import Teacher, TeacherView
 
-INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value that turns it off
+INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value that disables it
     "mixup": 0.0,
     "cutmix": 0.0,
     "erase": 0.0,
@@ -59,18 +59,18 @@ FOREIGN_SETTING_NAMES = {
 }
 SETTING_NAMES = tuple(each.name for _, each in recipes.list_settings())
 DISTILLATION_SETTINGS = recipes.list_setting_names("distillation")
-MAX_ROW_NAME_LENGTH = 80  # characters of a row's name
+MAX_ROW_NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """One line of the table: trainings that differ in nothing but the seed."""
+    """A row of the table: training runs that differ in the seed alone."""
 
     name: str
-    request: Request  # at the first seed
-    # what differs, by name: the full row's value and its own
+    request: Request  # with the first seed
+    # differences by name: the value of the full row and its own
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    unchanged_text: str = "the recipe as it is"  # the description if nothing differs
+    unchanged_text: str = "the full recipe"  # description without differences
 
     def request_for_seed(self, seed: int) -> Request:
         return replace(self.request, recipe=self.request.recipe.with_settings({"seed": seed}))
@@ -90,19 +90,19 @@ def format_value(value: object) -> str:
 
 
 class Ablation:
-    """A training and its ingredients, and the rows made from it."""
+    """A training request and its ingredients; `row_without` and `row_with` make rows of it."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.data = request.open_data()
-        self.plans = dict[str, Plan]()  # by what their model depends on
+        self.plans = dict[str, Plan]()  # by everything that their model depends on
         full = drop_unused_teacher(request)
         self.plan = self.check_request(full)
         self.full_settings = collect_settings(full, self.plan)
         self.full_row = AblationRow(name="full", request=full)
 
     def list_ingredients(self) -> list[str]:
-        """The ingredients that the training has."""
+        """The ingredients that are enabled."""
         return [name for name in INGREDIENT_OFF_VALUES if self.has_ingredient(name)]
 
     def has_ingredient(self, name: str) -> bool:
@@ -116,8 +116,8 @@ class Ablation:
         if word not in known:
             raise unknown_name_error("ingredient", ingredient, known, synonyms=FOREIGN_SETTING_NAMES)
         if not self.has_ingredient(word):
-            some = ", ".join(self.list_ingredients()) or "nothing, it has no ingredients"
-            raise ConfigError(f"{word} is already off in recipe {self.request.recipe.name}; expected one of: {some}")
+            enabled = ", ".join(self.list_ingredients()) or "nothing, it has no ingredients"
+            raise ConfigError(f"{word} is already off in recipe {self.request.recipe.name}; expected one of: {enabled}")
         name, _ = INGREDIENT_ALIASES.get(word, (word, None))
         request = (
             self.request_from_scratch() if name == "init" else self.change_request({name: INGREDIENT_OFF_VALUES[name]})
@@ -125,34 +125,38 @@ class Ablation:
         return self.build_row(f"without-{word.replace('_', '-')}", request)
 
     def row_with(self, values: Mapping[str, Any]) -> AblationRow:
-        """The recipe with other settings, or fields of the model, by their names."""
+        """Row with other settings or model fields, given by name."""
         name = "-".join(f"{each}-{format_value(value)}" for each, value in values.items())
         row = self.build_row(make_folder_name(name), self.change_request(values))
         if not row.changes:
             given = ",".join(f"{each}={format_value(value)}" for each, value in values.items())
-            raise ConfigError(f"{given} is what recipe {self.request.recipe.name} has; expected another value")
+            raise ConfigError(
+                f"{given} is already the value in recipe {self.request.recipe.name}; expected another value"
+            )
         return row
 
     def build_rows(
         self, without: Sequence[str], replaced: Sequence[Mapping[str, Any]], *, each: bool = False
     ) -> list[AblationRow]:
-        """The full row first; with `each` one row without each ingredient of the recipe."""
+        """Rows of the table, the full one first; `each` adds one row per enabled ingredient."""
         rows = [self.full_row, *map(self.row_without, without)]
         if each:
-            told = [dict(row.changes) for row in rows]
-            rows += [row for row in map(self.row_without, self.list_ingredients()) if dict(row.changes) not in told]
+            known = [dict(row.changes) for row in rows]
+            rows += [row for row in map(self.row_without, self.list_ingredients()) if dict(row.changes) not in known]
         rows += map(self.row_with, replaced)
         for number, row in enumerate(rows):
             for other in rows[:number]:
                 if row.name == other.name or row.changes == other.changes:
-                    raise ConfigError(f"{row.name} is the same as {other.name} ({row.description}); expected it once")
+                    raise ConfigError(
+                        f"{row.name} is the same as {other.name} ({row.description}); leave one of them out"
+                    )
         return rows
 
     def check_teacher_fits(self, rows: Sequence[AblationRow], teacher: Teacher, device: torch.device) -> None:
-        """Check that the teacher can teach every row, before hours are spent on some."""
-        taught = [row.request for row in rows if row.request.teacher is not None]
-        for seen in dict.fromkeys(self.check_request(request).preprocessing for request in taught):
-            TeacherView(teacher, self.data, seen, device)
+        """Check that the teacher fits every row, before any is trained."""
+        distilled = [row.request for row in rows if row.request.teacher is not None]
+        for preprocessing in dict.fromkeys(self.check_request(request).preprocessing for request in distilled):
+            TeacherView(teacher, self.data, preprocessing, device)
 
     def build_row(self, name: str, request: Request) -> AblationRow:
         request = drop_unused_teacher(request)
@@ -164,48 +168,45 @@ class Ablation:
         )
 
     def change_request(self, values: Mapping[str, Any]) -> Request:
-        at_model = [each.name for each in fields(self.plan.model.config)]
+        model_fields = [each.name for each in fields(self.plan.model.config)]
         for name in values:
-            if name not in (*SETTING_NAMES, *at_model):
+            if name not in (*SETTING_NAMES, *model_fields):
                 raise unknown_name_error(
-                    "setting or model field", name, (*SETTING_NAMES, *at_model), synonyms=FOREIGN_SETTING_NAMES
+                    "setting or model field", name, (*SETTING_NAMES, *model_fields), synonyms=FOREIGN_SETTING_NAMES
                 )
             if name == "seed":
-                raise ConfigError(
-                    f"seed={values[name]} in a row; expected `seeds`, which are the same for all rows",
-                    fields=("seeds",),
-                )
+                raise ConfigError(f"seed={values[name]} cannot differ between rows; use `seeds`", fields=("seeds",))
             if name in DISTILLATION_SETTINGS and self.request.teacher is None:
                 raise ConfigError(
-                    f"{name}={values[name]} without a teacher; expected `teacher`, a trained model", fields=("teacher",)
+                    f"{name}={values[name]} needs a teacher; set `teacher` to a trained model", fields=("teacher",)
                 )
         settings = {name: value for name, value in values.items() if name in SETTING_NAMES}
         if "epochs" in settings and "minutes" not in settings:
-            settings["minutes"] = None  # epochs replace a recipe's budget, as on the command line
+            settings["minutes"] = None  # epochs replace a time budget, as on the command line
         others = {name: value for name, value in values.items() if name not in SETTING_NAMES}
         return replace(self.request, recipe=self.request.recipe.with_settings({**settings, "fields": others}))
 
     def request_from_scratch(self) -> Request:
-        """The checkpoint's architecture and preprocessing, at starting weights."""
+        """The checkpoint's architecture and preprocessing with newly initialised weights."""
         config = json_round_trip(asdict(self.plan.model.config))
-        del config["classes"]  # the data's
+        del config["classes"]  # from the data
         name = self.request.recipe.model
         if name is None and self.plan.family is not None:
-            near, _ = find_nearest_preset(self.plan.family, self.plan.model.config)
-            name = near or next(iter(self.plan.family.presets))  # every field is replaced
-        seen = json_round_trip(asdict(self.plan.preprocessing))
-        recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": seen})
+            nearest, _ = find_nearest_preset(self.plan.family, self.plan.model.config)
+            name = nearest or next(iter(self.plan.family.presets))  # every field is replaced
+        preprocessing = json_round_trip(asdict(self.plan.preprocessing))
+        recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": preprocessing})
         return replace(self.request, init=None, recipe=recipe)
 
     def check_request(self, request: Request) -> Plan:
-        """The plan of a request, with its weights on the meta device if it starts from scratch."""
+        """The plan of a request, an error if it cannot start; on the meta device unless `init` is set."""
         recipe = request.recipe
         key = json.dumps(
             [request.init, recipe.model, json_round_trip(recipe.fields), json_round_trip(recipe.preprocessing)]
         )
         if key not in self.plans:
             with warnings.catch_warnings(), nullcontext() if request.init else torch.device("meta"):
-                warnings.simplefilter("ignore")  # the run warns
+                warnings.simplefilter("ignore")  # the run itself warns
                 self.plans[key] = plan_request(request, self.data)
         plan = replace(self.plans[key], recipe=recipe, request=request)
         freeze_all_but_last_blocks(plan.model, recipe.optimization.train_blocks)
@@ -217,14 +218,14 @@ class Ablation:
 
 
 def drop_unused_teacher(request: Request) -> Request:
-    """The request without its teacher if the recipe does not distill."""
+    """Remove the teacher if distillation is off."""
     if request.recipe.distillation.distill == "none":
         return replace(request, teacher=None, teacher_cache=None)
     return request
 
 
 def collect_settings(request: Request, plan: Plan) -> dict[str, Any]:
-    """Everything that rows may differ in, by flat names: settings, config fields, starting weights."""
+    """Everything that rows may differ in, by name: settings, model config and `init`."""
     flat = request.recipe.to_flat_dict()
     found = {name: flat[name] for name in SETTING_NAMES if name != "seed"}
     if request.teacher is None:
@@ -233,11 +234,11 @@ def collect_settings(request: Request, plan: Plan) -> dict[str, Any]:
 
 
 def json_round_trip(value: Any) -> Any:
-    """As read from a file: tuples are lists."""
+    """The value as read back from a JSON file."""
     return json.loads(json.dumps(value))
 
 
 def make_folder_name(text: str) -> str:
-    """Text as the name of a folder; a long one is shortened and made unique by its checksum."""
+    """Make text a folder name; a long one is cut and made unique by a checksum."""
     name = re.sub(r"[^\w.+]+", "-", text.replace("_", "-")).strip("-.")
     return name if len(name) <= MAX_ROW_NAME_LENGTH else f"{name[: MAX_ROW_NAME_LENGTH - 9]}-{crc32(text.encode()):08x}"

@@ -1,6 +1,5 @@
-"""The results of an ablation, row by row over the seeds and compared with the full row: as text and as files."""
+"""Results of an ablation: each row averaged over seeds and compared with the full row, as text and files."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -8,19 +7,19 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.files import make_folder, write_atomically
 from vitrail.study.ablation_plan import AblationRow
 from vitrail.study.ablation_runs import AblationRun
+from vitrail.study.result_files import format_json, write_results
 from vitrail.text import format_table
 from vitrail.train.run_list import read_run_summary
 
 HEADING = ("row", "what differs", "top-1", "to full", "loss", "seeds")
-SIDES = "llrrrr"
+ALIGNMENTS = "llrrrr"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """The last evaluation in the log of a run; `failed` says why there is none."""
+    """The last evaluation in the log of one run; `failed` says why there is none."""
 
     seed: int
     folder: Path
@@ -36,8 +35,8 @@ class RunOutcome:
         return cls(seed=seed, folder=folder, top1=run.last_value("val_top1"), loss=run.last_value("val_loss"))
 
     def to_json(self) -> dict[str, Any]:
-        told = {"seed": self.seed, "run": self.folder.name, "top1": self.top1, "loss": self.loss}
-        return told | ({"failed": self.failed} if self.failed else {})
+        data = {"seed": self.seed, "run": self.folder.name, "top1": self.top1, "loss": self.loss}
+        return data | ({"failed": self.failed} if self.failed else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +52,13 @@ class AblationLine:
         return fmean(values) if values else None
 
     def std(self, name: str) -> float | None:
-        """The standard deviation of a sample, with n − 1; None for one seed."""
+        """Sample standard deviation (n − 1); None for a single seed."""
         values = self.list_values(name)
         return stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationTable:
+class AblationResults:
     recipe: str
     data: str
     lines: tuple[AblationLine, ...]  # the full row is the first
@@ -67,8 +66,8 @@ class AblationTable:
     @classmethod
     def read(
         cls, recipe: str, data: str, rows: Sequence[AblationRow], runs: Sequence[AblationRun], failed: Mapping[str, str]
-    ) -> "AblationTable":
-        """Read the logs of the runs; `failed` has the reason for each, by the name of its folder, that did not end."""
+    ) -> "AblationResults":
+        """Read the logs of the runs; `failed` maps folder names of unfinished runs to the reason."""
         lines = [
             AblationLine(
                 row=row,
@@ -83,9 +82,9 @@ class AblationTable:
         return cls(recipe=recipe, data=data, lines=tuple(lines))
 
     def gain_in_points(self, line: AblationLine) -> float | None:
-        """Percentage points of top-1 above the full row."""
-        mine, its = line.mean("top1"), self.lines[0].mean("top1")
-        return None if mine is None or its is None else 100 * (mine - its)
+        """Top-1 relative to the full row, in percentage points."""
+        own, full = line.mean("top1"), self.lines[0].mean("top1")
+        return None if own is None or full is None else 100 * (own - full)
 
     def cells(self) -> list[tuple[str, ...]]:
         return [
@@ -101,7 +100,7 @@ class AblationTable:
         ]
 
     def __str__(self) -> str:
-        return "\n".join(format_table(HEADING, self.cells(), SIDES))
+        return "\n".join(format_table(HEADING, self.cells(), ALIGNMENTS))
 
     def to_json(self) -> dict[str, Any]:
         rows = [
@@ -120,8 +119,8 @@ class AblationTable:
         return {"recipe": self.recipe, "data": self.data, "rows": rows}
 
     def to_markdown(self) -> str:
-        about = "top-1 (in %) and loss of validation, mean ± standard deviation over seeds"
-        return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), SIDES)}\n"
+        about = "validation top-1 (in %) and loss, mean ± standard deviation over seeds"
+        return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), ALIGNMENTS)}\n"
 
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, with matplotlib, ablation.png."""
@@ -134,20 +133,16 @@ class AblationTable:
         return written
 
 
-def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:
-    """A table in Markdown; `sides`, such as "llr", aligns its columns."""
-    rule = ["---:" if side == "r" else "---" for side in sides]
+def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> str:
+    """Like `format_table`, in Markdown."""
+    rule = ["---:" if each == "r" else "---" for each in alignments]
     rows = (heading, rule, *lines)
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 
-def write_table_files(folder: Path, table: Mapping[str, Any], markdown: str) -> list[Path]:
+def write_table_files(folder: Path, data: Mapping[str, Any], markdown: str) -> list[Path]:
     """Write table.json and table.md."""
-    make_folder(folder)
-    texts = {"table.json": json.dumps(table, indent=2, ensure_ascii=False) + "\n", "table.md": markdown}
-    for name, text in texts.items():
-        write_atomically(folder / name, lambda place, text=text: place.write_text(text, "utf-8"))
-    return [folder / name for name in texts]
+    return write_results(folder, {"table.json": format_json(data), "table.md": markdown})
 
 
 def format_mean_and_std(mean: float | None, std: float | None, scale: float, digits: int) -> str:
@@ -161,6 +156,6 @@ def format_failure(line: AblationLine) -> str:
 
 
 def format_seed_count(line: AblationLine) -> str:
-    """How many runs finished, of how many."""
-    ended, started = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
-    return str(started) if ended == started else f"{ended} of {started}"
+    """Number of finished runs, and of all if some did not finish."""
+    finished, total = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
+    return str(total) if finished == total else f"{finished} of {total}"

@@ -31,11 +31,11 @@ class AblationRun:
 def list_ablation_runs(
     rows: Sequence[AblationRow], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None
 ) -> list[AblationRun]:
-    """All runs, row by row, and how far each is."""
+    """All training runs, row by row, with their state on disk."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; expected a folder for the runs")
     if (folder / PLAN_FILE).exists():
-        raise CheckpointError(f"{folder} is a run itself; expected a folder for several")
+        raise CheckpointError(f"{folder} is a run itself; expected a folder for several runs")
     runs = list[AblationRun]()
     for row in rows:
         for seed in seeds:
@@ -48,33 +48,33 @@ def list_ablation_runs(
 
 
 def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", "finished"]:
-    """How far the run in a folder is; one with other settings is an error once it has taken a step."""
+    """State of a run's folder; an error if it has trained with other settings."""
     if not (folder / PLAN_FILE).exists():
         RunFolder.check_folder_is_free(folder)
         return "new"
     run = RunFolder(folder)
     before = Request.from_json(run.load_plan().get("request"), str(folder))
-    apart = describe_difference(before, request)
-    if apart and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
+    difference = describe_difference(before, request)
+    if difference and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
         return "new"
-    if apart:
+    if difference:
         raise ConfigError(
-            f"{folder} was made by other settings: {apart}; expected the same, or another `out`", fields=("out",)
+            f"{folder} was trained with other settings: {difference}; use the same, or another `out`", fields=("out",)
         )
     return "finished" if is_run_finished(folder) else "stopped"
 
 
 def check_same_teacher(folder: Path, teacher: Teacher) -> None:
-    """All rows of a table have one teacher, even if its file has changed since some rows were trained."""
+    """Check that all rows have the same teacher, also if its file has changed since."""
     before: Any = RunFolder(folder).load_plan().get("teacher")
     if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
         raise ConfigError(
-            f"{folder} was trained with another teacher; restore it, or choose another `out`", fields=("out",)
+            f"{folder} was trained with another teacher; restore it, or use another `out`", fields=("out",)
         )
 
 
 def describe_difference(before: Request, now: Request) -> str:
-    """The first setting in which two requests differ, if there is one."""
+    """The first difference between two requests; empty if there is none."""
     old, new = flatten_request(before), flatten_request(now)
     for name in dict.fromkeys((*new, *old)):
         if old.get(name) != new.get(name):
@@ -83,13 +83,13 @@ def describe_difference(before: Request, now: Request) -> str:
 
 
 def flatten_request(request: Request) -> dict[str, Any]:
-    told = json_round_trip(request.to_json())
-    recipe = told.pop("recipe")
-    seen = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
+    flat = json_round_trip(request.to_json())
+    recipe = flat.pop("recipe")
+    preprocessing = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
     fields = recipe.pop("fields")
     for size in [name for name in ("image_size", "patch_size") if isinstance(fields.get(name), int)]:
-        fields[size] = 2 * [fields[size]]  # as an option gives it
-    return {**told, **fields, **seen, **recipe}
+        fields[size] = 2 * [fields[size]]  # as from the command line
+    return {**flat, **fields, **preprocessing, **recipe}
 
 
 class StudyTable(Protocol):

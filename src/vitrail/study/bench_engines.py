@@ -1,6 +1,6 @@
-"""Who runs in a benchmark: a model's files for each engine and each peer, and how one of them answers a batch.
+"""Engines of a benchmark: the files of a model for each engine and peer, and how each predicts a batch.
 
-Imports neither torch nor a peer before one is asked for: a process that has only to start does not pay for them.
+Imports torch and peers only when needed, so that they do not count towards the start-up of other engines.
 """
 
 import warnings
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 ENGINES = ("eager", "compiled", "onnx", "int8")
 EXACT_ENGINES = ("eager", "compiled", "onnx")
 PEERS = ("timm", "transformers")
-CALIBRATION_IMAGES = 8  # pictures that 8 bits are fitted to
-ENGINES_WITH_STREAMS = ("onnx", "int8")  # engines that are also tried as one stream a thread
+CALIBRATION_IMAGES = 8  # for int8 quantisation
+ENGINES_WITH_STREAMS = ("onnx", "int8")  # also measured with one stream per thread
 
 PixelBatch = NDArray[np.uint8]  # (B, rows, columns, C)
-PredictStep = Callable[[], NDArray[np.float32]]  # answers the batch that it was made for: (B, classes)
+PredictStep = Callable[[], NDArray[np.float32]]  # logits of the batch that it was made for: (B, classes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchEngine:
-    """An engine or a peer with the files that it runs from."""
+    """An engine or a peer, and the folder of its files."""
 
     name: str  # one of ENGINES or PEERS
     folder: Path
     preprocessing: Preprocessing
     threads: int
-    streams: int = 1  # that a batch is split among, each of threads/streams threads
+    streams: int = 1  # parts of a batch that run in parallel, with threads/streams threads each
 
     @property
     def label(self) -> str:
@@ -50,16 +50,18 @@ class BenchEngine:
 
 
 def check_peers_installed(peers: tuple[str, ...]) -> None:
-    """Before any work: a peer that is not here cannot be compared with."""
+    """Check the peers before any work."""
     for name in peers:
         if name not in PEERS:
             raise unknown_name_error("peer", name, PEERS)
         if find_spec(name) is None:
-            raise ConfigError(f"--peers {name}, which is not installed: pip install {name}, or leave it out")
+            raise ConfigError(
+                f"{name} in `peers` is not installed: pip install {name}, or leave it out", fields=("peers",)
+            )
 
 
 class ModelFiles:
-    """One model at one image size, in every kind of file that a way wants; each is made when it is first asked for."""
+    """Files of one model at one image size for each engine, written when first needed."""
 
     def __init__(
         self,
@@ -78,15 +80,16 @@ class ModelFiles:
             return
         if fields:
             raise ConfigError(
-                f"--set {min(fields)}=… for {model}, which is exported and complete; use --set with a checkpoint"
+                f"`fields` sets {min(fields)}, but {model} is exported; use a checkpoint", fields=("fields",)
             )
         self.exported = read_description(model, {})
         own, multiple = pair(self.exported.preprocessing.image_size), self.exported.multiple
         size = size or own
         if size != own and not (multiple and size[0] % multiple == size[1] % multiple == 0):
-            allowed = f"multiples of {multiple}" if multiple else f"{format_image_size(own)}, or its checkpoint"
+            allowed = f"multiples of {multiple}" if multiple else f"{format_image_size(own)}, or the checkpoint"
             raise ConfigError(
-                f"--image-size {format_image_size(size)} for {model}, which is exported; expected {allowed}"
+                f"`image_size` is {format_image_size(size)}, but {model} is exported; expected {allowed}",
+                fields=("image_size",),
             )
         self.preprocessing = replace(self.exported.preprocessing, image_size=size)
 
@@ -96,7 +99,7 @@ class ModelFiles:
 
     @property
     def default_engines(self) -> tuple[str, ...]:
-        """Those to be compared where nobody says which; compiling takes longer than most people wait."""
+        """Engines measured by default; without `compiled`, which takes long to compile."""
         if self.exported is not None:
             return (self.exported_engine,)
         return ("eager", "onnx", "int8") if find_spec("onnxruntime") else ("eager",)
@@ -107,11 +110,11 @@ class ModelFiles:
         return "int8" if self.exported.precision == "int8" else "onnx"
 
     def folder_for(self, name: str) -> Path:
-        """The files that the engine or the peer of that name runs from."""
+        """Folder with the files of an engine or a peer."""
         if self.exported is not None:
             if name != self.exported_engine:
-                wants = "weights" if name in PEERS or name in ("eager", "compiled") else "an export of that kind"
-                raise ConfigError(f"{self.model} is exported for {self.exported_engine}; {name} needs {wants}")
+                needed = "weights" if name in PEERS or name in ("eager", "compiled") else "an export of that kind"
+                raise ConfigError(f"{self.model} is exported for {self.exported_engine}; {name} needs {needed}")
             return Path(self.model)
         kind = "vitrail" if name in ("eager", "compiled") else name
         if kind in self.errors:
@@ -120,7 +123,7 @@ class ModelFiles:
             try:
                 self.write_files(kind, self.root / kind)
             except Exception as error:
-                self.errors[kind] = error  # it would fail again, and an attempt may take a minute
+                self.errors[kind] = error  # it would fail again, which may take a minute
                 raise
             self.folders[kind] = self.root / kind
         return self.folders[kind]
@@ -133,11 +136,11 @@ class ModelFiles:
             return
         layout = {"vitrail": "vitrail", "timm": "timm", "transformers": "hf"}[kind]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a layout has no place for: here only the numbers count
+            warnings.simplefilter("ignore")  # on metadata that a layout cannot store: only the weights count here
             write(self.module, folder, layout, preprocessing=self.preprocessing, labels=self.labels)
 
     def write_export(self, folder: Path, *, int8: bool) -> None:
-        """Through torch once: 8 bits are made of the exact file."""
+        """Export to ONNX; int8 is quantised from the float32 file."""
         from vitrail.data.photos import make_photo_views
         from vitrail.export.description import find_onnx_file, read_description
         from vitrail.export.export import export_model
@@ -159,7 +162,7 @@ class ModelFiles:
         return BenchEngine(name=name, folder=folder, preprocessing=self.preprocessing, threads=threads, streams=streams)
 
     def make_pixels(self, batch: int, seed: int = 0) -> PixelBatch:
-        """Noise: how long an answer takes does not depend on the picture."""
+        """Random images: the time of a prediction does not depend on the image."""
         return random_pixels((batch, *self.size, len(self.preprocessing.mean)), seed)
 
 
@@ -170,7 +173,7 @@ def random_pixels(shape: tuple[int, ...], seed: int = 0) -> PixelBatch:
 def open_benchmark_model(
     model: str, size: tuple[int, int] | None, seed: int, known: Mapping[str, Any] | None = None
 ) -> "tuple[nn.Module, Preprocessing, tuple[str, ...] | None]":
-    """A checkpoint or a run, or by its name a model of random weights."""
+    """Open a checkpoint or a run, or create a preset with random weights."""
     import torch
 
     from vitrail.checkpoint.hub import is_hub_name
@@ -190,7 +193,7 @@ def open_benchmark_model(
             module, how, labels = randomise_zero_head(create(model, **fields)), None, None
     config: Any = module.config
     if not config.classes:
-        raise ConfigError(f"{model} has no head, so no answers to compare; expected a model with classes")
+        raise ConfigError(f"{model} has no head; expected a model with classes")
     grey = (0.5,) * config.channels
     how = how or Preprocessing(image_size=config.image_size, mean=grey, std=grey)
     how = replace(how, image_size=size or config.image_size)
@@ -198,7 +201,7 @@ def open_benchmark_model(
 
 
 def randomise_zero_head(module: Any) -> Any:
-    """A new head is zero, and all its answers would be equal."""
+    """Randomise a new head: its weights are 0, so all its predictions would be equal."""
     from torch import nn
 
     for weight in module.parameters():
@@ -207,51 +210,43 @@ def randomise_zero_head(module: Any) -> Any:
     return module
 
 
-def make_predict_step(engine_setup: BenchEngine, pixels: PixelBatch) -> PredictStep:
-    """Opens a way and hands it a batch. Peers get it normalised, as a tensor, which is not counted."""
-    return (
-        make_peer_step(engine_setup, pixels) if engine_setup.name in PEERS else make_engine_step(engine_setup, pixels)
-    )
+def make_predict_step(engine: BenchEngine, pixels: PixelBatch) -> PredictStep:
+    """Open an engine for a batch. Peers get normalised tensors, so their preprocessing is not timed."""
+    return make_peer_step(engine, pixels) if engine.name in PEERS else make_engine_step(engine, pixels)
 
 
-def make_engine_step(engine_setup: BenchEngine, pixels: PixelBatch) -> PredictStep:
+def make_engine_step(engine: BenchEngine, pixels: PixelBatch) -> PredictStep:
     from vitrail.predict.predictor import Predictor
 
-    name: Any = engine_setup.name
-    engine = Predictor(
-        engine_setup.folder,
-        engine=name,
-        streams=engine_setup.streams,
-        threads=max(1, engine_setup.threads // engine_setup.streams),
-    ).engine
-    if engine_setup.streams == 1:
-        return lambda: engine.run(pixels)
+    name: Any = engine.name
+    threads = max(1, engine.threads // engine.streams)
+    run = Predictor(engine.folder, engine=name, streams=engine.streams, threads=threads).engine.run
+    if engine.streams == 1:
+        return lambda: run(pixels)
     from concurrent.futures import ThreadPoolExecutor
 
-    pool, parts = ThreadPoolExecutor(engine_setup.streams), np.array_split(pixels, engine_setup.streams)
-    return lambda: np.concatenate(list(pool.map(engine.run, parts)))
+    pool, parts = ThreadPoolExecutor(engine.streams), np.array_split(pixels, engine.streams)
+    return lambda: np.concatenate(list(pool.map(run, parts)))
 
 
-def make_peer_step(engine_setup: BenchEngine, pixels: PixelBatch) -> PredictStep:
+def make_peer_step(engine: BenchEngine, pixels: PixelBatch) -> PredictStep:
     import torch
 
-    model = load_peer_model(engine_setup.name, engine_setup.folder)
-    torch.set_num_threads(engine_setup.threads)
-    mean, std = (
-        torch.tensor(each).view(-1, 1, 1) for each in (engine_setup.preprocessing.mean, engine_setup.preprocessing.std)
-    )
+    model = load_peer_model(engine.name, engine.folder)
+    torch.set_num_threads(engine.threads)
+    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (engine.preprocessing.mean, engine.preprocessing.std))
     images = ((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std).contiguous()
 
     def step() -> NDArray[np.float32]:
         with torch.inference_mode():
-            answer = model(images)
-        return getattr(answer, "logits", answer).numpy()
+            output = model(images)
+        return getattr(output, "logits", output).numpy()
 
     return step
 
 
 def load_peer_model(name: str, folder: Path) -> Any:
-    """The same weights in the peer's own model, from files of the peer's own layout."""
+    """Load the same weights into the peer's model, from files in its own layout."""
     try:
         if name == "timm":
             import timm
@@ -262,7 +257,7 @@ def load_peer_model(name: str, folder: Path) -> Any:
 
         logging.disable_progress_bar()
         return AutoModelForImageClassification.from_pretrained(folder, local_files_only=True).eval()
-    except Exception as error:  # whatever a peer raises is its own
+    except Exception as error:  # a peer may raise anything
         raise ConfigError(f"{name} cannot open the model: {describe_error(error)}") from error
 
 

@@ -1,6 +1,5 @@
-"""What a benchmark found: as tables, as JSON and as a picture."""
+"""Results of a benchmark: as tables, as JSON and as a figure."""
 
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.figures import COLOURS, GREY, CaptionedFigure, new_figure, sanitize_label, style_axes
-from vitrail.files import make_folder, write_atomically
-from vitrail.machine import count_cores
+from vitrail.figures import COLOURS, GREY, CaptionedFigure, new_figure, pluralize, sanitize_label, style_axes
+from vitrail.machine import describe_machine
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
+from vitrail.study.result_files import format_json, write_results
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
-from vitrail.text import format_table
+from vitrail.text import TableCells, format_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADING = ("model", "pixels", "batch", "threads", "by", "images/s", "ms: p50", "p90", "p99", "MB", "start s")
-SIDES = "lrrrlrrrrrr"
+ALIGNMENTS = "lrrrlrrrrrr"
 PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")
-CPU_INFO_FILE = Path("/proc/cpuinfo")
-MAX_MODEL_NAME_LENGTH = 44  # letters of a model's name in the picture
+
+MAX_MODEL_NAME_LENGTH = 44  # in the figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchLine:
-    """One way to run one model: medians, and a spread where it says how far to trust them."""
+    """One model on one engine: medians, with quartiles for speeds and ratios."""
 
     model: str
     image_size: tuple[int, int]
@@ -42,14 +41,14 @@ class BenchLine:
     way: str  # an engine, with × 2 for two streams, or a peer
     exact: bool
     images_per_second: MedianAndQuartiles
-    latency: tuple[float, float, float]  # ms of a batch: 50th, 90th and 99th percentile of all calls
+    latency: tuple[float, float, float]  # ms per batch: 50th, 90th and 99th percentile of all calls
     calls: int
     rounds: int
-    base: str  # the way that `ratio` is to
-    ratio: MedianAndQuartiles  # times as fast, within each round
-    start: float | None  # seconds from nothing to the first answer
-    memory: float | None  # MB resident at most, of a process that has done nothing else
-    apart: float | None  # largest difference in a probability to the base
+    base: str  # the engine that `ratio` is relative to
+    ratio: MedianAndQuartiles  # speed relative to the base, within each round
+    start: float | None  # seconds from starting the process to the first prediction
+    memory: float | None  # peak resident MB of a new process
+    apart: float | None  # largest difference of a probability from the base
 
     @classmethod
     def from_timings(cls, timed: CallTimings, *, starts: Sequence[StartupMeasurement], **about: Any) -> "BenchLine":
@@ -76,7 +75,7 @@ class BenchLine:
 @dataclass(frozen=True, kw_only=True)
 class BenchResults:
     lines: tuple[BenchLine, ...]
-    notes: tuple[str, ...]  # what is left out, and why
+    notes: tuple[str, ...]  # what was left out, and why
     seed: int
     machine: str
     versions: dict[str, str]
@@ -84,47 +83,39 @@ class BenchResults:
 
     @classmethod
     def from_lines(cls, lines: Sequence[BenchLine], *, notes: tuple[str, ...] = (), seed: int = 0) -> "BenchResults":
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(
-            lines=tuple(lines),
-            notes=notes,
-            seed=seed,
-            machine=describe_machine(),
-            versions=collect_versions(),
-            when=now,
-        )
+        return cls(lines=tuple(lines), notes=notes, seed=seed, **collect_environment())
 
     def __str__(self) -> str:
         return "\n".join(format_table(*self.cells()))
 
-    def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
-        """Heading, rows and sides of the whole table; columns that nobody measured are not in it."""
+    def cells(self) -> TableCells:
+        """The full table, without columns that were not measured."""
         bases = {line.base for line in self.lines}
         heading = (*HEADING, f"to {bases.pop()}" if len(bases) == 1 else "to the first", "quartiles")
         rows = [(*format_row(line), format_ratio(line), format_quartiles(line.ratio)) for line in self.lines]
         keep = [n for n in range(len(heading)) if any(each[n] for each in rows)]
-        sides = SIDES + "rl"
+        alignments = ALIGNMENTS + "rl"
         return (
             tuple(heading[n] for n in keep),
             [tuple(each[n] for n in keep) for each in rows],
-            "".join(sides[n] for n in keep),
+            "".join(alignments[n] for n in keep),
         )
 
-    def throughput_cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
-        """Heading, rows and sides of images/s by model and resolution, one column a way."""
-        ways = list(dict.fromkeys(line.way for line in self.lines))
-        found = {(line.case, line.way): f"{line.images_per_second.median:.1f}" for line in self.lines}
+    def throughput_cells(self) -> TableCells:
+        """Table of images/s by model and resolution, with one column per engine."""
+        engines = list(dict.fromkeys(line.way for line in self.lines))
+        speeds = {(line.case, line.way): f"{line.images_per_second.median:.1f}" for line in self.lines}
         rows = [
             (
                 case[0],
                 format_image_size(case[1]),
                 str(case[2]),
                 str(case[3]),
-                *(found.get((case, way), "") for way in ways),
+                *(speeds.get((case, engine), "") for engine in engines),
             )
             for case in dict.fromkeys(line.case for line in self.lines)
         ]
-        return ("model", "pixels", "batch", "threads", *ways), rows, "lrrr" + "r" * len(ways)
+        return ("model", "pixels", "batch", "threads", *engines), rows, "lrrr" + "r" * len(engines)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,7 +129,7 @@ class BenchResults:
         }
 
     def figure(self) -> CaptionedFigure:
-        """Images a second and ratios, a dot between its quartiles for each way."""
+        """Figure of images per second and ratios, each a dot with its quartiles."""
         numbers = {
             name: np.array(
                 [[getattr(line, name).low, getattr(line, name).median, getattr(line, name).high] for line in self.lines]
@@ -148,21 +139,18 @@ class BenchResults:
         best = max(self.lines, key=lambda line: line.ratio.median)
         return CaptionedFigure(
             name="bench",
-            title="How fast models answer",
-            caption="Images a second by model and engine, and times as fast as the first of each group; the line "
-            f"around a dot is from quartile to quartile of the rounds. The most: {best.way} for {best.model}, "
-            f"{best.ratio.median:.2f} × {best.base}.",
+            title="Speed of prediction",
+            caption="Images per second by model and engine (left), and speed relative to the first engine of each "
+            "group (right). Dots are medians over rounds; lines span the quartiles. "
+            f"Largest ratio: {best.way} for {best.model}, {best.ratio.median:.2f} × {best.base}.",
             arrays={**numbers, "latency": np.array([line.latency for line in self.lines])},
             draw=lambda: draw_benchmark(self.lines),
         )
 
     def write(self, folder: Path) -> list[Path]:
-        """bench.json, bench.txt and bench.png."""
-        make_folder(folder)
-        texts = {"bench.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False), "bench.txt": str(self)}
-        for name, text in texts.items():
-            write_atomically(folder / name, lambda place, text=text: place.write_text(f"{text}\n", "utf-8"))
-        return [*(folder / name for name in texts), *self.figure().save(folder)]
+        """Write bench.json, bench.txt and bench.png."""
+        texts = {"bench.json": format_json(self.to_json()), "bench.txt": f"{self}\n"}
+        return [*write_results(folder, texts), *self.figure().save(folder)]
 
 
 def format_row(line: BenchLine) -> tuple[str, ...]:
@@ -187,12 +175,10 @@ def format_quartiles(spread: MedianAndQuartiles) -> str:
     return "" if spread.low == spread.high else f"{spread.low:.2f}–{spread.high:.2f}"
 
 
-def describe_machine() -> str:
-    """The processor by its name, and how many cores of it this process may use."""
-    lines = CPU_INFO_FILE.read_text("utf-8", "replace").splitlines() if CPU_INFO_FILE.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    count = count_cores()
-    return f"{next(iter(names), platform.processor() or platform.machine())}, {count} core{'s' * (count != 1)}"
+def collect_environment() -> dict[str, Any]:
+    """Machine, versions of packages and time of a measurement."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"machine": describe_machine(), "versions": collect_versions(), "when": now}
 
 
 def collect_versions() -> dict[str, str]:
@@ -206,43 +192,42 @@ def collect_versions() -> dict[str, str]:
 
 
 def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
-    """One row a way, grouped by case; on the left images/s, on the right the ratio."""
-    ways = list(dict.fromkeys(line.way for line in lines))
-    colours = {way: COLOURS[n % len(COLOURS)] for n, way in enumerate(ways)}
-    places, cases, at = list[float](), dict[Any, float](), 0.0
+    """Draw one row per engine, grouped by case: images/s on the left, ratios on the right."""
+    engines = list(dict.fromkeys(line.way for line in lines))
+    colours = {engine: COLOURS[n % len(COLOURS)] for n, engine in enumerate(engines)}
+    positions, cases, y = list[float](), dict[Any, float](), 0.0
     for line in lines:
         if line.case not in cases:
-            at += 1.4 if cases else 0.0
-            cases[line.case] = at
-        places.append(at)
-        at += 1.0
-    figure = new_figure(11, 1.6 + 0.27 * at)
+            y += 1.4 if cases else 0.0
+            cases[line.case] = y
+        positions.append(y)
+        y += 1.0
+    figure = new_figure(11, 1.6 + 0.27 * y)
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, line in zip(places, lines, strict=True):
+    for position, line in zip(positions, lines, strict=True):
         for axes, each in ((left, line.images_per_second), (right, line.ratio)):
-            axes.plot((each.low, each.high), (place, place), color=colours[line.way], linewidth=2.2, alpha=0.55)
-            axes.plot(each.median, place, "o", color=colours[line.way], markersize=6)
+            axes.plot((each.low, each.high), (position, position), color=colours[line.way], linewidth=2.2, alpha=0.55)
+            axes.plot(each.median, position, "o", color=colours[line.way], markersize=6)
     for case, top in cases.items():
         model, size, batch, threads = case
-        name = (
-            model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
-        )  # of a path the end says most
-        label, plural = sanitize_label(name, MAX_MODEL_NAME_LENGTH), "s" * (threads != 1)
-        said = f"{label}  {format_image_size(size)} px, batch {batch}, {threads} thread{plural}"
-        left.text(0.01, top - 0.55, said, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
+        # the end of a long path says most
+        name = model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
+        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), pluralize(threads, "thread")
+        title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
+        left.text(0.01, top - 0.55, title, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]
     if max(speeds) > 20 * min(speeds):
         left.set_xscale("log")
     else:
         left.set_xlim(left=0)
     right.axvline(1, color=GREY, linewidth=1, zorder=0)
-    left.set_yticks(places, [line.way for line in lines], fontsize=8)
-    left.set_ylim(max(places) + 0.8, -1.1)
-    style_axes(left, "images a second")
+    left.set_yticks(positions, [line.way for line in lines], fontsize=8)
+    left.set_ylim(max(positions) + 0.8, -1.1)
+    style_axes(left, "images per second")
     bases = {line.base for line in lines}
-    style_axes(right, f"times as fast as {bases.pop() if len(bases) == 1 else 'the first'}")
-    left.set_xlabel("images/s" + (", logarithmic" if left.get_xscale() == "log" else ""))
-    right.set_xlabel("ratio within a round: median, quartiles")
+    style_axes(right, f"speed relative to {bases.pop() if len(bases) == 1 else 'the first'}")
+    left.set_xlabel("images/s" + (", log scale" if left.get_xscale() == "log" else ""))
+    right.set_xlabel("ratio within a round (median, quartiles)")
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.25, linewidth=0.6)
     return figure

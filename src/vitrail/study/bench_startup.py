@@ -1,4 +1,4 @@
-"""Start a new process, predict one batch, report its peak memory: `python -m vitrail.study.bench_startup`."""
+"""Measure start-up and peak memory in a new process: `python -m vitrail.study.bench_startup`."""
 
 import json
 import subprocess
@@ -13,83 +13,78 @@ from typing import Any
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
+from vitrail.machine import PROCESS_STATUS_FILE, read_resident_bytes
 from vitrail.models.checks import pair
 from vitrail.study.bench_engines import BenchEngine, make_predict_step, random_pixels
 
-PROCESS_STATUS_FILE = Path("/proc/self/status")
-EXTRA_PREDICTIONS = 2  # answers after the first, before memory is read
+EXTRA_PREDICTIONS = 2  # after the first, before memory is read
 
 
 @dataclass(frozen=True)
 class StartupMeasurement:
-    seconds: float  # from nothing to the first answer
-    megabytes: float  # resident at most
+    seconds: float  # from starting the process to the first prediction
+    megabytes: float  # peak resident memory
 
 
 class StartupError(VitrailError):
-    """The process ended without an answer."""
+    """The process ended without a prediction."""
 
 
-def measure_startup(way: BenchEngine, batch: int, imports: Sequence[str] = ()) -> StartupMeasurement:
-    """Runs a way in a process of its own, which first imports the modules named."""
-    told = {**asdict(way), "folder": str(way.folder), "batch": batch, "imports": list(imports)}
-    begun = perf_counter()
+def measure_startup(engine: BenchEngine, batch: int, imports: Sequence[str] = ()) -> StartupMeasurement:
+    """Run an engine in a new process, which first imports the given modules."""
+    job = {**asdict(engine), "folder": str(engine.folder), "batch": batch, "imports": list(imports)}
+    start = perf_counter()
     with (
-        TemporaryFile("w+", encoding="utf-8", errors="replace") as said,  # a pipe that nobody reads could fill
+        TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,  # an unread pipe could fill up
         subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "vitrail.study.bench_startup",
-                json.dumps(told),
-            ],  # -P: nothing is imported from here
+            # -P: import nothing from the current folder
+            [sys.executable, "-P", "-m", "vitrail.study.bench_startup", json.dumps(job)],
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             text=True,
         ) as process,
     ):
         assert process.stdout is not None
         process.stdout.readline()
-        seconds = perf_counter() - begun
+        seconds = perf_counter() - start
         rest = process.stdout.read()
         code = process.wait()
-        said.seek(0)
-        reason = said.read().strip().splitlines() or [f"exit code {code}"]
+        stderr.seek(0)
+        reason = stderr.read().strip().splitlines() or [f"exit code {code}"]
     if code or not rest:
-        raise StartupError(f"{way.label} did not start in a process of its own: {reason[-1][:200]}")
+        raise StartupError(f"{engine.label} did not start in a new process: {reason[-1][:200]}")
     return StartupMeasurement(seconds, float(rest))
 
 
 def read_peak_memory() -> float:
-    """The largest resident set so far, in megabytes.
+    """Peak resident memory in megabytes.
 
-    Linux tells it of this program alone; getrusage goes on from the process that started it, which may be larger.
+    On Linux from /proc: getrusage includes the process that started this one, which may have been larger.
     """
     if PROCESS_STATUS_FILE.exists():
-        line = next(line for line in PROCESS_STATUS_FILE.read_text("utf-8").splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024 / 1e6
+        return read_resident_bytes("VmHWM") / 1e6
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def run_child_process() -> None:
-    """Two lines: the first when there is an answer, the second with the megabytes."""
-    told: dict[str, Any] = json.loads(sys.argv[1])
-    for name in told["imports"]:
+    """Print one line after the first prediction, and one with the peak memory in megabytes."""
+    job: dict[str, Any] = json.loads(sys.argv[1])
+    for name in job["imports"]:
         import_module(name)
-    how = Preprocessing().with_fields(told["preprocessing"])
-    way = BenchEngine(
-        name=told["name"],
-        folder=Path(told["folder"]),
-        preprocessing=how,
-        threads=told["threads"],
-        streams=told["streams"],
+    preprocessing = Preprocessing().with_fields(job["preprocessing"])
+    engine = BenchEngine(
+        name=job["name"],
+        folder=Path(job["folder"]),
+        preprocessing=preprocessing,
+        threads=job["threads"],
+        streams=job["streams"],
     )
-    step = make_predict_step(way, random_pixels((told["batch"], *pair(how.image_size), len(how.mean))))
+    shape = (job["batch"], *pair(preprocessing.image_size), len(preprocessing.mean))
+    step = make_predict_step(engine, random_pixels(shape))
     step()
-    sys.stdout.write("answered\n")
+    sys.stdout.write("predicted\n")
     sys.stdout.flush()
     for _ in range(EXTRA_PREDICTIONS):
         step()

@@ -1,6 +1,6 @@
-"""Who disagrees with whom: models, their heads and the ground truth on the same pictures (DeiT, 2012.12877, table 4).
+"""Compare the predictions of models, their heads and the ground truth on the same images (DeiT, 2012.12877, table 4).
 
-B batch, V voters, L layers, P pictures, N tokens, D width.
+B batch, V voters, L layers, P images, N tokens, D width.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,18 +28,18 @@ from vitrail.train.opened import LoadedModel, get_validation_images, is_same_dat
 from vitrail.train.teacher import Teacher
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
-UNREADABLE = -1  # in place of an answer
+UNREADABLE = -1  # in place of a class
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedModel:
-    """A model, and how to ask it."""
+    """A model with its preprocessing and the columns of the data's classes."""
 
     name: str
     model: Any
     preprocessing: Preprocessing
     classes: int
-    class_columns: tuple[int, ...]  # its class of each class of the data
+    class_columns: tuple[int, ...]  # index of each class of the data in its logits
     note: str = ""
 
     @property
@@ -53,7 +53,7 @@ class ComparedModel:
 
 @dataclass(frozen=True)
 class PredictedClasses:
-    """What one model said to the pictures; a picture that could not be read has UNREAD, and why in `unread`."""
+    """Predicted classes of one model; unreadable images have UNREADABLE, and the reason in `unreadable`."""
 
     truth: Tensor  # int32 (P,)
     predicted: Tensor  # int32 (heads, P)
@@ -71,57 +71,59 @@ def compare(
     strict: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Comparison:
-    """Which share of the pictures each two voters classify differently, and how often each is right.
+    """Share of the images that each pair of voters classifies differently, and the accuracy of each voter.
 
-    The voters are the ground truth and the models; a distilled one votes thrice, with each head and with both. A model
-    is named as for `open_model`, or is a vitrail.Teacher. Each sees the pictures through its own preprocessing and
-    chooses among the data's classes, found by name. `data` is the first run's own unless given; its validation part is
-    taken, of a run's own data what that run did not see, else all. Unreadable pictures are left out for all and named,
-    or an error if `strict`. `progress` is told after each batch how many pictures a model was asked for.
+    Voters are the ground truth and the models; a distilled model has three votes: each head, and both. A model is a
+    name as for `open_model`, or a vitrail.Teacher. Each uses its own preprocessing and predicts among the data's
+    classes, matched by name. `data` defaults to that of the first run; its validation part is used: for a run's own
+    data the images that the run held out, otherwise all. Unreadable images are excluded for all models and listed, or
+    an error if `strict`. `progress` is called after each batch with its number of images.
     """
     start = perf_counter()
     if isinstance(models, str | Path | Teacher | LoadedModel):
         models = [models]
     if not models:
-        raise ConfigError("no models; expected at least one: a run's folder, a checkpoint, or timm:NAME")
+        raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint, or timm:NAME")
     if batch < 1:
-        raise ConfigError(f"batch is {batch}; expected at least 1")
+        raise ConfigError(f"`batch` is {batch}; expected 1 or more", fields=("batch",))
     opened = [open_compared_model(each) for each in models]
-    given = open_comparison_data(opened, data)
-    asked = [
-        prepare_compared_model(each, name, given)
+    splits = open_comparison_data(opened, data)
+    compared = [
+        prepare_compared_model(each, name, splits)
         for each, name in zip(opened, shorten_model_names(opened), strict=True)
     ]
-    said = [
-        predict_classes(each, get_validation_images(given), batch, workers, device, strict, progress) for each in asked
+    predictions = [
+        predict_classes(each, get_validation_images(splits), batch, workers, device, strict, progress)
+        for each in compared
     ]
 
-    unread = dict[int, str]()
-    for each in said:
-        unread = each.unreadable | unread
-    kept = torch.ones_like(said[0].truth, dtype=torch.bool)
-    kept[list(unread)] = False
+    unreadable = dict[int, str]()
+    for each in predictions:
+        unreadable = each.unreadable | unreadable
+    kept = torch.ones_like(predictions[0].truth, dtype=torch.bool)
+    kept[list(unreadable)] = False
     if not kept.any():
-        raise DataError(f"no picture of {given.name} can be read, for instance: {next(iter(unread.values()))}")
-    votes = torch.cat([said[0].truth[None], *(each.predicted for each in said)])[
-        :, kept
-    ]  # (V, P), the ground truth first
-    differ = torch.stack([(votes != row).sum(1) for row in votes]).double() / votes.shape[1]  # (V, V)
-    right = ((votes == votes[0]).sum(1).double() / votes.shape[1]).tolist()
-    who = [(TRUTH, None, None)]
-    who += [(f"{each.name}, {head}" if head else each.name, each.name, head) for each in asked for head in each.heads]
+        raise DataError(f"no image of {splits.name} can be read, for instance: {next(iter(unreadable.values()))}")
+    # (V, P), the ground truth first
+    votes = torch.cat([predictions[0].truth[None], *(each.predicted for each in predictions)])[:, kept]
+    disagreement = torch.stack([(votes != row).sum(1) for row in votes]).double() / votes.shape[1]  # (V, V)
+    accuracies = ((votes == votes[0]).sum(1).double() / votes.shape[1]).tolist()
+    names = [(TRUTH, None, None)]
+    names += [
+        (f"{each.name}, {head}" if head else each.name, each.name, head) for each in compared for head in each.heads
+    ]
     return Comparison(
-        data=given.name,
+        data=splits.name,
         images=votes.shape[1],
-        voters=tuple(Voter(*each, accuracy) for each, accuracy in zip(who, right, strict=True)),
-        disagreement=tuple(map(tuple, differ.tolist())),
+        voters=tuple(Voter(*each, accuracy) for each, accuracy in zip(names, accuracies, strict=True)),
+        disagreement=tuple(map(tuple, disagreement.tolist())),
         similarities=tuple(
             average_token_similarity(each, found.cosines[:, kept])
-            for each, found in zip(asked, said, strict=True)
+            for each, found in zip(compared, predictions, strict=True)
             if found.cosines is not None
         ),
-        skipped=tuple(unread[index] for index in sorted(unread)),
-        notes=(*given.notes, *(each.note for each in asked if each.note)),
+        skipped=tuple(unreadable[index] for index in sorted(unreadable)),
+        notes=(*splits.notes, *(each.note for each in compared if each.note)),
         seconds=perf_counter() - start,
     )
 
@@ -135,53 +137,53 @@ def open_compared_model(model: str | Path | Teacher | LoadedModel) -> LoadedMode
         how = model.preprocessing
         return LoadedModel(name=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"the model is {repr(model)[:60]}; expected its name, or for a module a vitrail.Teacher")
+        raise ConfigError(f"the model is {repr(model)[:60]}; expected a name, or a vitrail.Teacher for a module")
     return open_model(str(model))
 
 
 def open_comparison_data(
     opened: Sequence[LoadedModel], data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None
 ) -> DatasetSplits:
-    """The data asked for, else the first run's; of a run's own data, the part that it was not trained on."""
+    """Open the given data, by default that of the first run; of a run's own data, the part that it held out."""
     if isinstance(data, DatasetSplits):
         return data
     if data is not None and not isinstance(data, str | Path):
         return open_data(data, val_share=1.0)
-    where = None if data is None else str(data)
+    path = None if data is None else str(data)
     runs = [(each.name, each.run) for each in opened if each.run is not None and each.run.data is not None]
-    own = next((run for _, run in runs if where is None or is_same_data_path(run.data, where)), None)
-    found = open_evaluation_data(where, None, own)
+    own = next((run for _, run in runs if path is None or is_same_data_path(run.data, path)), None)
+    splits = open_evaluation_data(path, None, own)
     if own is None or own.data is None:
-        return found
+        return splits
     split = (own.seed, own.val_share)
     others = [
         name for name, run in runs if is_same_data_path(run.data, own.data) and (run.seed, run.val_share) != split
     ]
-    if others and open_data(own.data, val_share=1.0).train is None:  # it has no validation part that all hold out
-        note = f"{', '.join(others)}: held out other pictures, and was trained on some of these"
-        return replace(found, notes=(*found.notes, note))
-    return found
+    if others and open_data(own.data, val_share=1.0).train is None:  # no validation part that all runs held out
+        note = f"{', '.join(others)}: held out other images, and was trained on some of these"
+        return replace(splits, notes=(*splits.notes, note))
+    return splits
 
 
 def prepare_compared_model(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
-    """Refused, before any picture is read, unless it can answer in the data's classes."""
+    """Match the model's classes with the data's; an error, before any image is read, if that is impossible."""
     get_validation_images(data)
     config: Any = getattr(opened.model, "config", None)
     if not opened.classes:
-        raise ConfigError(f"{opened.name} has no head, so no classes to answer with; expected a model with classes")
+        raise ConfigError(f"{opened.name} has no head, so it cannot predict classes; expected a model with classes")
     how = opened.preprocessing
     if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
     if opened.labels is not None and len(opened.labels) != opened.classes:
         names = len(opened.labels)
-        raise ConfigError(f"{opened.name} has {names} names for {opened.classes} classes; expected one for each")
+        raise ConfigError(f"{opened.name} has {names} labels for {opened.classes} classes; expected one per class")
     try:
         columns, note = map_classes(opened.labels, opened.classes, data.classes)
     except DataError as error:
-        raise DataError(f"{opened.name} cannot answer {data.name}: {error}") from None
+        raise DataError(f"{opened.name} cannot predict the classes of {data.name}: {error}") from None
     if len(columns) < opened.classes:
-        few = f"of its {opened.classes} classes it may only answer the data's {len(columns)}"
-        note = f"{note}; {few}" if note else few
+        restricted = f"of its {opened.classes} classes only the data's {len(columns)} are compared"
+        note = f"{note}; {restricted}" if note else restricted
     note = f"{name}: {note}" if note else ""
     return ComparedModel(
         name=name, model=opened.model, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
@@ -197,44 +199,44 @@ def predict_classes(
     strict: bool,
     progress: Callable[[int], object] | None,
 ) -> PredictedClasses:
-    """One pass over the pictures; classes are held, not logits."""
+    """Predict the class of every image in one pass; only classes are stored, not logits."""
     model, count = compared.model, len(dataset)
     truth = torch.full((count,), UNREADABLE, dtype=torch.int32)
-    said = torch.full((len(compared.heads), count), UNREADABLE, dtype=torch.int32)
+    predicted = torch.full((len(compared.heads), count), UNREADABLE, dtype=torch.int32)
     cosines = torch.full((len(model.blocks) + 2, count), torch.nan) if compared.is_distilled else None
-    columns, unread = torch.tensor(compared.class_columns), dict[int, str]()
-    watching = (
+    columns, unreadable = torch.tensor(compared.class_columns), dict[int, str]()
+    token_capture = (
         capture_tokens(model, class_distillation_cosine) if compared.is_distilled else nullcontext(list[Tensor]())
     )
-    with temporary_eval_mode(model, device), torch.inference_mode(), watching as seen:
-        number = next(model.parameters(), torch.empty(0)).dtype
+    with temporary_eval_mode(model, device), torch.inference_mode(), token_capture as captured:
+        dtype = next(model.parameters(), torch.empty(0)).dtype
         batches = evaluation_batches(dataset, compared.preprocessing, batch=batch, workers=workers)
         for first, each in zip(range(0, count, batch), batches, strict=True):
             if strict and each.skipped:
                 raise DataError(each.skipped[0])
-            here = range(first, min(first + batch, count))
-            missing = sorted(set(here) - set(each.indices.tolist()))
-            unread.update(zip(missing, each.skipped, strict=True))  # both are in the order of the pictures
+            indices = range(first, min(first + batch, count))
+            missing = sorted(set(indices) - set(each.indices.tolist()))
+            unreadable.update(zip(missing, each.skipped, strict=True))  # both in the order of the images
             if len(each.labels):
-                images = normalise(each.images.to(device), compared.preprocessing).to(number)
+                images = normalise(each.images.to(device), compared.preprocessing).to(dtype)
                 try:
                     logits = torch.stack(compute_head_logits(compared, images)).float().cpu()  # (heads, B, classes)
-                except Exception as error:  # whatever their code raises is theirs to mend
+                except Exception as error:  # a custom model may raise anything
                     raise ConfigError(
-                        f"{compared.name} cannot answer: {describe_error(error)}; expected logits"
+                        f"{compared.name} fails to predict: {describe_error(error)}; expected logits"
                     ) from error
                 check_logits(compared, logits, len(each.labels))
                 truth[each.indices] = each.labels.int()
-                said[:, each.indices] = logits[..., columns].argmax(-1).int()
+                predicted[:, each.indices] = logits[..., columns].argmax(-1).int()
                 if cosines is not None:
-                    cosines[:, each.indices] = torch.stack(seen).cpu()
+                    cosines[:, each.indices] = torch.stack(captured).cpu()
             if progress is not None:
-                progress(len(here))
-    return PredictedClasses(truth, said, cosines, unread)
+                progress(len(indices))
+    return PredictedClasses(truth, predicted, cosines, unreadable)
 
 
 def compute_head_logits(compared: ComparedModel, images: Tensor) -> tuple[Tensor, ...]:
-    """Of each head and of both, by one forward pass."""
+    """Logits of each head and of both, from one forward pass."""
     if not compared.is_distilled:
         return (compared.model(images),)
     by_label, by_teacher = compared.model.heads(images)
@@ -243,37 +245,37 @@ def compute_head_logits(compared: ComparedModel, images: Tensor) -> tuple[Tensor
 
 def check_logits(compared: ComparedModel, logits: Tensor, image_count: int) -> None:
     if logits.shape[1:] != (image_count, compared.classes):
-        expected = f"expected logits of {image_count} pictures, {compared.classes} classes"
-        raise ConfigError(f"{compared.name} answers a tensor of {tuple(logits.shape[1:])}; {expected}")
+        expected = f"expected logits of {image_count} images and {compared.classes} classes"
+        raise ConfigError(f"{compared.name} returns a tensor of shape {tuple(logits.shape[1:])}; {expected}")
     if not logits.isfinite().all():
-        raise VitrailError(f"{compared.name} answers NaN or infinity; expected finite weights: are they whole?")
+        raise VitrailError(f"{compared.name} predicts NaN or infinity; check that its weights are finite")
 
 
 def class_distillation_cosine(tokens: Tensor) -> Tensor:
-    """Of the class and the distillation token, which also the last block of the pass that answers computes: (B,)."""
+    """Cosine similarity of class and distillation tokens, which every pass computes in all blocks: (B, N, D) → (B,)."""
     return F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1)
 
 
 def average_token_similarity(compared: ComparedModel, cosines: Tensor) -> TokenSimilarity:
-    """Means over the pictures; `cosines` is (L, P)."""
+    """Means over the images of cosines (L, P)."""
     *layers, end = cosines.double().mean(1).tolist()
     learned = F.cosine_similarity(compared.model.cls_token.float(), compared.model.dist_token.float(), dim=-1)
     return TokenSimilarity(compared.name, learned.item(), tuple(layers), end)
 
 
 def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:
-    """The last parts of each path that no other ends in; what is given twice is counted."""
+    """Shortest unique end of each path; equal paths are numbered."""
     parts = [each.name.rstrip("/").split("/") for each in opened]
     parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]
     names = list[str]()
     for own in parts:
         others = [words for words in parts if words != own]
-        taken = 1
-        while taken < len(own) and any(words[-taken:] == own[-taken:] for words in others):
-            taken += 1
-        names.append("/".join(own[-taken:]))
+        length = 1
+        while length < len(own) and any(words[-length:] == own[-length:] for words in others):
+            length += 1
+        names.append("/".join(own[-length:]))
     unique = list[str]()
     for name in names:
-        tries = (name if number == 1 else f"{name} ({number})" for number in range(1, len(names) + 2))
-        unique.append(next(each for each in tries if each not in (TRUTH, *unique)))
+        candidates = (name if number == 1 else f"{name} ({number})" for number in range(1, len(names) + 2))
+        unique.append(next(each for each in candidates if each not in (TRUTH, *unique)))
     return unique

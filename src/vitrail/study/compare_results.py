@@ -1,4 +1,4 @@
-"""What came out of a comparison of models: as numbers, as text, as JSON."""
+"""Results of a comparison of models: as numbers, text and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,24 +8,24 @@ from typing import Any
 from vitrail.text import format_table, make_printable
 
 TRUTH = "ground truth"
-TEXT_WIDTH = 100  # of the text
-MAX_NAME_LENGTH = 40  # name in it
-MAX_LISTED_ROWS = 10  # pairs and files in it
+TEXT_WIDTH = 100
+MAX_NAME_LENGTH = 40
+MAX_LISTED_ROWS = 10  # pairs and skipped files in the text
 
 
 @dataclass(frozen=True)
 class Voter:
-    """One that answers: the ground truth, a model, or one head of a model."""
+    """The ground truth, a model, or one head of a model."""
 
     name: str
-    model: str | None  # None is the ground truth
-    head: str | None  # of a distilled model: class head, distillation head, both heads
-    accuracy: float  # share of the pictures, as all numbers here
+    model: str | None  # None for the ground truth
+    head: str | None  # for a distilled model: class head, distillation head, both heads
+    accuracy: float  # share of the images
 
-    def shorten_name(self, most: int) -> str:
-        """The name in so many characters: it is the model's that is cut, never the head's."""
+    def shorten_name(self, max_length: int) -> str:
+        """Cut the model's name, not the head's."""
         head = f", {self.head}" if self.head else ""
-        return make_printable(self.model or self.name, most - len(head)) + head
+        return make_printable(self.model or self.name, max_length - len(head)) + head
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class VoterPair:
 
 @dataclass(frozen=True)
 class TokenSimilarity:
-    """Cosine of the class token and the distillation token of a model, the mean over the pictures."""
+    """Cosine similarity of a model's class and distillation tokens, averaged over the images."""
 
     model: str
-    tokens: float  # as they were learned, without positions; the same for every picture
-    layers: tuple[float, ...]  # 0 is after the embedding, with positions; then after each block
-    end: float  # after the final norm, which the heads see
+    tokens: float  # of the learned parameters, without positions
+    layers: tuple[float, ...]  # after the embedding, with positions, and after each block
+    end: float  # after the final norm, which the heads read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Who disagrees with whom; `str()` of it is a report."""
+    """Accuracies and pairwise disagreement of voters; `str()` formats a report."""
 
     data: str
     images: int
-    voters: tuple[Voter, ...]  # the ground truth is the first
-    disagreement: tuple[tuple[float, ...], ...]  # (voters, voters): share of the pictures classified differently
-    similarities: tuple[TokenSimilarity, ...] = ()  # of each distilled model
-    skipped: tuple[str, ...] = ()  # why pictures could not be read, one line each
+    voters: tuple[Voter, ...]  # the ground truth first
+    disagreement: tuple[tuple[float, ...], ...]  # (voters, voters): share of the images classified differently
+    similarities: tuple[TokenSimilarity, ...] = ()  # one per distilled model
+    skipped: tuple[str, ...] = ()  # unreadable images and why, one line each
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -63,7 +63,7 @@ class Comparison:
         return tuple(each.name for each in self.voters)
 
     def pairs(self) -> list[VoterPair]:
-        """Every two voters but the ground truth, those that agree most first."""
+        """All pairs of voters without the ground truth, most similar first."""
         found = [
             VoterPair(self.voters[row].name, self.voters[column].name, self.disagreement[row][column])
             for row, column in combinations(range(1, len(self.voters)), 2)
@@ -71,7 +71,7 @@ class Comparison:
         return sorted(found, key=lambda each: each.disagreement)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """Everything as plain values."""
         return {
             "data": self.data,
             "images": self.images,
@@ -96,14 +96,14 @@ class Comparison:
 
     def format_headline(self) -> str:
         name = make_printable(self.data, MAX_NAME_LENGTH)
-        return f"{name}, {self.images:,} images; in % of them: right, and classified differently"
+        return f"{name}, {self.images:,} images: accuracy and disagreement in %"
 
     def format_matrix(self) -> str:
         numbers = [str(row) for row in range(len(self.voters))]
         left = (
             ("", *numbers),
             ("voter", *(each.shorten_name(MAX_NAME_LENGTH) for each in self.voters)),
-            ("right", *(format_percent(each.accuracy) for each in self.voters)),
+            ("correct", *(format_percent(each.accuracy) for each in self.voters)),
         )
         columns = [
             (
@@ -118,12 +118,12 @@ class Comparison:
         return format_wide_table(left, "rlr", columns)
 
     def format_pairs(self) -> str:
-        pairs, short = self.pairs(), {each.name: each.shorten_name(MAX_NAME_LENGTH) for each in self.voters}
+        pairs, short_names = self.pairs(), {each.name: each.shorten_name(MAX_NAME_LENGTH) for each in self.voters}
         rows = [
-            (f"{short[each.first]} – {short[each.second]}", format_percent(each.disagreement))
+            (f"{short_names[each.first]} – {short_names[each.second]}", format_percent(each.disagreement))
             for each in pairs[:MAX_LISTED_ROWS]
         ]
-        heading = f"closest of {len(pairs)} pairs" if len(pairs) > MAX_LISTED_ROWS else "pair, the closest first"
+        heading = f"most similar of {len(pairs)} pairs" if len(pairs) > MAX_LISTED_ROWS else "pair, most similar first"
         return "\n".join(format_table((heading, "differ"), rows, "lr")) if rows else ""
 
     def format_similarities(self) -> str:
@@ -140,32 +140,34 @@ class Comparison:
             )
             for each in self.similarities
         ]
-        return f"cosine of class and distillation token, after each layer\n{format_wide_table([left], 'l', columns)}"
+        return (
+            f"cosine similarity of class and distillation tokens, by layer\n{format_wide_table([left], 'l', columns)}"
+        )
 
     def format_skipped(self) -> str:
         if not self.skipped:
             return ""
         more = [f"and {len(self.skipped) - MAX_LISTED_ROWS:,} more"] if len(self.skipped) > MAX_LISTED_ROWS else []
-        named = [make_printable(each, TEXT_WIDTH) for each in self.skipped[:MAX_LISTED_ROWS]]
-        return "\n".join([f"left out for all, {len(self.skipped):,} unreadable:", *named, *more])
+        lines = [make_printable(each, TEXT_WIDTH) for each in self.skipped[:MAX_LISTED_ROWS]]
+        return "\n".join([f"{len(self.skipped):,} unreadable, excluded for all models:", *lines, *more])
 
 
 def format_percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def format_wide_table(left: Sequence[Sequence[str]], sides: str, columns: Sequence[Sequence[str]]) -> str:
-    """`left` columns beside as many `columns` as the width holds, and again beside the others; headings come first."""
+def format_wide_table(left: Sequence[Sequence[str]], alignments: str, columns: Sequence[Sequence[str]]) -> str:
+    """Tables of the `left` columns and as many `columns` as fit, repeated until all are shown; headings come first."""
     blocks = list[str]()
     rest = list(columns)
     while rest:
-        room, taken = TEXT_WIDTH - sum(map(column_width, left)), 0
-        while taken < len(rest) and (not taken or column_width(rest[taken]) <= room):
-            room -= column_width(rest[taken])
-            taken += 1
-        heading, *lines = zip(*left, *rest[:taken], strict=True)
-        blocks.append("\n".join(format_table(heading, lines, sides + taken * "r")))
-        rest = rest[taken:]
+        room, count = TEXT_WIDTH - sum(map(column_width, left)), 0
+        while count < len(rest) and (not count or column_width(rest[count]) <= room):
+            room -= column_width(rest[count])
+            count += 1
+        heading, *lines = zip(*left, *rest[:count], strict=True)
+        blocks.append("\n".join(format_table(heading, lines, alignments + count * "r")))
+        rest = rest[count:]
     return "\n\n".join(blocks)
 
 

@@ -1,4 +1,4 @@
-"""Teaching plots, drawn from the code that the models themselves run: GELU, learning rates, sinusoids for positions."""
+"""Teaching figures computed by the models' own code: GELU, learning rate schedules, sinusoidal positions."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEDULE_NAMES = ("cosine", "linear", "inverse_sqrt", "constant")
-LESSON_FORMULAS = {  # by the name of the plate
+LESSON_FORMULAS = {  # by the name of the figure
     "gelu": """GELU(x)   = x · Φ(x),  Φ the cumulative normal distribution
 tanh GELU = x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))
 SiLU(x)   = x / (1 + e⁻ˣ);  SwiGLU: SiLU(a) · b
 ReLU(x)   = max(0, x)""",
-    "schedules": """t counts steps from 0, T steps in all, w of them warm-up, r = (t − w) / (T − w)
+    "schedules": """step t from 0, T steps in total, w of them warm-up, r = (t − w) / (T − w)
 
 warm-up              (t + 1) / w
 cosine               ½ (1 + cos πr)
@@ -35,7 +35,7 @@ constant             1""",
 PE(p, 2i + 1) = cos(p / 10000^(2i/D))
 
 1-D  p counts the patches row by row
-2-D  the first D/2 numbers say the column, the others the row""",
+2-D  the first D/2 dimensions encode the column, the others the row""",
 }
 
 
@@ -44,7 +44,7 @@ def plot_all_lessons() -> list[CaptionedFigure]:
 
 
 def compute_activations(x: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
-    """What the MLPs compute between their two layers, and ReLU beside it: each of x's shape."""
+    """Activations of the MLPs, and ReLU for comparison: each of x's shape."""
     given = torch.from_numpy(x)
     exact, tanh = Mlp(1, 1).act, Mlp(1, 1, tanh=True).act
     found = {"gelu": exact(given), "tanh": tanh(given), "relu": F.relu(given), "silu": F.silu(given)}
@@ -60,32 +60,32 @@ def plot_activations() -> CaptionedFigure:
     def draw() -> "Figure":
         figure = new_figure(6.5, 5.6)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
-        looks = (
+        styles = (
             ("gelu", "GELU", COLOURS[0], "-"),
-            ("tanh", "GELU, tanh approximation", COLOURS[1], (0, (3, 4))),  # the gaps show the curve that it lies on
-            ("silu", "SiLU, in SwiGLU", COLOURS[2], "-."),
+            ("tanh", "GELU, tanh approximation", COLOURS[1], (0, (3, 4))),  # the gaps show the curve below
+            ("silu", "SiLU (in SwiGLU)", COLOURS[2], "-."),
             ("relu", "ReLU", GREY, ":"),
         )
-        for name, label, colour, style in looks:
+        for name, label, colour, style in styles:
             upper.plot(x, curves[name], color=colour, linestyle=style, label=label, linewidth=1.8)
         upper.set(ylabel="activation", ylim=(-0.6, 3.2))
         upper.legend(frameon=False, loc="upper left")
         lower.axhline(0, color=GREY, linewidth=0.8)
         lower.plot(x, 1e4 * difference, color=RED, linewidth=1.6)
         lower.set(xlabel="input x", ylabel="difference, 10⁻⁴", xlim=(-5, 5))
-        for axes, title in ((upper, ""), (lower, "GELU − its approximation, enlarged")):
+        for axes, title in ((upper, ""), (lower, "GELU minus its approximation, magnified")):
             style_axes(axes, title)
             axes.grid(alpha=0.25, linewidth=0.6)
         return figure
 
     return CaptionedFigure(
         name="gelu",
-        title="GELU and its neighbours",
+        title="GELU and related activations",
         caption=(
-            "GELU lets through what is clearly positive, like ReLU, but bends smoothly and dips below zero, to "
-            f"−{-curves['gelu'].min():.2f}. Its tanh approximation, which Google's weights were trained with, "
-            f"covers it: they differ by at most {1e4 * abs(difference[largest]):.1f} · 10⁻⁴, at x = "
-            f"±{abs(x[largest]):.2f}. Too little to see, enough to matter where two programs should agree."
+            "Like ReLU, GELU passes large positive inputs, but it is smooth and has a minimum of "
+            f"−{-curves['gelu'].min():.2f}. The tanh approximation, with which Google's weights were trained, differs "
+            f"by at most {1e4 * abs(difference[largest]):.1f} · 10⁻⁴, at x = ±{abs(x[largest]):.2f} (below): too "
+            "little to see, but enough to matter if two implementations should agree."
         ),
         arrays={"x": x, **curves, "difference": difference},
         draw=draw,
@@ -93,7 +93,7 @@ def plot_activations() -> CaptionedFigure:
 
 
 def compute_schedules(steps: int, warmup: int) -> "dict[str, NDArray[Any]]":
-    """The learning rate of each step as a share of its peak, by the function that training asks: each (steps,)."""
+    """Learning rate of each step relative to its peak, by the function that training uses: each (steps,)."""
     return {
         name: np.array([lr_factor(step, steps, warmup, OptimizationSettings(schedule=name)) for step in range(steps)])
         for name in SCHEDULE_NAMES
@@ -111,7 +111,7 @@ def plot_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
             style = ("-", "--", "-.", ":")[number]
             label = name.replace("inverse_sqrt", "inverse square root")
             axes.plot(np.arange(1, steps + 1), values, style, color=COLOURS[number], label=label, linewidth=1.8)
-        axes.set(xlabel="step", ylabel="learning rate, share of its peak", xlim=(0, steps), ylim=(0, 1.05))
+        axes.set(xlabel="step", ylabel="learning rate relative to its peak", xlim=(0, steps), ylim=(0, 1.05))
         axes.grid(alpha=0.25, linewidth=0.6)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
         style_axes(axes, "")
@@ -119,11 +119,11 @@ def plot_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
 
     return CaptionedFigure(
         name="schedules",
-        title="Learning rates over a training",
+        title="Learning rate schedules",
         caption=(
-            f"{steps:,} steps, {warmup:,} of them warm-up, in which the rate rises in a straight line while the first "
-            "gradients are still rough. Then cosine and linear fall to zero by the end; the inverse square root falls "
-            "fast at first and never ends, which suits a training whose length is open; constant stays."
+            f"Learning rate over {steps:,} steps. During warm-up (the first {warmup:,} steps) it rises linearly, while "
+            "gradients are still large and noisy. Then cosine and linear decay to zero at the end; inverse square root "
+            "decays fast at first but never reaches zero, which suits training of open length; constant stays the same."
         ),
         arrays={"step": np.arange(1, steps + 1), **curves},
         draw=draw,
@@ -131,7 +131,7 @@ def plot_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
 
 
 def sinusoid_tables(grid: Grid, width: int) -> "dict[str, NDArray[Any]]":
-    """The fixed position embeddings of a ViT, as `sincos` and `sincos_2d` add them: each (h·w, D)."""
+    """Fixed position embeddings of a ViT, as added by `sincos` and `sincos_2d`: each (h·w, D)."""
     return {"1-D": sinusoid_1d(grid, width).numpy(), "2-D": sinusoid_2d(grid, width).numpy()}
 
 
@@ -139,39 +139,43 @@ def plot_sinusoid_positions(grid: Grid = (14, 14), width: int = 64) -> Captioned
     rows, columns = grid
     row, column = rows // 3, columns * 2 // 3
     tables = sinusoid_tables(grid, width)
-    alike = {name: position_similarity(table, grid)[row, column] for name, table in tables.items()}
+    similarities = {name: position_similarity(table, grid)[row, column] for name, table in tables.items()}
 
     def draw() -> "Figure":
         figure = new_figure(8.5, 7.6)
-        places: Any = figure.subplots(2, 2)
-        lowest = min(each.min() for each in alike.values())
-        for number, (name, title) in enumerate((("1-D", "1-D: row by row"), ("2-D", "2-D: column, then row"))):
-            table: Axes = places[0, number]
-            drawn = table.imshow(tables[name], cmap=COLOUR_MAP, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        panels: Any = figure.subplots(2, 2)
+        lowest = min(each.min() for each in similarities.values())
+        for number, (name, title) in enumerate((("1-D", "1-D: row by row"), ("2-D", "2-D: column and row"))):
+            table: Axes = panels[0, number]
+            values = table.imshow(
+                tables[name], cmap=COLOUR_MAP, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+            )
             table.set(xlabel="dimension", ylabel="patch" if number == 0 else "")
             table.set_title(title, fontsize=11, loc="left")
-            near: Axes = places[1, number]
-            shown = near.imshow(alike[name], cmap=COLOUR_MAP, vmin=lowest, vmax=1)
-            near.plot(column, row, "o", markersize=7, markerfacecolor="none", markeredgecolor=RED, markeredgewidth=2)
-            near.set(xlabel="column of the patch", ylabel="row of the patch" if number == 0 else "")
-            near.set_title("alike to the patch in the ring", fontsize=11, loc="left")
+            similarity: Axes = panels[1, number]
+            cosines = similarity.imshow(similarities[name], cmap=COLOUR_MAP, vmin=lowest, vmax=1)
+            similarity.plot(
+                column, row, "o", markersize=7, markerfacecolor="none", markeredgecolor=RED, markeredgewidth=2
+            )
+            similarity.set(xlabel="patch column", ylabel="patch row" if number == 0 else "")
+            similarity.set_title("similarity to the circled patch", fontsize=11, loc="left")
             if number == 1:
-                figure.colorbar(drawn, ax=places[0], label="value")
-                figure.colorbar(shown, ax=places[1], label="cosine")
+                figure.colorbar(values, ax=panels[0], label="value")
+                figure.colorbar(cosines, ax=panels[1], label="cosine similarity")
         return figure
 
     return CaptionedFigure(
         name="positions",
-        title="Sinusoids for positions",
+        title="Sinusoidal position embeddings",
         caption=(
-            f"Above, the tables for {rows}×{columns} patches and width {width}: each row says where one patch is, in "
-            "waves from short to long. Below, the cosine between one patch's row and every other. Counted row by row, "
-            "a patch is near its left and right neighbours, also across the edge of the image, and knows little of "
-            "above and below; with an axis each, near in the image is near in the table."
+            f"Top: the tables for {rows}×{columns} patches and width {width}; each row encodes one patch's position "
+            "in waves of increasing length. Bottom: cosine similarity between one patch and all others. With 1-D "
+            "positions a patch is similar to its left and right neighbours, even across the edge of the image, but not "
+            "to those above and below; with 2-D positions, patches close in the image are similar."
         ),
         arrays={
             **{f"table_{name[0]}d": table for name, table in tables.items()},
-            **{f"cosine_{name[0]}d": each for name, each in alike.items()},
+            **{f"cosine_{name[0]}d": each for name, each in similarities.items()},
             "patch": np.array([row, column]),
         },
         draw=draw,

@@ -1,25 +1,25 @@
-"""Comparisons, ablations and the study of positions as pictures. Needs matplotlib."""
+"""Plots of comparisons, ablations and the position study. Needs matplotlib."""
 
 from pathlib import Path
 
 from vitrail.figures import BLUE, COLOURS, GREY, RED, new_figure, sanitize_label, save_figure, style_axes
-from vitrail.study.ablation_results import AblationTable, format_failure
+from vitrail.study.ablation_results import AblationResults, format_failure
 from vitrail.study.compare_results import MAX_NAME_LENGTH, Comparison
-from vitrail.study.position_study import PAPER_SETTING, POSITION_CELLS, PositionStudyTable
+from vitrail.study.position_study import PAPER_SETTING, POSITION_CELLS, PositionStudyResults
 
-MAX_VOTERS_WITH_NUMBERS, MAX_VOTERS_WITH_LABELS = 16, 60  # voters up to which the matrix has them
+MAX_VOTERS_WITH_NUMBERS, MAX_VOTERS_WITH_LABELS = 16, 60  # in the matrix
 
 
 def save_comparison_plot(result: Comparison, path: Path) -> None:
-    """The matrix of disagreement with its numbers, and the cosine of the tokens by layer where a model is distilled."""
+    """Plot the matrix of disagreement and, for distilled models, the similarity of the two tokens by layer."""
     voters, lines = len(result.voters), bool(result.similarities)
     side = min(max(4.2, 2.2 + 0.6 * voters), 13.0)
     figure = new_figure(side + (6.2 if lines else 1.2), side)
     left, *others = figure.subplots(1, 2 if lines else 1, squeeze=False, width_ratios=(side, 5) if lines else None)[0]
 
     percents = [[100 * share for share in row] for row in result.disagreement]
-    most = max(map(max, percents)) or 1.0
-    left.imshow(percents, cmap="Blues", vmin=0, vmax=most)
+    highest = max(map(max, percents)) or 1.0
+    left.imshow(percents, cmap="Blues", vmin=0, vmax=highest)
     style_axes(left, f"classified differently, % of {result.images:,} images")
     if voters <= MAX_VOTERS_WITH_LABELS:
         names = [sanitize_label(each.shorten_name(MAX_NAME_LENGTH), MAX_NAME_LENGTH) for each in result.voters]
@@ -30,7 +30,7 @@ def save_comparison_plot(result: Comparison, path: Path) -> None:
     if voters <= MAX_VOTERS_WITH_NUMBERS:
         for row, values in enumerate(percents):
             for column, value in enumerate(values):
-                colour = "white" if value > 0.6 * most else "black"
+                colour = "white" if value > 0.6 * highest else "black"
                 left.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
 
     for axes in others:
@@ -38,7 +38,7 @@ def save_comparison_plot(result: Comparison, path: Path) -> None:
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(each.layers, color=colour, marker="o", markersize=4, linewidth=1.6)
             axes.plot(len(each.layers) - 0.5, each.end, color=colour, marker="D", markersize=6, linestyle="")
-        style_axes(axes, "cosine of class and distillation token; ◆ after the final norm")
+        style_axes(axes, "cosine similarity of class and distillation tokens\n(◆ after the final norm)")
         axes.set(xlabel="after the embedding (0) and each block", ylim=(min(0, *axes.get_ylim()), 1.02))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25, linewidth=0.6)
@@ -49,63 +49,63 @@ def save_comparison_plot(result: Comparison, path: Path) -> None:
     save_figure(figure, path)
 
 
-def save_ablation_plot(table: AblationTable, path: Path) -> bool:
-    """Bars of what each row gains or loses against the full one; False where there is nothing to draw."""
-    full, rest = table.lines[0], table.lines[1:]
+def save_ablation_plot(results: AblationResults, path: Path) -> bool:
+    """Plot the gain or loss of each row relative to the full one; False if there is nothing to plot."""
+    full, rest = results.lines[0], results.lines[1:]
     mean = full.mean("top1")
     if mean is None or not rest:
         return False
     figure = new_figure(8, 1.4 + 0.34 * len(rest))
     axes = figure.subplots()
-    style_axes(axes, f"{sanitize_label(table.recipe)} on {sanitize_label(Path(table.data).name)}: full {mean:.2%}")
-    reached = [abs(table.gain_in_points(line) or 0.0) + 100 * (line.std("top1") or 0.0) for line in rest]
-    most = max(reached) or 1.0
+    style_axes(axes, f"{sanitize_label(results.recipe)} on {sanitize_label(Path(results.data).name)}: full {mean:.2%}")
+    extents = [abs(results.gain_in_points(line) or 0.0) + 100 * (line.std("top1") or 0.0) for line in rest]
+    limit = max(extents) or 1.0
     for place, line in enumerate(rest):
-        points, std = table.gain_in_points(line), line.std("top1")
+        points, std = results.gain_in_points(line), line.std("top1")
         value = 0.0 if points is None else points
         colour = RED if value < 0 else BLUE
         axes.barh(place, value, color=colour, alpha=0.85, xerr=None if std is None else 100 * std, ecolor=GREY)
-        said = format_failure(line) if points is None else f"{points:+.2f}"
-        axes.text(1.02, place, said, va="center", fontsize=9, transform=axes.get_yaxis_transform())
+        label = format_failure(line) if points is None else f"{points:+.2f}"
+        axes.text(1.02, place, label, va="center", fontsize=9, transform=axes.get_yaxis_transform())
     axes.axvline(0, color=GREY, linewidth=1)
-    axes.set_xlim(-1.1 * most, 1.1 * most)
+    axes.set_xlim(-1.1 * limit, 1.1 * limit)
     axes.set_yticks(range(len(rest)), [sanitize_label(line.row.name) for line in rest], fontsize=9, parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlabel("points of validation top-1 against the full recipe")
+    axes.set_xlabel("validation top-1 relative to the full recipe (percentage points)")
     save_figure(figure, path)
     return True
 
 
-def save_position_study_plot(result: PositionStudyTable, path: Path) -> bool:
-    """The accuracy of each cell, every seed a dot, beside what it gains over none in the paper; False without none."""
-    none = result.table.lines[0].mean("top1")
+def save_position_study_plot(results: PositionStudyResults, path: Path) -> bool:
+    """Plot the accuracy of each cell, with a dot per seed, next to the paper's; False if `none` has no result."""
+    none = results.ablation.lines[0].mean("top1")
     if none is None:
         return False
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    table = result.table
+    ablation = results.ablation
     style_axes(
-        left, f"{sanitize_label(table.recipe)} on {sanitize_label(Path(table.data).name)}\ntop-1 of validation, %"
+        left, f"{sanitize_label(ablation.recipe)} on {sanitize_label(Path(ablation.data).name)}\nvalidation top-1 (%)"
     )
     left.axvline(100 * none, color=GREY, linewidth=1, linestyle="--")
-    for place, (cell, line) in enumerate(result.pairs):
-        shares, mean, points = line.list_values("top1"), line.mean("top1"), table.gain_in_points(line)
+    for place, (cell, line) in enumerate(results.pairs):
+        shares, mean, points = line.list_values("top1"), line.mean("top1"), ablation.gain_in_points(line)
         if mean is None or points is None:
-            said = format_failure(line)
+            label = format_failure(line)
         else:
-            said = f"{mean:.2%}" if place == 0 else f"{points:+.2f}"
+            label = f"{mean:.2%}" if place == 0 else f"{points:+.2f}"
             left.plot([100 * none, 100 * mean], [place, place], color=BLUE, linewidth=2, alpha=0.4)
             left.plot(100 * mean, place, color=BLUE, marker="D", markersize=7)
         if len(shares) > 1:
             left.plot([100 * share for share in shares], [place] * len(shares), ".", color=GREY, markersize=6)
-        left.text(1.02, place, said, va="center", fontsize=9, transform=left.get_yaxis_transform())
+        left.text(1.02, place, label, va="center", fontsize=9, transform=left.get_yaxis_transform())
         right.plot([0, cell.paper_points], [place, place], color=RED, linewidth=2, alpha=0.4)
         right.plot(cell.paper_points, place, color=RED, marker="D", markersize=7)
-        said = f"{cell.paper:.2%}" if place == 0 else f"{cell.paper_points:+.2f}"
-        right.text(1.02, place, said, va="center", fontsize=9, transform=right.get_yaxis_transform())
+        label = f"{cell.paper:.2%}" if place == 0 else f"{cell.paper_points:+.2f}"
+        right.text(1.02, place, label, va="center", fontsize=9, transform=right.get_yaxis_transform())
     left.set_yticks(range(len(POSITION_CELLS)), [str(cell) for cell in POSITION_CELLS], fontsize=9)
     left.invert_yaxis()
-    style_axes(right, f"the paper: points above none\n({PAPER_SETTING})")
+    style_axes(right, f"paper: points above none\n({PAPER_SETTING})")
     right.axvline(0, color=GREY, linewidth=1, linestyle="--")
     save_figure(figure, path)
     return True

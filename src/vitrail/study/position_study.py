@@ -1,8 +1,8 @@
-"""Which positions a ViT needs, and where they are added: the eight cells of the ViT appendix, trained on any data.
+"""The position study of the ViT paper: kinds of position embeddings and where they are added, trained on any data.
 
 Dosovitskiy 2020 (arXiv 2010.11929), appendix D.4, table 8. The rows are those of an ablation; the first has no
-positions, and the others are compared with it. Relative positions differ: the paper counts offsets along the sequence,
-here they are (rows, columns).
+positions and the others are compared with it. Relative positions differ from the paper: it uses offsets along the
+sequence, here they are (rows, columns).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from vitrail.models.catalog import find_preset
 from vitrail.study.ablation_plan import Ablation, AblationRow
 from vitrail.study.ablation_results import (
     AblationLine,
-    AblationTable,
+    AblationResults,
     format_failure,
     format_mean_and_std,
     format_seed_count,
@@ -27,9 +27,9 @@ from vitrail.study.ablation_results import (
 from vitrail.text import format_table
 from vitrail.train.request import Request
 
-PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"  # what the paper's column measures
+PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
 HEADING = ("positions", "added", "top-1", "to none", "seeds", "paper", "to none")
-SIDES = "llrrrrr"
+ALIGNMENTS = "llrrrrr"
 POSITION_FIELDS = ("positions", "positions_at")
 
 
@@ -37,7 +37,7 @@ POSITION_FIELDS = ("positions", "positions_at")
 class PositionCell:
     """One cell of the paper's table."""
 
-    name: str  # of its row, and so of its runs
+    name: str  # of its row and runs
     kind: str
     where: str
     positions: str
@@ -50,7 +50,7 @@ class PositionCell:
 
     @property
     def paper_points(self) -> float:
-        """Percentage points above no positions, in the paper."""
+        """Percentage points above no positions in the paper."""
         return 100 * (self.paper - NO_POSITIONS.paper)
 
     def __str__(self) -> str:
@@ -71,11 +71,11 @@ POSITION_CELLS = (
 
 
 def build_position_rows(request: Request) -> tuple[Ablation, list[AblationRow]]:
-    """A row for each cell, the one without positions first; all are checked before any is trained."""
+    """Rows for all cells, the one without positions first; all are checked before any is trained."""
     name = request.recipe.model
     if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
         raise ConfigError(
-            f"{name} has no choice of positions; expected a ViT, such as `model` ViT-Ti/16", fields=("model",)
+            f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16", fields=("model",)
         )
     ablation = Ablation(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
     others = [replace(ablation.row_with(cell.fields), name=cell.name) for cell in POSITION_CELLS[1:]]
@@ -83,50 +83,46 @@ def build_position_rows(request: Request) -> tuple[Ablation, list[AblationRow]]:
 
 
 @dataclass(frozen=True)
-class PositionStudyTable:
-    """The results compared with the paper's numbers."""
+class PositionStudyResults:
+    """Results of the position study, compared with the paper's."""
 
-    table: AblationTable  # its lines are those of POSITION_CELLS
+    ablation: AblationResults  # one line per cell
 
     @property
     def pairs(self) -> list[tuple[PositionCell, AblationLine]]:
-        return list(zip(POSITION_CELLS, self.table.lines, strict=True))
+        return list(zip(POSITION_CELLS, self.ablation.lines, strict=True))
 
     def compute_gains(self) -> dict[PositionCell, float]:
         """Points above no positions, for each cell with a result."""
         return {
-            cell: points for cell, line in self.pairs[1:] if (points := self.table.gain_in_points(line)) is not None
+            cell: points for cell, line in self.pairs[1:] if (points := self.ablation.gain_in_points(line)) is not None
         }
 
     def pooled_deviation(self) -> float | None:
-        """The standard deviation of one run over seeds, pooled over the cells, in points."""
-        found = [(len(line.list_values("top1")) - 1, line.std("top1")) for line in self.table.lines]
-        freedom = sum(extra for extra, std in found if std is not None)
-        if not freedom:
+        """Standard deviation over seeds of one run, pooled over all cells, in points."""
+        deviations = [(len(line.list_values("top1")) - 1, line.std("top1")) for line in self.ablation.lines]
+        degrees_of_freedom = sum(extra for extra, std in deviations if std is not None)
+        if not degrees_of_freedom:
             return None
-        return 100 * sqrt(sum(extra * std**2 for extra, std in found if std is not None) / freedom)
+        return 100 * sqrt(sum(extra * std**2 for extra, std in deviations if std is not None) / degrees_of_freedom)
 
     def chance_deviation(self) -> float | None:
-        """The standard deviation of a difference between two cells' means, by chance alone, in points."""
-        one, ended = (
-            self.pooled_deviation(),
-            [len(values) for line in self.table.lines if (values := line.list_values("top1"))],
-        )
-        return None if one is None else one * sqrt(2 / min(ended))
+        """Standard deviation, by chance alone, of the difference between the means of two cells, in points."""
+        deviation = self.pooled_deviation()
+        seeds = [len(values) for line in self.ablation.lines if (values := line.list_values("top1"))]
+        return None if deviation is None else deviation * sqrt(2 / min(seeds))
 
     def describe_findings(self) -> list[str]:
-        """The paper's finding, and the one of these runs."""
+        """The findings of the paper and of these runs."""
         gains, chance = self.compute_gains(), self.chance_deviation()
-        lines = [
-            f"the paper ({PAPER_SETTING}): {describe_gains({cell: cell.paper_points for cell in POSITION_CELLS[1:]})}"
-        ]
+        lines = [f"paper ({PAPER_SETTING}): {describe_gains({cell: cell.paper_points for cell in POSITION_CELLS[1:]})}"]
         if not gains:
             return lines
-        lines.append(f"here (top-1 of validation): {describe_gains(gains)}")
+        lines.append(f"here (validation top-1): {describe_gains(gains)}")
         if chance is None:
-            lines.append("one seed does not show how much of a difference is chance; train more seeds")
+            lines.append("one seed does not show how large differences by chance are; train with more seeds")
         else:
-            lines.append(f"a difference between two means varies by ± {chance:.2f} points by chance alone")
+            lines.append(f"by chance alone, the difference between two means varies by ± {chance:.2f} points")
         return lines
 
     def cells(self) -> list[tuple[str, ...]]:
@@ -135,7 +131,9 @@ class PositionStudyTable:
                 cell.kind,
                 cell.where,
                 format_mean_and_std(line.mean("top1"), line.std("top1"), 100, 2) or format_failure(line),
-                "" if cell is NO_POSITIONS or (points := self.table.gain_in_points(line)) is None else f"{points:+.2f}",
+                ""
+                if cell is NO_POSITIONS or (points := self.ablation.gain_in_points(line)) is None
+                else f"{points:+.2f}",
                 format_seed_count(line),
                 f"{100 * cell.paper:.2f}",
                 "" if cell is NO_POSITIONS else f"{cell.paper_points:+.2f}",
@@ -144,14 +142,14 @@ class PositionStudyTable:
         ]
 
     def __str__(self) -> str:
-        return "\n".join([*format_table(HEADING, self.cells(), SIDES), "", *self.describe_findings()])
+        return "\n".join([*format_table(HEADING, self.cells(), ALIGNMENTS), "", *self.describe_findings()])
 
     def to_json(self) -> dict[str, Any]:
-        table = self.table.to_json()
-        its = [{**cell.fields, "paper": cell.paper, "paper_points": cell.paper_points} for cell in POSITION_CELLS]
-        rows = [{**row, **more} for row, more in zip(table["rows"], its, strict=True)]
+        data = self.ablation.to_json()
+        paper = [{**cell.fields, "paper": cell.paper, "paper_points": cell.paper_points} for cell in POSITION_CELLS]
+        rows = [{**row, **more} for row, more in zip(data["rows"], paper, strict=True)]
         return {
-            **table,
+            **data,
             "rows": rows,
             "paper": PAPER_SETTING,
             "chance": self.chance_deviation(),
@@ -159,12 +157,10 @@ class PositionStudyTable:
         }
 
     def to_markdown(self) -> str:
-        about = (
-            f"top-1 (in %) of validation, mean ± standard deviation over seeds, next to the paper's ({PAPER_SETTING})"
-        )
-        found = "\n".join(f"- {line}" for line in self.describe_findings())
-        table = markdown_table(HEADING, self.cells(), SIDES)
-        return f"{self.table.recipe} on {self.table.data}: {about}\n\n{table}\n\n{found}\n"
+        about = f"validation top-1 (in %), mean ± standard deviation over seeds, and the paper's ({PAPER_SETTING})"
+        findings = "\n".join(f"- {line}" for line in self.describe_findings())
+        table = markdown_table(HEADING, self.cells(), ALIGNMENTS)
+        return f"{self.ablation.recipe} on {self.ablation.data}: {about}\n\n{table}\n\n{findings}\n"
 
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, with matplotlib, positions.png."""
@@ -178,10 +174,10 @@ class PositionStudyTable:
 
 
 def describe_gains(gains: Mapping[PositionCell, float]) -> str:
-    """How many kinds of positions help, how much, and how much it matters which."""
+    """Sentence on how many kinds of positions help, and how much they differ."""
     best, worst = max(gains, key=gains.__getitem__), min(gains, key=gains.__getitem__)
     above = sum(points > 0 for points in gains.values())
     return (
-        f"{above} of {len(gains)} are above none; the worst by {gains[worst]:+.2f} points ({worst}), the best by "
-        f"{gains[best]:+.2f} ({best}), {gains[best] - gains[worst]:.2f} apart"
+        f"{above} of {len(gains)} are above none, from {gains[worst]:+.2f} points ({worst}) to {gains[best]:+.2f} "
+        f"({best}), a range of {gains[best] - gains[worst]:.2f}"
     )

@@ -1,9 +1,9 @@
-"""What a layer costs as the sequence grows: processor time and memory of ways to mix tokens, n by n."""
+"""Cost of token mixers by sequence length: CPU time and memory."""
 
 import ctypes
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -11,49 +11,45 @@ from time import perf_counter, thread_time
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.machine import restore_threads
+from vitrail.machine import read_proc_kilobytes, read_resident_bytes, restore_threads
 from vitrail.study.sequence_cost_results import CostCell, CostResults
+from vitrail.study.timing import Progress, ProgressReporter
 from vitrail.study.token_mixers import TOKEN_MIXERS, WINDOW_SIDE, MixerStep, TokenMixer
 
 DEFAULT_TOKENS = tuple(side * side for side in (8, 16, 24, 32, 48, 64, 96, 128))  # 64 … 16,384
 DEFAULT_WIDTH, DEFAULT_BUDGET = 64, 120.0
-MAX_TOKENS = 256 * 256  # tokens
-TURN_SECONDS = 0.03  # seconds of calls in a turn, one call at least
-MIN_ROUNDS = 3  # rounds
-MAX_TOKEN_COPIES = 16  # of the tokens, more than any has in memory at once
-BUDGET_DIVISOR = 20  # one call may take the budget's 20th at most
-PROGRESS_PARTS = 100  # that progress is told in
-
-MEMINFO_FILE, STATUS_FILE, CLEAR_REFS_FILE = (
-    Path("/proc/meminfo"),
-    Path("/proc/self/status"),
-    Path("/proc/self/clear_refs"),
-)
-
-Progress = Callable[[int], object]
+MAX_TOKENS = 256 * 256
+TURN_SECONDS = 0.03  # of calls in a turn, at least one call
+MIN_ROUNDS = 3
+MAX_TOKEN_COPIES = 16  # upper bound of the copies of all tokens that a mixer needs at once
+BUDGET_DIVISOR = 20  # one call may take 1/20 of the budget
+MEMINFO_FILE, CLEAR_REFS_FILE = Path("/proc/meminfo"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostRequest:
-    tokens: Sequence[int] = DEFAULT_TOKENS  # squares of multiples of SIDE, for rows, columns and windows
+    tokens: Sequence[int] = DEFAULT_TOKENS  # squares of multiples of WINDOW_SIDE
     width: int = DEFAULT_WIDTH
-    budget: float = DEFAULT_BUDGET  # seconds in all, about
+    budget: float = DEFAULT_BUDGET  # total seconds, approximately
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.tokens:
-            raise ConfigError("no tokens; expected one length at least")
+            raise ConfigError("no sequence lengths were given; expected at least one")
         for each in self.tokens:
             if not is_valid_length(each):
                 raise ConfigError(
-                    f"--tokens {each}; expected squares of multiples of {WINDOW_SIDE}, {MAX_TOKENS:,} at most, "
-                    "so that axial and "
-                    f"windowed attention have a grid; nearest: {' or '.join(map(str, find_valid_lengths(each)))}"
+                    f"`tokens` is {each}; expected squares of multiples of {WINDOW_SIDE} up to {MAX_TOKENS:,}, which "
+                    "axial and windowed attention need; "
+                    f"nearest: {' or '.join(map(str, find_valid_lengths(each)))}",
+                    fields=("tokens",),
                 )
         if not 1 <= self.width <= 1024:
-            raise ConfigError(f"--width {self.width}; expected 1 to 1024")
+            raise ConfigError(f"`width` is {self.width}; expected 1 to 1024", fields=("width",))
         if not 0 < self.budget <= 86400:
-            raise ConfigError(f"--budget {self.budget:g}; expected more than 0 seconds, and a day at most")
+            raise ConfigError(
+                f"`budget` is {self.budget:g} seconds; expected more than 0 and at most 86400", fields=("budget",)
+            )
 
 
 def is_valid_length(tokens: int) -> bool:
@@ -61,117 +57,115 @@ def is_valid_length(tokens: int) -> bool:
 
 
 def find_valid_lengths(tokens: int) -> list[int]:
-    """The lengths that fit below and above."""
+    """The nearest valid lengths below and above."""
     below = math.isqrt(max(0, tokens)) // WINDOW_SIDE
-    found = dict.fromkeys((WINDOW_SIDE * each) ** 2 for each in (below, below + 1))
-    return [each for each in found if is_valid_length(each)] or [MAX_TOKENS]
+    lengths = dict.fromkeys((WINDOW_SIDE * each) ** 2 for each in (below, below + 1))
+    return [each for each in lengths if is_valid_length(each)] or [MAX_TOKENS]
 
 
 @dataclass
 class MixerRun:
-    """A way to mix so many tokens, and what is known of it so far."""
+    """A token mixer at one sequence length, and its measurements so far."""
 
     mixer: TokenMixer
     tokens: int
     step: MixerStep
-    call_seconds: float  # seconds of a call
+    call_seconds: float  # of the first measured call
     memory: int | None  # bytes
-    seconds: list[float] = field(default_factory=list[float])  # of a call, round by round
+    seconds: list[float] = field(default_factory=list[float])  # per call, one value per round
 
 
 def measure_sequence_cost(
     request: CostRequest, *, mixers: Sequence[TokenMixer] = TOKEN_MIXERS, progress: Progress = lambda _: None
 ) -> CostResults:
-    """Measures every way at every length, in rounds, as many as the budget has room for and three at least.
+    """Measure every mixer at every length in as many rounds as the budget allows, at least three.
 
-    Time is the processor's, of one thread: what else runs on the machine takes none of it, and no thread waits for
-    another. In a round every way at every length has its turn, in shuffled order. What would take too long or too much
-    memory is left out, and named in the notes.
+    Time is CPU time of one thread, which other processes do not affect. Each round measures every mixer at every length
+    in shuffled order. What would take too long or too much memory is left out and listed in the notes.
     """
     clock = BudgetClock(request.budget, progress)
     notes = list[str]()
     with restore_threads(), torch.inference_mode(), torch.random.fork_rng(devices=()):
         torch.set_num_threads(1)
         torch.manual_seed(request.seed)
-        cells = list(prepare_mixer_runs(request, mixers, notes, clock))
-        order, shuffle, longest, done = list(cells), random.Random(request.seed), 0.0, 0
-        while done < MIN_ROUNDS or clock.seconds_left > longest:
+        runs = list(prepare_mixer_runs(request, mixers, notes, clock))
+        order, shuffle, longest, rounds = list(runs), random.Random(request.seed), 0.0, 0
+        while rounds < MIN_ROUNDS or clock.seconds_left > longest:
             before = clock.seconds_left
             shuffle.shuffle(order)
-            for cell in order:
-                cell.seconds.append(time_turn(cell))
+            for run in order:
+                run.seconds.append(time_turn(run))
                 clock.report_progress()
-            longest, done = max(longest, before - clock.seconds_left), done + 1
-    if not any(cell.memory for cell in cells):
-        notes.append("memory is not measured: only Linux tells the peak of a part of a program")
-    clock.finish_progress()
-    found = [
+            longest, rounds = max(longest, before - clock.seconds_left), rounds + 1
+    if not any(run.memory for run in runs):
+        notes.append("memory is not measured: only Linux can reset the peak of a process")
+    clock.finish()
+    cells = [
         CostCell.from_seconds(each.seconds, mixer=each.mixer.name, tokens=each.tokens, memory=each.memory)
-        for each in cells
+        for each in runs
     ]
     return CostResults.from_cells(
-        found, mixers=mixers, width=request.width, rounds=done, notes=notes, seed=request.seed
+        cells, mixers=mixers, width=request.width, rounds=rounds, notes=notes, seed=request.seed
     )
 
 
 def prepare_mixer_runs(
     request: CostRequest, mixers: Sequence[TokenMixer], notes: list[str], clock: "BudgetClock"
 ) -> Iterator[MixerRun]:
-    """Every way at every length that is within the budget, called before; short ones first, to foresee the long."""
-    known = dict[str, tuple[int, float]]()
+    """Build and warm up every mixer at every length within the budget; short ones first, to predict long ones."""
+    last_seconds = dict[str, tuple[int, float]]()
     left_out = dict[tuple[str, str], list[int]]()
     for tokens in sorted(set(request.tokens)):
         q, k, v = torch.randn(3, 1, 1, tokens, request.width).unbind()
         for mixer in mixers:
-            before, seconds = known.get(mixer.name, (tokens, 0.0))
+            before, seconds = last_seconds.get(mixer.name, (tokens, 0.0))
             if seconds * (tokens / before) ** mixer.time > request.budget / BUDGET_DIVISOR:
-                reason = f"a call would take more than {request.budget / BUDGET_DIVISOR:g} s: give more --budget"
+                reason = f"a call would take more than {request.budget / BUDGET_DIVISOR:g} s; increase the budget"
                 left_out.setdefault((mixer.name, reason), []).append(tokens)
                 continue
             if (
                 needed := 4 * (mixer.scores * tokens**2 + MAX_TOKEN_COPIES * tokens * request.width)
             ) > read_available_bytes() / 2:
-                reason = f"{needed / 1e9:.1f} GB is more than half of the memory that is free"
+                reason = f"{needed / 1e9:.1f} GB is more than half of the available memory"
                 left_out.setdefault((mixer.name, reason), []).append(tokens)
                 continue
             step = mixer.build(q, k, v)
             step.run()
             once, memory = measure_call(step)
-            known[mixer.name] = tokens, once
+            last_seconds[mixer.name] = tokens, once
             yield MixerRun(mixer, tokens, step, once, memory)
             clock.report_progress()
     for (name, reason), lengths in left_out.items():
         notes.append(f"{name} is left out at {', '.join(f'{each:,}' for each in lengths)} tokens: {reason}")
 
 
-def time_turn(cell: MixerRun) -> float:
-    """Of a call, in the mean of a turn; a short one is called once before, since others have emptied the caches."""
-    calls = max(1, min(1000, round(TURN_SECONDS / cell.call_seconds)))
+def time_turn(run: MixerRun) -> float:
+    """Mean seconds per call in a turn; a short call is warmed up once, since others have emptied the caches."""
+    calls = max(1, min(1000, round(TURN_SECONDS / run.call_seconds)))
     if calls > 1:
-        cell.step.run()
-    begun = thread_time()
+        run.step.run()
+    start = thread_time()
     for _ in range(calls):
-        cell.step.run()
-    return (thread_time() - begun) / calls
+        run.step.run()
+    return (thread_time() - start) / calls
 
 
 def measure_call(step: MixerStep) -> tuple[float, int | None]:
-    """Seconds of a call, and bytes: of all that it reads, and the most that the process grows by meanwhile.
+    """Seconds of a call, and bytes: its inputs plus the growth of the process at its peak.
 
-    It counts whatever the libraries under torch take for themselves, which torch does not see; not what they kept from
-    a call before.
+    This includes memory of libraries below torch, which torch does not count, but not what they keep between calls.
     """
     before = read_resident_bytes("VmRSS") if reset_peak_memory() else None
-    begun = thread_time()
+    start = thread_time()
     step.run()
-    seconds = max(thread_time() - begun, 1e-9)
+    seconds = max(thread_time() - start, 1e-9)
     return seconds, None if before is None else step.input_bytes + max(0, read_resident_bytes("VmHWM") - before)
 
 
 def reset_peak_memory() -> bool:
-    """Memory that was freed goes back, so that all that is needed next is new, and the peak so far is forgotten.
+    """Return freed memory to the system, so that the next call must allocate, and reset the peak; False if unsupported.
 
-    Linux keeps the largest resident set of a process, and begins anew when 5 is written there. False: not this system.
+    Linux resets the peak resident set of a process when 5 is written to clear_refs.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -181,37 +175,22 @@ def reset_peak_memory() -> bool:
     return True
 
 
-def read_resident_bytes(name: str) -> int:
-    """VmRSS: now; VmHWM: the most so far."""
-    return read_proc_number(STATUS_FILE, name) * 1024
-
-
 def read_available_bytes() -> float:
-    return read_proc_number(MEMINFO_FILE, "MemAvailable") * 1024 if MEMINFO_FILE.exists() else math.inf
-
-
-def read_proc_number(path: Path, name: str) -> int:
-    line = next(line for line in path.read_text("utf-8").splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1])
+    return read_proc_kilobytes(MEMINFO_FILE, "MemAvailable") * 1024 if MEMINFO_FILE.exists() else math.inf
 
 
 class BudgetClock:
-    """How much of the budget is left, and progress in shares of it."""
+    """The remaining budget, reported as progress."""
 
     def __init__(self, budget: float, progress: Progress) -> None:
-        self.budget, self.progress, self.reported_parts, self.start_time = budget, progress, 0, perf_counter()
+        self.budget, self.progress, self.start_time = budget, ProgressReporter(progress), perf_counter()
 
     @property
     def seconds_left(self) -> float:
         return self.budget - (perf_counter() - self.start_time)
 
     def report_progress(self) -> None:
-        self.report_up_to(min(PROGRESS_PARTS - 1, int(PROGRESS_PARTS * (1 - self.seconds_left / self.budget))))
+        self.progress.report(min(0.999, 1 - self.seconds_left / self.budget))
 
-    def finish_progress(self) -> None:
-        self.report_up_to(PROGRESS_PARTS)
-
-    def report_up_to(self, parts: int) -> None:
-        if parts > self.reported_parts:
-            self.progress(parts - self.reported_parts)
-            self.reported_parts = parts
+    def finish(self) -> None:
+        self.progress.report(1)

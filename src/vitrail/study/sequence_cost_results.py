@@ -1,10 +1,8 @@
-"""What a study of cost found: exponents beside the theory, as tables, as JSON and as a picture."""
+"""Results of the cost study: exponents compared with theory, as tables, JSON and a figure."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import linear_regression
 from typing import TYPE_CHECKING, Any
@@ -13,29 +11,27 @@ import numpy as np
 
 from vitrail import __version__
 from vitrail.figures import COLOURS, CaptionedFigure, new_figure, style_axes
-from vitrail.files import make_folder, write_atomically
-from vitrail.study.bench_results import collect_versions, describe_machine
+from vitrail.study.bench_results import collect_environment
+from vitrail.study.result_files import format_json, write_results
 from vitrail.study.timing import MedianAndQuartiles
 from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
-from vitrail.text import format_table
+from vitrail.text import TableCells, format_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIT_FROM_TOKENS = 1024  # tokens: exponents are fitted from there on, where the work is larger than the call
-
-TableCells = tuple[tuple[str, ...], list[tuple[str, ...]], str]  # heading, rows, sides
+FIT_FROM_TOKENS = 1024  # exponents are fitted from here, where the work exceeds the overhead of a call
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostCell:
-    """One way to mix so many tokens."""
+    """Measurements of one token mixer at one sequence length."""
 
     mixer: str
     tokens: int
-    seconds: MedianAndQuartiles  # of a call, over the rounds
-    rounds: tuple[float, ...]  # its seconds in each
+    seconds: MedianAndQuartiles  # per call, over the rounds
+    rounds: tuple[float, ...]  # seconds per call in each round
     memory: int | None  # bytes
 
     @classmethod
@@ -44,9 +40,9 @@ class CostCell:
 
 
 def fit_exponent(points: Mapping[int, float]) -> float | None:
-    """p of cost ∝ n^p: the slope of a straight line through log n and log cost, by least squares, from FROM on."""
-    far = {math.log(n): math.log(cost) for n, cost in points.items() if n >= FIT_FROM_TOKENS and cost > 0}
-    return linear_regression(list(far), list(far.values())).slope if len(far) > 1 else None
+    """p of cost ∝ n^p: least-squares slope of log cost over log n, from FIT_FROM_TOKENS on."""
+    logs = {math.log(n): math.log(cost) for n, cost in points.items() if n >= FIT_FROM_TOKENS and cost > 0}
+    return linear_regression(list(logs), list(logs.values())).slope if len(logs) > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +51,7 @@ class CostResults:
     mixers: tuple[TokenMixer, ...]
     width: int
     rounds: int
-    notes: tuple[str, ...]  # what is left out, and why
+    notes: tuple[str, ...]  # what was left out, and why
     seed: int
     machine: str
     versions: dict[str, str]
@@ -65,9 +61,7 @@ class CostResults:
     def from_cells(
         cls, cells: Sequence[CostCell], *, mixers: Sequence[TokenMixer], notes: Sequence[str], **about: Any
     ) -> "CostResults":
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        known = {"machine": describe_machine(), "versions": collect_versions(), "when": now}
-        return cls(cells=tuple(cells), mixers=tuple(mixers), notes=tuple(notes), **known, **about)
+        return cls(cells=tuple(cells), mixers=tuple(mixers), notes=tuple(notes), **collect_environment(), **about)
 
     @property
     def tokens(self) -> list[int]:
@@ -77,17 +71,17 @@ class CostResults:
         return [cell for cell in self.cells if cell.mixer == name]
 
     def fit_time_exponent(self, name: str) -> MedianAndQuartiles | None:
-        """Fitted in each round by itself, whose cells were measured side by side; the median and its quartiles."""
+        """Median and quartiles of the exponents fitted in each round, whose cells were measured close in time."""
         cells = self.select_cells(name)
         fits = [fit_exponent({cell.tokens: cell.rounds[n] for cell in cells}) for n in range(self.rounds)]
-        found = [each for each in fits if each is not None]
-        return MedianAndQuartiles.from_values(found) if found else None
+        exponents = [each for each in fits if each is not None]
+        return MedianAndQuartiles.from_values(exponents) if exponents else None
 
     def fit_memory_exponent(self, name: str) -> float | None:
         return fit_exponent({cell.tokens: cell.memory for cell in self.select_cells(name) if cell.memory is not None})
 
     def exponent_table(self) -> TableCells:
-        """The orders of table 1 of Vaswani 2017, or for * of its kind, then the exponents: theory, here."""
+        """Complexities as in table 1 of Vaswani 2017 (* not in it), and exponents in theory and as measured."""
         heading = (
             "layer",
             "operations",
@@ -126,26 +120,25 @@ class CostResults:
             {(each.mixer, each.tokens): format_three_digits((each.memory or 0) / 1e6) for each in known}
         )
 
-    def table_by_tokens(self, shown: Mapping[tuple[str, int], str]) -> TableCells:
-        rows = [(each.name, *(shown.get((each.name, n), "–") for n in self.tokens)) for each in self.mixers]
+    def table_by_tokens(self, texts: Mapping[tuple[str, int], str]) -> TableCells:
+        rows = [(each.name, *(texts.get((each.name, n), "–") for n in self.tokens)) for each in self.mixers]
         return ("layer", *(f"{n:,}" for n in self.tokens)), rows, "l" + "r" * len(self.tokens)
 
     def __str__(self) -> str:
         parts = [
-            f"Exponents from {FIT_FROM_TOKENS:,} tokens on, beside table 1 of Vaswani 2017 (* not in it): "
-            "operations of a layer, "
-            "steps one after another, longest path",
+            f"Exponents fitted from {FIT_FROM_TOKENS:,} tokens, and table 1 of Vaswani 2017 (* not in it): "
+            "operations per layer, sequential steps, maximum path length",
             *format_table(*self.exponent_table()),
-            f"n tokens, width d = {self.width}; k = {KEYS_PER_QUERY} for Linformer, {KERNEL_SIZE} for the convolution; "
+            f"n tokens, width d = {self.width}; k = {KEYS_PER_QUERY} for Linformer, {KERNEL_SIZE} for convolution; "
             f"r = {KEYS_PER_QUERY}. "
-            "Attention is q, k, v → out, without the linear maps around it, which are O(n·d²) for all. "
-            "Paths are the table's: of windows that overlap, and of dilated kernels.",
-            f"\nms of processor time by tokens, one thread, median of {self.rounds} rounds",
+            "Attention is measured from q, k, v to its output, without the linear layers, which are O(n·d²) for all. "
+            "Path lengths are those of the table, for overlapping windows and dilated kernels.",
+            f"\nCPU time in ms by number of tokens, one thread, median of {self.rounds} rounds",
             *format_table(*self.time_table()),
         ]
         if any(cell.memory is not None for cell in self.cells):
             parts += [
-                "\nMB by tokens: what the layer reads, and the most that it allocates",
+                "\nMemory in MB by number of tokens: inputs and peak allocation",
                 *format_table(*self.memory_table()),
             ]
         return "\n".join(parts)
@@ -176,7 +169,7 @@ class CostResults:
 
     def figure(self) -> CaptionedFigure:
         fitted = [(each, self.fit_time_exponent(each.name)) for each in self.mixers]
-        said = ", ".join(f"{each.name} {time.median:.2f} ({each.time:g})" for each, time in fitted if time)
+        exponents = ", ".join(f"{each.name} {time.median:.2f} ({each.time:g})" for each, time in fitted if time)
         arrays = {"tokens": np.array(self.tokens)}
         for each in self.mixers:
             found = {cell.tokens: cell for cell in self.select_cells(each.name)}
@@ -186,51 +179,48 @@ class CostResults:
             arrays[f"bytes of {each.name}"] = np.array([math.nan if value is None else value for value in memory])
         return CaptionedFigure(
             name="cost",
-            title="What a layer costs as the sequence grows",
-            caption="Processor time and memory by the number of tokens, both logarithmic; dashed, through the "
-            "last point of each, is what theory says. Exponents of time"
+            title="Cost of token mixers by sequence length",
+            caption="CPU time and memory of a layer by number of tokens, on log scales. Dashed lines through the last "
+            "points have the slope that theory predicts. "
             + (
-                f", in brackets those of theory: {said}."
-                if said
-                else f" need two lengths of {FIT_FROM_TOKENS:,} tokens or more."
+                f"Exponents of time, with those of theory in brackets: {exponents}."
+                if exponents
+                else f"Exponents need two lengths of {FIT_FROM_TOKENS:,} tokens or more."
             ),
             arrays=arrays,
             draw=lambda: draw_cost(self),
         )
 
     def write(self, folder: Path) -> list[Path]:
-        """cost.json, cost.txt and cost.png."""
-        make_folder(folder)
-        texts = {"cost.json": json.dumps(self.to_json(), indent=2, ensure_ascii=False), "cost.txt": str(self)}
-        for name, text in texts.items():
-            write_atomically(folder / name, lambda place, text=text: place.write_text(f"{text}\n", "utf-8"))
-        return [*(folder / name for name in texts), *self.figure().save(folder)]
+        """Write cost.json, cost.txt and cost.png."""
+        texts = {"cost.json": format_json(self.to_json()), "cost.txt": f"{self}\n"}
+        return [*write_results(folder, texts), *self.figure().save(folder)]
 
 
 def format_three_digits(number: float) -> str:
-    """Three figures, or all before the point."""
+    """Three significant digits, or all digits before the point."""
     return f"{number:,.{max(0, 2 - math.floor(math.log10(number)))}f}" if 0 < number < 1000 else f"{number:,.0f}"
 
 
-def draw_cost(study: CostResults) -> "Figure":
-    """Two panels of one axis: time, and memory where it was measured."""
-    remembered = any(cell.memory is not None for cell in study.cells)
-    figure = new_figure(12 if remembered else 6.5, 5.2)
-    panels = figure.subplots(1, 2 if remembered else 1, squeeze=False)[0]
-    for number, mixer in enumerate(study.mixers):
-        colour, cells = COLOURS[number % len(COLOURS)], study.select_cells(mixer.name)
-        time, memory = study.fit_time_exponent(mixer.name), study.fit_memory_exponent(mixer.name)
+def draw_cost(results: CostResults) -> "Figure":
+    """Draw time and, if measured, memory over the number of tokens."""
+    with_memory = any(cell.memory is not None for cell in results.cells)
+    figure = new_figure(12 if with_memory else 6.5, 5.2)
+    panels = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
+    for number, mixer in enumerate(results.mixers):
+        colour, cells = COLOURS[number % len(COLOURS)], results.select_cells(mixer.name)
+        time, memory = results.fit_time_exponent(mixer.name), results.fit_memory_exponent(mixer.name)
         times = {cell.tokens: 1000 * cell.seconds.median for cell in cells}
         plot_cost_line(panels[0], times, mixer.time, colour, format_legend(mixer, mixer.time, time and time.median))
-        if remembered:
+        if with_memory:
             sizes = {cell.tokens: cell.memory / 1e6 for cell in cells if cell.memory is not None}
             plot_cost_line(panels[1], sizes, mixer.memory, colour, format_legend(mixer, mixer.memory, memory))
-    style_axes(panels[0], f"processor time of a layer, ms (width {study.width}, one thread)")
-    if remembered:
-        style_axes(panels[1], "memory: what it reads, and the most that it allocates, MB")
-    for axes, label in zip(panels, ("ms", "MB"), strict=False):
-        axes.set(xscale="log", yscale="log", xlabel="tokens; dashed and in brackets: theory", ylabel=label)
-        axes.set_xticks(study.tokens, [f"{n:,}" for n in study.tokens], fontsize=8, rotation=30)
+    style_axes(panels[0], f"CPU time of a layer (width {results.width}, one thread)")
+    if with_memory:
+        style_axes(panels[1], "memory: inputs and peak allocation")
+    for axes, label in zip(panels, ("time (ms)", "memory (MB)"), strict=False):
+        axes.set(xscale="log", yscale="log", xlabel="tokens (dashed and in brackets: theory)", ylabel=label)
+        axes.set_xticks(results.tokens, [f"{n:,}" for n in results.tokens], fontsize=8, rotation=30)
         axes.minorticks_off()
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(frameon=False, fontsize=8)
@@ -242,10 +232,10 @@ def format_legend(mixer: TokenMixer, theory: float, fitted: float | None) -> str
 
 
 def plot_cost_line(axes: "Axes", points: Mapping[int, float], theory: float, colour: str, label: str) -> None:
-    """What was measured; and dashed, where exponents are fitted, a line of the theory's slope that ends in the last."""
+    """Plot measurements and, dashed over the fitted range, a line of the theoretical slope through the last point."""
     if not points:
         return
     last = max(points)
     axes.plot(list(points), list(points.values()), color=colour, marker="o", markersize=4, linewidth=1.6, label=label)
-    far = [n for n in points if n >= FIT_FROM_TOKENS]
-    axes.plot(far, [points[last] * (n / last) ** theory for n in far], color=colour, linestyle="--", alpha=0.7)
+    fitted = [n for n in points if n >= FIT_FROM_TOKENS]
+    axes.plot(fitted, [points[last] * (n / last) ** theory for n in fitted], color=colour, linestyle="--", alpha=0.7)

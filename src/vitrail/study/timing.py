@@ -1,4 +1,4 @@
-"""Ways to do the same thing, timed in turns: a busy moment of the machine hits all of them, and ratios stay fair."""
+"""Time alternatives interleaved in rounds: load on the machine affects all of them, so ratios stay fair."""
 
 import random
 import statistics
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from math import ceil
 from time import perf_counter, sleep
 
-TURN_SECONDS = 0.2  # seconds of calls in a turn, at least one
-MIN_ROUNDS, MAX_ROUNDS = 3, 500  # rounds
-PAUSE_SECONDS = 0.1  # seconds before a turn: threads of the one before spin for a while, and would slow this one
+TURN_SECONDS = 0.2  # of calls in a turn, at least one call
+MIN_ROUNDS, MAX_ROUNDS = 3, 500
+PROGRESS_PARTS = 100  # of one unit of work
+PAUSE_SECONDS = 0.1  # before a turn: threads of the one before spin for a while, which would slow this one
+
+
+Progress = Callable[[int], object]  # called with the number of parts done since the last call
 
 
 @dataclass(frozen=True)
 class MedianAndQuartiles:
-    """The median of some numbers between their quartiles."""
+    """Median and quartiles of some values."""
 
     low: float
     median: float
@@ -22,7 +26,7 @@ class MedianAndQuartiles:
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> "MedianAndQuartiles":
-        """Never outside of them, however few they are."""
+        """Compute them; quartiles stay within the range of the values."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         return cls(*statistics.quantiles(values, n=4, method="inclusive"))
@@ -36,7 +40,7 @@ class CallTimings:
 
     @property
     def mean_seconds(self) -> list[float]:
-        """Seconds a call, of each round."""
+        """Mean seconds per call, for each round."""
         return [statistics.fmean(calls) for calls in self.rounds]
 
     @property
@@ -44,9 +48,9 @@ class CallTimings:
         return [call for calls in self.rounds for call in calls]
 
     def speedup_over(self, other: "CallTimings") -> MedianAndQuartiles:
-        """The ratio is taken within each round."""
+        """Speed relative to `other`, as a ratio within each round."""
         return MedianAndQuartiles.from_values(
-            [theirs / own for theirs, own in zip(other.mean_seconds, self.mean_seconds, strict=True)]
+            [base / own for base, own in zip(other.mean_seconds, self.mean_seconds, strict=True)]
         )
 
 
@@ -59,34 +63,47 @@ def time_interleaved(
     seed: int = 0,
     progress: Callable[[float], object] | None = None,
 ) -> dict[str, CallTimings]:
-    """Every way in every round, in shuffled order, for that many rounds or about so many seconds a way.
+    """Time every function in every round, in shuffled order, for `rounds` or about `seconds` per function.
 
-    With `warm`, a way is called twice before all, and once in each turn before its time is taken, since the one before
-    has emptied the caches. `progress` is told which share is done.
+    With `warm`, each is called twice at the start, and once before its turn, since the previous one has emptied the
+    caches. `progress` is called with the share that is done.
     """
     calls, longest = dict.fromkeys(functions, 1), TURN_SECONDS
     if warm:
-        for name, way in functions.items():
-            way()
-            once = max(time_call(way), 1e-6)
+        for name, function in functions.items():
+            function()
+            once = max(time_call(function), 1e-6)
             calls[name], longest = max(1, min(1000, round(TURN_SECONDS / once))), max(longest, once)
     if rounds is None:
         rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, ceil(seconds / max(longest, 1e-6))))
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in functions}
+    timings: dict[str, list[tuple[float, ...]]] = {name: [] for name in functions}
     order, shuffle = list(functions), random.Random(seed)
     for number in range(rounds):
         shuffle.shuffle(order)
-        for place, name in enumerate(order, 1):
+        for index, name in enumerate(order, 1):
             sleep(PAUSE_SECONDS)
             if warm:
                 functions[name]()
-            found[name].append(tuple(time_call(functions[name]) for _ in range(calls[name])))
+            timings[name].append(tuple(time_call(functions[name]) for _ in range(calls[name])))
             if progress is not None:
-                progress((number + place / len(order)) / rounds)
-    return {name: CallTimings(tuple(each)) for name, each in found.items()}
+                progress((number + index / len(order)) / rounds)
+    return {name: CallTimings(tuple(each)) for name, each in timings.items()}
 
 
-def time_call(way: Callable[[], object]) -> float:
+def time_call(function: Callable[[], object]) -> float:
     start = perf_counter()
-    way()
+    function()
     return perf_counter() - start
+
+
+class ProgressReporter:
+    """Reports the share that is done to `progress`, in parts of PROGRESS_PARTS."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.reported = progress, 0
+
+    def report(self, share: float) -> None:
+        parts = int(PROGRESS_PARTS * share)
+        if parts > self.reported:
+            self.progress(parts - self.reported)
+            self.reported = parts

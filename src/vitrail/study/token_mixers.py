@@ -1,8 +1,8 @@
-"""Ways to let tokens know of each other, as bare functions, and what theory says of their cost.
+"""Token mixers as plain functions, and their cost in theory: attention, its variants, LSTM and convolution.
 
-n tokens of width d, one head, a batch of one. q, k, v are given: the linear maps around an attention are O(n·d²)
-whatever it is, and are left out. A recurrence and a convolution are linear maps themselves, and are whole. Nothing
-here knows the families of models, whose own attentions are the same: a test sees to that.
+n tokens of width d, one head, a batch of one. Attention starts from q, k, v: its linear layers are O(n·d²) in all
+variants and are left out. LSTM and convolution are complete layers. A test checks that these functions equal the
+attention of the model families.
 """
 
 import math
@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from vitrail.layers.attention import attention
 
-WINDOW_SIDE = 8  # of a window, in tokens
-KEYS_PER_QUERY = (
-    WINDOW_SIDE * WINDOW_SIDE
-)  # that a query has within its window (r), and after Linformer's projection (k)
-KERNEL_SIZE = 3  # tokens that a convolution sees at once
+WINDOW_SIDE = 8  # tokens
+KEYS_PER_QUERY = WINDOW_SIDE * WINDOW_SIDE  # in a window (r), and after Linformer's projection (k)
+KERNEL_SIZE = 3  # of the convolution, in tokens
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -27,12 +25,12 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linformer_attention(q: Tensor, k: Tensor, v: Tensor, k_map: Tensor, v_map: Tensor) -> Tensor:
-    """Keys and values are mixtures of all tokens, few of them: maps of (n, k) (Wang 2020, arXiv 2006.04768)."""
+    """Attention to k mixtures of all n keys and values, by maps (n, k) (Wang 2020, arXiv 2006.04768)."""
     return attention(q, k_map.T @ k, v_map.T @ v)
 
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Along the rows of a square grid, then along its columns: (1, 1, n, d) → the same (Ho 2019, arXiv 1912.12180)."""
+    """Attention along rows, then columns of a square grid: (1, 1, n, d) → (1, 1, n, d) (Ho 2019, arXiv 1912.12180)."""
     q, k, v = (x.unflatten(2, square_grid(x)).transpose(1, 2)[0] for x in (q, k, v))  # (rows, 1, columns, d)
     rows = attention(q, k, v)
     columns = attention(q.transpose(0, 2), k.transpose(0, 2), rows.transpose(0, 2))  # (columns, 1, rows, d)
@@ -40,7 +38,7 @@ def axial_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def windowed_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Within windows of SIDE × SIDE tokens of a square grid: (1, 1, n, d) → the same."""
+    """Attention within square windows of WINDOW_SIDE tokens on a square grid: (1, 1, n, d) → (1, 1, n, d)."""
     rows, columns = square_grid(q)
     cut = (rows // WINDOW_SIDE, WINDOW_SIDE, columns // WINDOW_SIDE, WINDOW_SIDE)
     q, k, v = (x.unflatten(2, cut).transpose(3, 4).reshape(-1, 1, KEYS_PER_QUERY, x.shape[-1]) for x in (q, k, v))
@@ -55,7 +53,7 @@ def square_grid(x: Tensor) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class MixerStep:
-    """Something that can be run again and again, and all the tensors that it reads."""
+    """A repeatable call, and all tensors that it reads."""
 
     run: Callable[[], Tensor]
     inputs: tuple[Tensor, ...]
@@ -65,26 +63,14 @@ class MixerStep:
         return sum(each.nbytes for each in self.inputs)
 
 
-def build_full_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: attention(q, k, v), (q, k, v))
-
-
-def build_explicit_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: explicit_attention(q, k, v), (q, k, v))
+def build_from_qkv(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], MixerStep]:
+    return lambda q, k, v: MixerStep(lambda: mix(q, k, v), (q, k, v))
 
 
 def build_linformer(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
     tokens = q.shape[2]
     k_map, v_map = torch.randn(2, tokens, min(KEYS_PER_QUERY, tokens)).div(math.sqrt(tokens)).unbind()
     return MixerStep(lambda: linformer_attention(q, k, v, k_map, v_map), (q, k, v, k_map, v_map))
-
-
-def build_axial_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: axial_attention(q, k, v), (q, k, v))
-
-
-def build_windowed_attention(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
-    return MixerStep(lambda: windowed_attention(q, k, v), (q, k, v))
 
 
 def build_lstm(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
@@ -98,60 +84,27 @@ def build_convolution(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
     return MixerStep(lambda: layer(x), (x, *layer.parameters()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TokenMixer:
-    """A way to mix tokens. Operations, steps one after another and the longest path are table 1's of Vaswani 2017."""
+    """A token mixer. Operations, sequential steps and maximum path length are as in table 1 of Vaswani 2017."""
 
     name: str
     build: Callable[[Tensor, Tensor, Tensor], MixerStep]
     operations: str
     steps: str
     path: str
-    time: float  # its exponent of n in theory
+    time: float  # exponent of n in theory
     memory: float
-    scores: int = 0  # copies of n² numbers that it has in memory at once
-    vaswani: bool = True  # is it in that table?
+    scores: int = 0  # arrays of n² values in memory at once
+    vaswani: bool = True  # whether it is in that table
 
 
 TOKEN_MIXERS = (
-    TokenMixer(
-        name="full, fused", build=build_full_attention, operations="n²·d", steps="1", path="1", time=2, memory=1
-    ),
-    TokenMixer(
-        name="full, explicit",
-        build=build_explicit_attention,
-        operations="n²·d",
-        steps="1",
-        path="1",
-        time=2,
-        memory=2,
-        scores=2,
-    ),
-    TokenMixer(
-        name="Linformer",
-        build=build_linformer,
-        operations="k·n·d",
-        steps="1",
-        path="1",
-        time=1,
-        memory=1,
-        vaswani=False,
-    ),
-    TokenMixer(
-        name="axial",
-        build=build_axial_attention,
-        operations="n·√n·d",
-        steps="1",
-        path="1",
-        time=1.5,
-        memory=1,
-        vaswani=False,
-    ),
-    TokenMixer(
-        name="windowed", build=build_windowed_attention, operations="r·n·d", steps="1", path="n/r", time=1, memory=1
-    ),
-    TokenMixer(name="LSTM", build=build_lstm, operations="n·d²", steps="n", path="n", time=1, memory=1),
-    TokenMixer(
-        name="convolution", build=build_convolution, operations="k·n·d²", steps="1", path="log_k n", time=1, memory=1
-    ),
+    TokenMixer("full, fused", build_from_qkv(attention), "n²·d", "1", "1", time=2, memory=1),
+    TokenMixer("full, explicit", build_from_qkv(explicit_attention), "n²·d", "1", "1", time=2, memory=2, scores=2),
+    TokenMixer("Linformer", build_linformer, "k·n·d", "1", "1", time=1, memory=1, vaswani=False),
+    TokenMixer("axial", build_from_qkv(axial_attention), "n·√n·d", "1", "1", time=1.5, memory=1, vaswani=False),
+    TokenMixer("windowed", build_from_qkv(windowed_attention), "r·n·d", "1", "n/r", time=1, memory=1),
+    TokenMixer("LSTM", build_lstm, "n·d²", "n", "n", time=1, memory=1),
+    TokenMixer("convolution", build_convolution, "k·n·d²", "1", "log_k n", time=1, memory=1),
 )

@@ -1,4 +1,4 @@
-"""A flipped bit in a saved model is found, wherever it is; files of others and of earlier versions have no checksum."""
+"""A flipped bit anywhere in a saved model is detected; public files and earlier versions have no checksum."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_names_shapes_dtypes_values_and_texts_count() -> None:
+def test_checksum_depends_on_names_shapes_dtypes_values_and_texts() -> None:
     first = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones((), dtype=torch.bfloat16)}
     others: list[tuple[dict[str, torch.Tensor], tuple[str, ...]]] = [
         (first, ("text",)),
@@ -41,7 +41,7 @@ def test_names_shapes_dtypes_values_and_texts_count() -> None:
     assert checksum_tensors(first) == checksum_tensors({"b": first["b"], "a": first["a"].t().contiguous().t()})
 
 
-def test_a_header_is_signed_with_all_that_it_says() -> None:
+def test_checksum_covers_all_entries_of_the_header() -> None:
     tensors = {"a": torch.ones(3)}
     header = add_checksum_to_header(tensors, {"x": "1"})
     assert is_intact(tensors, header)
@@ -51,9 +51,7 @@ def test_a_header_is_signed_with_all_that_it_says() -> None:
     assert not is_intact({"a": torch.zeros(3)}, header)
 
 
-def test_flipped_bytes_of_a_saved_folder_are_found_or_change_nothing(
-    saved: Path, tmp_path: Path, mutations: int
-) -> None:
+def test_flipped_bits_are_detected_or_change_nothing(saved: Path, tmp_path: Path, mutations: int) -> None:
     before = (vitrail.load(saved).state_dict(), vitrail.describe(saved))
     chance, refused = random.Random(0), 0
     for turn in range(max(40, mutations // 50)):
@@ -64,17 +62,17 @@ def test_flipped_bytes_of_a_saved_folder_are_found_or_change_nothing(
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         (tmp_path / name).write_bytes(data)
         try:
-            model, about = vitrail.load(tmp_path), vitrail.describe(tmp_path)
+            model, description = vitrail.load(tmp_path), vitrail.describe(tmp_path)
         except CheckpointError:
             refused += 1
             continue
-        assert about == before[1], data
+        assert description == before[1], data
         for key, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[0][key])
     assert refused > 30
 
 
-def test_a_flipped_weight_is_named_with_what_to_do(saved: Path, tmp_path: Path) -> None:
+def test_a_flipped_weight_is_refused_with_a_remedy(saved: Path, tmp_path: Path) -> None:
     data = bytearray((saved / "model.safetensors").read_bytes())
     data[-1] ^= 64
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -83,7 +81,7 @@ def test_a_flipped_weight_is_named_with_what_to_do(saved: Path, tmp_path: Path) 
         vitrail.load(tmp_path)
 
 
-def test_an_edited_config_says_that_its_checksum_must_go(saved: Path, tmp_path: Path) -> None:
+def test_an_edited_config_needs_its_checksum_deleted(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     data = json.loads((saved / "config.json").read_text("utf-8"))
     data["labels"][0] = "ant"
@@ -95,7 +93,7 @@ def test_an_edited_config_says_that_its_checksum_must_go(saved: Path, tmp_path: 
     assert vitrail.describe(tmp_path).labels == ("ant", "b", "c")
 
 
-def test_a_folder_of_an_earlier_version_has_no_checksum_and_loads(saved: Path, tmp_path: Path) -> None:
+def test_folders_of_earlier_versions_load_without_a_checksum(saved: Path, tmp_path: Path) -> None:
     with safe_open(saved / "model.safetensors", "pt") as file:
         header = file.metadata()
     assert header.pop(CHECKSUM_KEY)

@@ -1,4 +1,4 @@
-"""Files that are no weights: refused in one line that names them; nothing waited for, and no memory filled."""
+"""Files without weights are refused in one line that names them, without blocking or filling the memory."""
 
 import errno
 import json
@@ -40,15 +40,15 @@ from vitrail.errors import CheckpointError
 
 
 @pytest.mark.parametrize("name", VALID_FILES)
-def test_what_is_whole_is_read_and_what_is_cut_is_not(name: str, tmp_path: Path) -> None:
+def test_complete_files_are_read_and_truncated_ones_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     VALID_FILES[name](path)
-    found = read_raw_contents(path)
-    assert all(torch.equal(found.tensors[key], tensor) for key, tensor in TENSORS.items())
-    del found
+    contents = read_raw_contents(path)
+    assert all(torch.equal(contents.tensors[key], tensor) for key, tensor in TENSORS.items())
+    del contents
     content = path.read_bytes()
     for length in {*range(0, len(content), max(len(content) // 50, 1)), *range(20), len(content) - 1}:
-        # in another file: the numbers of one that is open are mapped, and go with it
+        # in a new file, so that earlier contents stay readable
         assert_refused(write_file(tmp_path / f"cut at {length}", content[:length]))
 
 
@@ -74,7 +74,7 @@ def test_what_is_whole_is_read_and_what_is_cut_is_not(name: str, tmp_path: Path)
         struct.pack("<Q", 1) + b"{",
     ],
 )
-def test_safetensors_headers_that_lie(content: bytes, tmp_path: Path) -> None:
+def test_wrong_safetensors_headers_are_refused(content: bytes, tmp_path: Path) -> None:
     assert_refused(write_file(tmp_path / "a.safetensors", content))
 
 
@@ -82,23 +82,26 @@ def test_safetensors_headers_that_lie(content: bytes, tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", r"is empty; expected \.safetensors"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", r"Git LFS file \(get the file itself"),
-        (b"<!DOCTYPE html><html>", r"a web page \(was it a failed download\?\)"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            r"Git LFS pointer \(get the file itself",
+        ),
+        (b"<!DOCTYPE html><html>", r"a web page \(perhaps a failed download\)"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 100, r"an HDF5 file"),
         (b"\x93NUMPY\x01\x00", r"a single NumPy array"),
-        (b"hello", r"of no known kind; expected"),
-        (b"PK", r"zip file without its end"),
-        (b"PK\x03\x04" + b"\0" * 200, r"zip file without its end"),
+        (b"hello", r"of an unknown kind; expected"),
+        (b"PK", r"zip file without its end record"),
+        (b"PK\x03\x04" + b"\0" * 200, r"zip file without its end record"),
         (b"\x80", r"cannot be read"),
         (pickle.dumps({"a": 1}), r"is a plain pickle; refused|protocol"),
     ],
 )
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pth", "a.npz", "a"])
-def test_files_of_other_kinds(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_refused_by_name(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     assert_refused(write_file(tmp_path / name, content), message)
 
 
-def test_random_bytes(tmp_path: Path) -> None:
+def test_random_bytes_are_refused(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for first in (
         b"",
@@ -114,15 +117,15 @@ def test_random_bytes(tmp_path: Path) -> None:
             assert_refused(write_file(tmp_path / "random.bin", first + draw.bytes(size)))
 
 
-def test_places_that_are_no_files(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pth")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "gone.pth").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "raise_file_not_found.pth").symlink_to(tmp_path / "nowhere")
     (tmp_path / "weights.pth").mkdir()
     assert_refused(tmp_path / "pipe.pth", r"is neither a file nor a folder")
     assert_refused(Path("/dev/zero"), r"is neither a file nor a folder")
     assert_refused(tmp_path / "loop")
-    assert_refused(tmp_path / "gone.pth", r"does not exist")
+    assert_refused(tmp_path / "raise_file_not_found.pth", r"does not exist")
     assert_refused(tmp_path / "weights.pth", r"has 0 files of weights \(none\)")
     with pytest.raises(CheckpointError, match=r"cannot be read: File name too long"):
         read_raw_contents(tmp_path / ("long" * 1000))
@@ -130,7 +133,7 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
         read_raw_contents(tmp_path / "null\0byte")
 
 
-def gone(*_: Any, **__: Any) -> Any:
+def raise_file_not_found(*_: Any, **__: Any) -> Any:
     raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
 
@@ -138,11 +141,11 @@ def always(answer: bool) -> Callable[[Path], bool]:
     return lambda _: answer
 
 
-def test_a_file_that_goes_away_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_disappears_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, save in VALID_FILES.items():
         save(tmp_path / name)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "stat", gone)
+            patch.setattr(os, "stat", raise_file_not_found)
             patch.setattr(Path, "is_file", always(True))
             patch.setattr(Path, "is_dir", always(False))
             with pytest.raises(CheckpointError, match=r"cannot be read: No such file or directory"):
@@ -152,34 +155,34 @@ def test_a_file_that_goes_away_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
         assert_refused(tmp_path / name, r"does not exist")
 
 
-def test_tensors_outlive_their_file(tmp_path: Path) -> None:
+def test_tensors_stay_after_their_file_is_deleted(tmp_path: Path) -> None:
     for name, save in VALID_FILES.items():
         save(tmp_path / name)
-        found: RawContents = read_raw_contents(tmp_path / name)
+        contents: RawContents = read_raw_contents(tmp_path / name)
         (tmp_path / name).unlink()
-        assert all(torch.equal(found.tensors[key], tensor) for key, tensor in TENSORS.items())
+        assert all(torch.equal(contents.tensors[key], tensor) for key, tensor in TENSORS.items())
 
 
-CHANGED = """
+CHANGE_FILES = """
 import sys
 from pathlib import Path
 from vitrail.checkpoint.files.raw_contents import read_raw_contents
 
 for name in sys.argv[1:]:
     path = Path(name)
-    found = read_raw_contents(path).tensors
-    before = {name: tensor.clone() for name, tensor in found.items()}
+    contents = read_raw_contents(path).tensors
+    before = {name: tensor.clone() for name, tensor in contents.items()}
     with path.open("r+b") as file:
         file.write(b"\\xff" * path.stat().st_size)
-    assert all(found[name].equal(tensor) for name, tensor in before.items()), path
+    assert all(contents[name].equal(tensor) for name, tensor in before.items()), path
     with path.open("r+b") as file:
         file.truncate(0)
-    assert all(found[name].equal(tensor) for name, tensor in before.items()), path
+    assert all(contents[name].equal(tensor) for name, tensor in before.items()), path
     print(path.name)
 """
 
 
-def test_weights_stay_when_their_file_is_overwritten_or_truncated(tmp_path: Path) -> None:
+def test_tensors_stay_after_their_file_is_overwritten_or_truncated(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(100_000), "b": torch.randn(3, 7, dtype=torch.float64), "c": torch.ones(())}
     save_file(tensors, tmp_path / "a.safetensors")
     torch.save(tensors, tmp_path / "zip.pth")
@@ -187,13 +190,13 @@ def test_weights_stay_when_their_file_is_overwritten_or_truncated(tmp_path: Path
     arrays: Any = {name: each.numpy() for name, each in tensors.items()}
     np.savez(tmp_path / "a.npz", **arrays)
     files = sorted(tmp_path.iterdir())
-    done = subprocess.run([sys.executable, "-c", CHANGED, *files], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", CHANGE_FILES, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)  # -7 is SIGBUS
     assert done.stdout.split() == [path.name for path in files]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+def test_a_file_without_read_permission_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.pth", b"\x80")
     path.chmod(0)
     assert_refused(path, r"cannot be read: Permission denied")
@@ -214,14 +217,14 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
-def test_descriptions_that_are_none(name: str, content: bytes, tmp_path: Path) -> None:
+def test_invalid_json_next_to_the_weights_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
     place = make_model_folder(tmp_path / "folder", **{name: content})
     with pytest.raises(CheckpointError, match=rf"/{name.replace('.', '[.]')} ") as caught:
         read_raw_contents(place)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_folders_whose_parts_are_no_files(tmp_path: Path) -> None:
+def test_folders_with_invalid_files_are_refused(tmp_path: Path) -> None:
     place = make_model_folder(tmp_path / "folder")
     os.mkfifo(place / "config.json")
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read: it is a named pipe"):
@@ -229,32 +232,32 @@ def test_folders_whose_parts_are_no_files(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "one.safetensors", "b": "pipe.safetensors"}}).encode()
     place = make_model_folder(tmp_path / "shards", **{"model.safetensors": None, "model.safetensors.index.json": index})
     save_file({"a": torch.ones(1)}, place / "one.safetensors")
-    with pytest.raises(CheckpointError, match=r"pipe\.safetensors is missing, or no file"):
+    with pytest.raises(CheckpointError, match=r"pipe\.safetensors is missing or is not a file"):
         read_raw_contents(place)
     os.mkfifo(place / "pipe.safetensors")
-    with pytest.raises(CheckpointError, match=r"pipe\.safetensors is missing, or no file"):
+    with pytest.raises(CheckpointError, match=r"pipe\.safetensors is missing or is not a file"):
         read_raw_contents(place)
     for weight_map in ({"a": "../folder/model.safetensors"}, {"a": "/dev/zero"}, {"a": 1}, ["a"], None):
         (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        assert_refused(place, r"index\.json (names files outside its folder|has no weight_map)")
+        assert_refused(place, r"index\.json (refers to files outside its folder|has no weight_map)")
     (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
     assert_refused(place)
 
 
-def test_a_tensor_in_two_files_of_one_model_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}).encode()
     place = make_model_folder(tmp_path / "shards", **{"model.safetensors": None, "model.safetensors.index.json": index})
     save_file({"a": torch.ones(1)}, place / "1.safetensors")
     (place / "2.safetensors").symlink_to("1.safetensors")
-    assert_refused(place, r"1\.safetensors and .*2\.safetensors both hold a; expected each tensor in one file")
+    assert_refused(place, r"1\.safetensors and .*2\.safetensors both contain a; expected each tensor in one file")
     (place / "2.safetensors").unlink()
     save_file({"b": torch.zeros(1), "a": torch.zeros(1)}, place / "2.safetensors")
-    assert_refused(place, "both hold a")
+    assert_refused(place, "both contain a")
     save_file({"b": torch.zeros(1)}, place / "2.safetensors")
     assert set(read_raw_contents(place).tensors) == {"a", "b"}
 
 
-def test_names_with_line_breaks_are_shown_on_one_line(tmp_path: Path) -> None:
+def test_names_with_line_breaks_are_escaped(tmp_path: Path) -> None:
     torch.save({"a\nb\x1b[31m\ud800": torch.eye(2).to_sparse()}, tmp_path / "a.pth")
     assert r"a\nb\x1b[31m\ud800 is sparse" in assert_refused(tmp_path / "a.pth")
     torch.save({"a" * 10**6: torch.eye(2).to_sparse()}, tmp_path / "a.pth")
@@ -277,16 +280,16 @@ def read(path):
     except CheckpointError:
         return None
 
-for path in sorted(Path(sys.argv[1]).glob("warm*")):  # what a first use imports and keeps
+for path in sorted(Path(sys.argv[1]).glob("warm*")):  # imports and caches of the first use
     assert read(path)
 for path in sorted(Path(sys.argv[1]).glob("bad*"), key=lambda path: path.stat().st_size):
     before = peak()
-    found = read(path)
-    print(path.name, peak() - before, path.stat().st_size, found is not None)
+    contents = read(path)
+    print(path.name, peak() - before, path.stat().st_size, contents is not None)
 """
 
 
-def test_no_file_takes_more_than_twice_its_size(tmp_path: Path) -> None:
+def test_reading_takes_at_most_twice_the_file_size(tmp_path: Path) -> None:
     for name, save in VALID_FILES.items():
         save(tmp_path / f"warm {name}")
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
@@ -322,7 +325,7 @@ def test_no_file_takes_more_than_twice_its_size(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, tmp_path], capture_output=True, text=True, check=False)
     lines = [line.rsplit(" ", 3) for line in done.stdout.splitlines()]
     assert len(lines) == len(bad) + 1, done.stderr
-    read = [name for name, _, _, found in lines if found == "True"]
+    read = [name for name, _, _, contents in lines if contents == "True"]
     assert sorted(read) == ["bad empty.safetensors", "bad whole legacy.pth", "bad whole.pth"]
     for name, grown, size, _ in lines:
         size = sum(each.stat().st_size for each in json_bomb.iterdir()) if name == json_bomb.name else int(size)

@@ -1,4 +1,4 @@
-"""What torch.save writes of real trainings is read as torch.load reads it, in both of its formats."""
+"""Files of torch.save from real training are read as torch.load reads them, in both of its formats."""
 
 import io
 import pickle
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from vitrail.checkpoint.files.raw_contents import read_raw_contents
 
 
-def training() -> dict[Any, Any]:
-    """A model, its average, an optimiser, schedulers, a scaler and the arguments of the script."""
+def make_training_checkpoint() -> dict[Any, Any]:
+    """A model, averaged weights, an optimizer, a scheduler, a scaler and the arguments of the script."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(2, 3)).sum().backward()
@@ -49,17 +49,17 @@ def training() -> dict[Any, Any]:
 
 @pytest.mark.parametrize("new", [True, False])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_training_checkpoint(new: bool, protocol: int, tmp_path: Path) -> None:
-    data = training()
+def test_training_checkpoints_are_read(new: bool, protocol: int, tmp_path: Path) -> None:
+    data = make_training_checkpoint()
     torch.save(data, tmp_path / "a.pth", _use_new_zipfile_serialization=new, pickle_protocol=protocol)
-    found = read_raw_contents(tmp_path / "a.pth")
-    assert found.wrapper == "model_ema"
-    assert found.other_keys[:4] == ("model", "optimizer", "lr_scheduler", "scaler")
-    assert list(found.tensors) == list(data["model_ema"])
-    assert all(torch.equal(found.tensors[name], each) for name, each in data["model_ema"].items())
+    contents = read_raw_contents(tmp_path / "a.pth")
+    assert contents.wrapper == "model_ema"
+    assert contents.other_keys[:4] == ("model", "optimizer", "lr_scheduler", "scaler")
+    assert list(contents.tensors) == list(data["model_ema"])
+    assert all(torch.equal(contents.tensors[name], each) for name, each in data["model_ema"].items())
 
 
-def tensors() -> dict[str, Tensor]:
+def make_tensors() -> dict[str, Tensor]:
     base, named = torch.randn(6, 5), torch.ones(3)
     named.note = "an attribute"  # pyright: ignore[reportAttributeAccessIssue]
     parameter = nn.Parameter(torch.randn(2, 2))
@@ -79,28 +79,28 @@ def tensors() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_tensors_of_every_kind_and_place(new: bool, tmp_path: Path) -> None:
-    data = tensors()
+def test_all_dtypes_and_views_are_read(new: bool, tmp_path: Path) -> None:
+    data = make_tensors()
     torch.save({**data, "filling": torch.zeros(1000)}, tmp_path / "a.pth", _use_new_zipfile_serialization=new)
-    found = read_raw_contents(tmp_path / "a.pth").tensors
+    contents = read_raw_contents(tmp_path / "a.pth").tensors
     for name, each in data.items():
-        assert (found[name].dtype, found[name].shape) == (each.dtype, each.shape), name
-        assert found[name].tolist() == each.tolist(), name
+        assert (contents[name].dtype, contents[name].shape) == (each.dtype, each.shape), name
+        assert contents[name].tolist() == each.tolist(), name
 
 
-def test_the_other_byte_order(tmp_path: Path) -> None:
+def test_big_endian_values_are_swapped(tmp_path: Path) -> None:
     numbers = torch.randn(16)
     content = zip_pickle(tensor_pickle(16, "zip"), numbers.numpy().byteswap().tobytes())
     swapped = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(swapped, "w") as new:
         for name in old.namelist():
             new.writestr(name, b"big" if name.endswith("byteorder") else old.read(name))
-    found = read_raw_contents(write_file(tmp_path / "a.pth", swapped.getvalue()))
-    assert torch.equal(found.tensors["a"], numbers)
+    contents = read_raw_contents(write_file(tmp_path / "a.pth", swapped.getvalue()))
+    assert torch.equal(contents.tensors["a"], numbers)
 
 
-def old_file(keys: list[Any], *counts: int, view: bytes = b"N", declared: int = 16) -> bytes:
-    """A file as torch.save wrote until 1.6, with one storage of 16 numbers."""
+def legacy_file(keys: list[Any], *counts: int, view: bytes = b"N", declared: int = 16) -> bytes:
+    """A file in the format of torch.save until 1.6, with one storage of 16 values."""
     pickled = tensor_pickle(declared, "legacy").replace(b"NtQ", view + b"tQ")
     return (
         LEGACY_HEADER
@@ -110,38 +110,40 @@ def old_file(keys: list[Any], *counts: int, view: bytes = b"N", declared: int = 
     )
 
 
-def test_numbers_of_the_old_format_are_where_it_says(tmp_path: Path) -> None:
+def test_the_legacy_format_is_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
-    assert torch.equal(read_raw_contents(write_file(path, old_file(["0"], 16))).tensors["a"], torch.ones(16))
+    assert torch.equal(read_raw_contents(write_file(path, legacy_file(["0"], 16))).tensors["a"], torch.ones(16))
     view = b"(X\x01\0\0\0vK\0K\x10t"
-    assert torch.equal(read_raw_contents(write_file(path, old_file(["0"], 16, view=view))).tensors["a"], torch.ones(16))
+    assert torch.equal(
+        read_raw_contents(write_file(path, legacy_file(["0"], 16, view=view))).tensors["a"], torch.ones(16)
+    )
     for content in (
-        old_file([]),
-        old_file([], 16),
-        old_file(["0"]),
-        old_file(["0"], 15),
-        old_file(["0"], 2**62),
-        old_file(["0"], 17, declared=17),
-        old_file(["0", "0"], 16, 16),
-        old_file(["1"], 16),
-        old_file([0], 16),
-        old_file([["0"]], 16),
-        old_file(["0"], 16, view=b"(X\x01\0\0\0vK\x01K\x10t"),
-        old_file(["0"], 16, view=b"(X\x01\0\0\0vK\0K\x0ft"),
-        old_file(["0"], 16, view=b"K\x01"),
+        legacy_file([]),
+        legacy_file([], 16),
+        legacy_file(["0"]),
+        legacy_file(["0"], 15),
+        legacy_file(["0"], 2**62),
+        legacy_file(["0"], 17, declared=17),
+        legacy_file(["0", "0"], 16, 16),
+        legacy_file(["1"], 16),
+        legacy_file([0], 16),
+        legacy_file([["0"]], 16),
+        legacy_file(["0"], 16, view=b"(X\x01\0\0\0vK\x01K\x10t"),
+        legacy_file(["0"], 16, view=b"(X\x01\0\0\0vK\0K\x0ft"),
+        legacy_file(["0"], 16, view=b"K\x01"),
     ):
         assert_refused(write_file(path, content))
 
 
-def test_a_pickle_of_python_2(tmp_path: Path) -> None:
-    """An OrderedDict was a list of pairs, and its texts were bytes."""
+def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
+    """In Python 2 an OrderedDict was pickled as a list of pairs, and strings were bytes."""
     tensor = tensor_pickle(16, "zip")[3:-2].split(b"X\x01\0\0\0a", 1)[1]
     pairs = b"\x80\x02ccollections\nOrderedDict\n(](](U\x01a" + tensor + b"eetR."
-    found = read_raw_contents(write_file(tmp_path / "a.pth", zip_pickle(pairs, b"\0\0\x80\x3f" * 16)))
-    assert torch.equal(found.tensors["a"], torch.ones(16))
+    contents = read_raw_contents(write_file(tmp_path / "a.pth", zip_pickle(pairs, b"\0\0\x80\x3f" * 16)))
+    assert torch.equal(contents.tensors["a"], torch.ones(16))
 
 
-def test_what_stands_next_to_the_weights_is_not_read(tmp_path: Path) -> None:
+def test_tensors_next_to_the_weights_are_not_read(tmp_path: Path) -> None:
     content = torch_save_bytes({"model": {"a": torch.ones(3)}, "optimizer": {"state": {0: torch.full((64,), 7.0)}}})
-    found = read_raw_contents(write_file(tmp_path / "a.pth", content))
-    assert (found.wrapper, found.other_keys, list(found.tensors)) == ("model", ("optimizer",), ["a"])
+    contents = read_raw_contents(write_file(tmp_path / "a.pth", content))
+    assert (contents.wrapper, contents.other_keys, list(contents.tensors)) == ("model", ("optimizer",), ["a"])

@@ -1,4 +1,4 @@
-"""The reference itself against timm, which reads the same file with a loader of its own."""
+"""The reference is compared with timm, which reads the same file with its own loader."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ TOLERANCE = 1e-5
 
 def test_plain_model_equals_timm(tmp_path: Path) -> None:
     weights = random_weights(layout="original", image=(32, 48))
-    saved: Any = weights  # names with slashes are no keywords of savez
+    saved: Any = weights  # keys with slashes are not keywords
     np.savez(tmp_path / "weights.npz", **saved)
     images = np.random.default_rng(1).standard_normal((2, 32, 48, 3))
 

@@ -1,4 +1,4 @@
-"""akamaster's ResNets for CIFAR-10: the network as its code has it, files both ways, and its published accuracy."""
+"""akamaster's ResNets for CIFAR-10: a copy of its network, files in both directions, its published accuracy."""
 
 import json
 import os
@@ -24,7 +24,7 @@ FILES = {"weights/resnet20-12fca82f.th": 0.9173, "weights/resnet56-4bfd9763.th":
 
 
 class Block(nn.Module):
-    """As in akamaster's resnet.py."""
+    """Copied from akamaster's resnet.py."""
 
     def __init__(self, before: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -53,24 +53,24 @@ class Published(nn.Module):
         return self.linear(F.avg_pool2d(x, x.size()[3]).flatten(1))
 
 
-def published(classes: int = 10) -> Published:
+def make_published(classes: int = 10) -> Published:
     return randomise_batch_norms(add_weight_noise(Published(2, classes)))
 
 
-def save(model: nn.Module, path: Path, *, without: str = "\0") -> None:
+def save_published(model: nn.Module, path: Path, *, without: str = "\0") -> None:
     tensors = {f"module.{name}": each for name, each in model.state_dict().items() if without not in name}
     torch.save({"state_dict": tensors, "best_prec1": 91.7}, path)
 
 
 @pytest.mark.parametrize("without", ["\0", "num_batches_tracked"], ids=["new", "old"])
-def test_its_model_is_ours_and_comes_back(without: str, tmp_path: Path) -> None:
-    theirs = published()
-    save(theirs, tmp_path / "model.th", without=without)
-    found = read(tmp_path / "model.th")
-    assert (found.layout, found.description.family) == ("akamaster", "resnet")
-    assert not found.report.warnings
-    assert max_output_difference(found.model, theirs) <= 1e-5
-    write_checkpoint(found, tmp_path / "own", "vitrail")
+def test_round_trip_and_outputs(without: str, tmp_path: Path) -> None:
+    theirs = make_published()
+    save_published(theirs, tmp_path / "model.th", without=without)
+    checkpoint = read(tmp_path / "model.th")
+    assert (checkpoint.layout, checkpoint.description.family) == ("akamaster", "resnet")
+    assert not checkpoint.report.warnings
+    assert max_output_difference(checkpoint.model, theirs) <= 1e-5
+    write_checkpoint(checkpoint, tmp_path / "own", "vitrail")
     write_checkpoint(read(tmp_path / "own"), tmp_path / "back.th", "akamaster")
     assert_same_tensors(
         torch.load(tmp_path / "back.th", weights_only=True)["state_dict"],
@@ -78,26 +78,26 @@ def test_its_model_is_ours_and_comes_back(without: str, tmp_path: Path) -> None:
     )
 
 
-def test_what_comes_with_the_layout(tmp_path: Path) -> None:
-    save(published(), tmp_path / "model.th")
-    about = vitrail.describe(tmp_path / "model.th")
-    how = about.preprocessing
-    assert how is not None
-    assert (how.image_size, how.crop, how.mean[0]) == ((32, 32), 1.0, 0.485)
-    assert about.labels is not None
-    assert about.labels[:3] == ("airplane", "automobile", "bird")
-    save(published(classes=7), tmp_path / "seven.th")
+def test_preprocessing_and_labels_of_the_layout(tmp_path: Path) -> None:
+    save_published(make_published(), tmp_path / "model.th")
+    description = vitrail.describe(tmp_path / "model.th")
+    preprocessing = description.preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.image_size, preprocessing.crop, preprocessing.mean[0]) == ((32, 32), 1.0, 0.485)
+    assert description.labels is not None
+    assert description.labels[:3] == ("airplane", "automobile", "bird")
+    save_published(make_published(classes=7), tmp_path / "seven.th")
     assert vitrail.describe(tmp_path / "seven.th").labels is None
 
 
 def test_another_size_and_other_classes(tmp_path: Path) -> None:
-    save(published(), tmp_path / "model.th")
-    found = read(tmp_path / "model.th", image_size=48, classes=3)
-    assert found.report.initialised == ("fc.weight", "fc.bias")
-    assert found.description.labels is None
-    assert found.description.preprocessing is not None
-    assert found.description.preprocessing.image_size == (48, 48)
-    assert not found.model(torch.randn(1, 3, 48, 48)).any()
+    save_published(make_published(), tmp_path / "model.th")
+    checkpoint = read(tmp_path / "model.th", image_size=48, classes=3)
+    assert checkpoint.report.initialised == ("fc.weight", "fc.bias")
+    assert checkpoint.description.labels is None
+    assert checkpoint.description.preprocessing is not None
+    assert checkpoint.description.preprocessing.image_size == (48, 48)
+    assert not checkpoint.model(torch.randn(1, 3, 48, 48)).any()
     vitrail.save(vitrail.load(tmp_path / "model.th", classes=0), tmp_path / "features")
     assert vitrail.load(tmp_path / "features", classes=4).fc.weight.dtype == torch.float32
 
@@ -107,19 +107,19 @@ def test_another_size_and_other_classes(tmp_path: Path) -> None:
     [
         ({"module.layer2.0.bn1.bias": None}, r"1 missing \(layer2\.0\.bn1\.bias\) of \d+ tensors"),
         ({"module.layer2.0.conv1.weight": torch.ones(2, 2)}, r"1 of another shape \(layer2\.0\.conv1\.weight\)"),
-        ({"module.conv1.weight": torch.ones(16)}, r"conv1\.weight is of shape \(16,\); expected 4 dimensions"),
-        ({"module.conv1.weight": torch.ones(16, 3, 5, 5)}, r"expected a kernel of 7×7, or 3×3"),
-        ({"module.linear.weight": torch.ones(10)}, r"fc\.weight is of shape \(10,\); expected 2 dimensions"),
-        ({"module.layer2.0.shortcut.0.weight": torch.ones(32, 16, 1, 1)}, r"1 tensors that a akamaster resnet has no"),
+        ({"module.conv1.weight": torch.ones(16)}, r"conv1\.weight has shape \(16,\); expected 4 dimensions"),
+        ({"module.conv1.weight": torch.ones(16, 3, 5, 5)}, r"expected a 7×7 kernel, or 3×3"),
+        ({"module.linear.weight": torch.ones(10)}, r"fc\.weight has shape \(10,\); expected 2 dimensions"),
+        ({"module.layer2.0.shortcut.0.weight": torch.ones(32, 16, 1, 1)}, r"1 tensors that are not part of a resnet"),
         ({"module.layer2.0.bn1.running_mean": None}, r"missing \(layer2\.0\.bn1\.running_mean"),
         (
             {"module.bn1.weight": torch.ones(16, dtype=torch.int64)},
-            r"bn1\.weight has dtype int64; expected float32, float16, bfloat16 or float64",
+            r"bn1\.weight has dtype int64; expected one of float32, float16, bfloat16, float64",
         ),
     ],
 )
-def test_bad_files_are_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    tensors = {f"module.{name}": each for name, each in published().state_dict().items()}
+def test_wrong_tensors_are_refused_in_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tensors = {f"module.{name}": each for name, each in make_published().state_dict().items()}
     tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
     torch.save({"state_dict": tensors}, tmp_path / "bad.th")
     with pytest.raises(CheckpointError, match=message) as error:
@@ -130,25 +130,25 @@ def test_bad_files_are_one_line(change: dict[str, Any], message: str, tmp_path: 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"classes": 7}, "classes is 7, which akamaster cannot hold; expected 10"),
-        ({"shortcut": "projection"}, "shortcut is 'projection', which akamaster cannot hold"),
-        ({"stages": (1, 1)}, "number of stages is 2, which akamaster cannot hold; expected 3"),
+        ({"classes": 7}, "classes is 7, which akamaster cannot represent; expected 10"),
+        ({"shortcut": "projection"}, "shortcut is 'projection', which akamaster cannot represent"),
+        ({"stages": (1, 1)}, "number of stages is 2, which akamaster cannot represent; expected 3"),
     ],
 )
-def test_what_it_cannot_hold_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         write(vitrail.create("resnet20_cifar", **fields), tmp_path / "model.th", "akamaster")
-    with pytest.raises(CheckpointError, match="akamaster has no place for a model of the family 'vit'"):
+    with pytest.raises(CheckpointError, match="akamaster cannot represent a model of the family 'vit'"):
         write(vitrail.create("ViT-Ti/16", depth=1), tmp_path / "model.th", "akamaster")
     assert not (tmp_path / "model.th").exists()
 
 
-def test_the_public_files_are_found_out(shared: Callable[[str], Path]) -> None:
+def test_public_files_are_recognised(shared: Callable[[str], Path]) -> None:
     for file, depth in zip(FILES, (20, 56), strict=True):
-        found = read(shared(file))
-        assert found.layout == "akamaster"
-        assert found.model.config == vitrail.create(f"resnet{depth}_cifar").config
-        assert not found.report.warnings
+        checkpoint = read(shared(file))
+        assert checkpoint.layout == "akamaster"
+        assert checkpoint.model.config == vitrail.create(f"resnet{depth}_cifar").config
+        assert not checkpoint.report.warnings
 
 
 @pytest.fixture(scope="session")
@@ -167,7 +167,7 @@ def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", FILES)
-def test_the_published_accuracy(
+def test_published_accuracy(
     file: str, shared: Callable[[str], Path], cifar10: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """91.73 % and 93.39 % of the 10,000 test images, as published."""

@@ -1,4 +1,4 @@
-"""facebook's DeiT and DeiT-III files; their models are timm's, so timm's at toy size under their names."""
+"""facebook's DeiT and DeiT-III files: timm's models at toy size with their names."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def toy(kind: str) -> Any:
     return add_weight_noise(timm.create_model(KINDS[kind], **sizes, num_classes=5))
 
 
-def their_names(model: Any) -> dict[str, Any]:
+def rename_layer_scales(model: Any) -> dict[str, Any]:
     return {
         name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
         for name, tensor in model.state_dict().items()
@@ -35,51 +35,61 @@ def their_names(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_their_files_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
+def test_round_trip_and_outputs(kind: str, tmp_path: Path) -> None:
     theirs = toy(kind)
-    torch.save({"model": their_names(theirs)}, tmp_path / "weights.pth")
-    found = check_round_trip(tmp_path / "weights.pth", tmp_path / "back.pth", to="deit", heads=4)
-    assert found.description.family == "deit"
-    assert max_output_difference(found.model, theirs) <= 1e-6
+    torch.save({"model": rename_layer_scales(theirs)}, tmp_path / "weights.pth")
+    checkpoint = check_round_trip(tmp_path / "weights.pth", tmp_path / "back.pth", to="deit", heads=4)
+    assert checkpoint.description.family == "deit"
+    assert max_output_difference(checkpoint.model, theirs) <= 1e-6
     assert torch.load(tmp_path / "back.pth", weights_only=True).keys() == {"model"}
 
 
-def test_a_whole_training_run_gives_its_average(tmp_path: Path) -> None:
+def test_averaged_weights_of_a_training_run_are_read(tmp_path: Path) -> None:
     now, average = toy("deit"), toy("deit")
-    run = {"model": their_names(now), "model_ema": their_names(average), "epoch": 3, "args": Namespace(lr=1e-3)}
+    run = {
+        "model": rename_layer_scales(now),
+        "model_ema": rename_layer_scales(average),
+        "epoch": 3,
+        "args": Namespace(lr=1e-3),
+    }
     torch.save(run, tmp_path / "run.pth")
-    found = read(tmp_path / "run.pth", heads=4)
-    assert max_output_difference(found.model, average) <= 1e-6
-    assert found.description.provenance["source"]["layout"] == "deit"
+    checkpoint = read(tmp_path / "run.pth", heads=4)
+    assert max_output_difference(checkpoint.model, average) <= 1e-6
+    assert checkpoint.description.provenance["source"]["layout"] == "deit"
 
 
-def test_what_comes_with_the_family(tmp_path: Path) -> None:
-    torch.save({"model": their_names(toy("distilled"))}, tmp_path / "weights.pth")
-    found = read(tmp_path / "weights.pth", heads=4, image_size=64, classes=3)
-    how = found.description.preprocessing
-    assert how is not None
-    assert (how.fit, how.crop, how.interpolation, how.mean[0]) == ("short_side", 0.875, "bicubic", 0.485)
-    assert "deit positions" in found.report.resized["pos_embed"]
-    assert sorted(found.report.initialised) == ["head.bias", "head.weight", "head_dist.bias", "head_dist.weight"]
+def test_preprocessing_and_policy_of_the_layout(tmp_path: Path) -> None:
+    torch.save({"model": rename_layer_scales(toy("distilled"))}, tmp_path / "weights.pth")
+    checkpoint = read(tmp_path / "weights.pth", heads=4, image_size=64, classes=3)
+    preprocessing = checkpoint.description.preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.fit, preprocessing.crop, preprocessing.interpolation, preprocessing.mean[0]) == (
+        "short_side",
+        0.875,
+        "bicubic",
+        0.485,
+    )
+    assert "deit positions" in checkpoint.report.resized["pos_embed"]
+    assert sorted(checkpoint.report.initialised) == ["head.bias", "head.weight", "head_dist.bias", "head_dist.weight"]
 
 
-def test_a_plain_vit_fits_in_too(tmp_path: Path) -> None:
+def test_a_plain_vit_can_be_written(tmp_path: Path) -> None:
     model = add_weight_noise(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=3))
     write(model, tmp_path / "weights.pth", "deit")
-    found = read(tmp_path / "weights.pth", heads=2)
-    assert max_output_difference(found.model, model) <= 1e-6
-    with pytest.raises(CheckpointError, match=r"pool is 'mean', which deit cannot hold; expected 'class'"):
+    checkpoint = read(tmp_path / "weights.pth", heads=2)
+    assert max_output_difference(checkpoint.model, model) <= 1e-6
+    with pytest.raises(CheckpointError, match=r"pool is 'mean', which deit cannot represent; expected 'class'"):
         write(vitrail.create("ViT-Ti/16", image_size=32, pool="mean"), tmp_path / "weights.pth", "deit")
 
 
-def test_the_real_file_comes_back(shared: Callable[[str], Path], tmp_path: Path) -> None:
-    found = check_round_trip(shared("weights/deit_tiny_patch16_224.pth"), tmp_path / "back.pth", to="deit")
-    assert vitrail.create("DeiT-Ti").config == found.model.config
+def test_round_trip_of_the_public_file(shared: Callable[[str], Path], tmp_path: Path) -> None:
+    checkpoint = check_round_trip(shared("weights/deit_tiny_patch16_224.pth"), tmp_path / "back.pth", to="deit")
+    assert vitrail.create("DeiT-Ti").config == checkpoint.model.config
     assert len(read_tensors(tmp_path / "back.pth")) == 152
 
 
 @pytest.mark.parametrize(("layout", "fields"), [("deit", {}), ("mae", {}), ("dino", {"classes": 0})])
-def test_a_safetensors_file_of_ours_says_whose_it_is(layout: str, fields: dict[str, Any], tmp_path: Path) -> None:
+def test_written_safetensors_name_their_layout(layout: str, fields: dict[str, Any], tmp_path: Path) -> None:
     model = add_weight_noise(vitrail.create("ViT-Ti/16", image_size=32, width=64, heads=1, depth=1, **fields))
     write(model, tmp_path / "weights.safetensors", layout)
     assert vitrail.describe(tmp_path / "weights.safetensors").provenance["source"]["layout"] == layout

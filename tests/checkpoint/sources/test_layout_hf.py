@@ -1,4 +1,4 @@
-"""transformers' own models at toy size: its folders are ours, ours are its, class names and preprocessing included."""
+"""transformers' own models at toy size: folders in both directions, with class names and preprocessing."""
 
 import json
 from collections.abc import Callable
@@ -68,8 +68,8 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def answer(theirs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Logits, the pooler's vector, or the class token, whatever the model is for."""
+def make_forward(theirs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A forward that returns logits, the pooler's output, or the class token, depending on the model."""
 
     def forward(images: torch.Tensor) -> torch.Tensor:
         out = theirs(images)
@@ -82,64 +82,64 @@ def answer(theirs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_folders_are_ours_and_come_back(kind: str, tmp_path: Path) -> None:
+def test_round_trip_and_outputs(kind: str, tmp_path: Path) -> None:
     theirs = add_weight_noise(KINDS[kind]())
     theirs.save_pretrained(tmp_path / "theirs")
     lost = ("embeddings.mask_token",) if "dinov2" in kind else ()
-    found = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf", without=lost)
-    assert max_output_difference(found.model, answer(theirs)) <= 1e-5
+    checkpoint = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf", without=lost)
+    assert max_output_difference(checkpoint.model, make_forward(theirs)) <= 1e-5
     auto = AutoModelForImageClassification if "classifier" in str(list(theirs.state_dict())) else AutoModel
     opened, loading = auto.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert type(opened) is type(theirs)
     assert not loading["unexpected_keys"]
-    made = ("embeddings.mask_token", "pooler.")  # AutoModel asks for a pooler even where none was
+    made = ("embeddings.mask_token", "pooler.")  # AutoModel expects a pooler even if there was none
     assert all(name.startswith(made) for name in loading["missing_keys"])
     if kind != "vit, no head":
-        assert max_output_difference(found.model, answer(opened.eval())) <= 1e-5
+        assert max_output_difference(checkpoint.model, make_forward(opened.eval())) <= 1e-5
     if "no labels" in kind or not getattr(theirs.config, "id2label", None):
-        assert found.description.labels is None
-    elif found.model.config.classes:
-        assert found.description.labels == ("ant", "bee", "crane", "crane", "æ")
+        assert checkpoint.description.labels is None
+    elif checkpoint.model.config.classes:
+        assert checkpoint.description.labels == ("ant", "bee", "crane", "crane", "æ")
         assert opened.config.id2label == theirs.config.id2label
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_in_memory_and_a_pickle(kind: str, tmp_path: Path) -> None:
+def test_names_in_memory_are_read_from_a_pickle(kind: str, tmp_path: Path) -> None:
     theirs = add_weight_noise(KINDS[kind]())
     theirs.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
-    assert max_output_difference(read(tmp_path).model, answer(theirs)) <= 1e-5
+    assert max_output_difference(read(tmp_path).model, make_forward(theirs)) <= 1e-5
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
+def test_sharded_weights_are_read(tmp_path: Path) -> None:
     theirs = add_weight_noise(KINDS["vit"]())
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert max_output_difference(read(tmp_path).model, answer(theirs)) <= 1e-5
+    assert max_output_difference(read(tmp_path).model, make_forward(theirs)) <= 1e-5
     next(tmp_path.glob("*.safetensors")).unlink()
-    with pytest.raises(CheckpointError, match=r"is missing, or no file; expected weights"):
+    with pytest.raises(CheckpointError, match=r"is missing or is not a file; expected weights"):
         read(tmp_path)
 
 
-def test_the_weights_alone_say_what_was_assumed(tmp_path: Path) -> None:
+def test_weights_without_config_report_assumptions(tmp_path: Path) -> None:
     theirs = add_weight_noise(KINDS["vit"]())
     theirs.save_pretrained(tmp_path / "folder")
     (tmp_path / "alone.safetensors").write_bytes((tmp_path / "folder" / "model.safetensors").read_bytes())
-    found = read(tmp_path / "alone.safetensors", heads=4)
-    assert max_output_difference(found.model, answer(theirs)) <= 1e-5
-    assert found.model.config.norm_eps == 1e-12
+    checkpoint = read(tmp_path / "alone.safetensors", heads=4)
+    assert max_output_difference(checkpoint.model, make_forward(theirs)) <= 1e-5
+    assert checkpoint.model.config.norm_eps == 1e-12
     assumed = {"activation": "gelu", "norm_eps": 1e-12, "preprocessing": "mean 0.5, crop 1, bilinear"}
-    assert (found.report.warnings, found.report.assumed) == ((), assumed)
+    assert (checkpoint.report.warnings, checkpoint.report.assumed) == ((), assumed)
 
 
-def test_the_head_of_a_dinov2_is_left_and_that_is_said(tmp_path: Path) -> None:
+def test_the_head_of_a_dinov2_is_ignored_with_a_warning(tmp_path: Path) -> None:
     theirs = add_weight_noise(Dinov2ForImageClassification(Dinov2Config(**TOY, **LABELS)))
     theirs.save_pretrained(tmp_path)
-    found = read(tmp_path)
-    assert any("head of a DINOv2" in warning for warning in found.report.warnings)
-    assert "classifier.weight" in found.report.ignored
-    assert found.model.config.classes == 0
+    checkpoint = read(tmp_path)
+    assert any("head of a DINOv2" in warning for warning in checkpoint.report.warnings)
+    assert "classifier.weight" in checkpoint.report.ignored
+    assert checkpoint.model.config.classes == 0
 
 
 @pytest.mark.parametrize(
@@ -171,34 +171,36 @@ def test_the_head_of_a_dinov2_is_left_and_that_is_said(tmp_path: Path) -> None:
         ({"size": 32, "do_normalize": False}, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}),
     ],
 )
-def test_its_preprocessing_is_ours(processor: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+def test_preprocessing_equals_its_processor(
+    processor: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
     KINDS["vit"]().save_pretrained(tmp_path / "theirs")
     text = json.dumps({"image_processor_type": "ViTImageProcessor", **processor})
     (tmp_path / "theirs" / "preprocessor_config.json").write_text(text)
-    found = read(tmp_path / "theirs")
-    how = found.description.preprocessing
-    assert how is not None
-    assert {name: getattr(how, name) for name in expected} == expected
-    assert not found.report.warnings
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), np.uint8))
-    write_checkpoint(found, tmp_path / "back", "hf")
+    checkpoint = read(tmp_path / "theirs")
+    preprocessing = checkpoint.description.preprocessing
+    assert preprocessing is not None
+    assert {name: getattr(preprocessing, name) for name in expected} == expected
+    assert not checkpoint.report.warnings
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), np.uint8))
+    write_checkpoint(checkpoint, tmp_path / "back", "hf")
     for folder in ("theirs", "back"):
         theirs = AutoImageProcessor.from_pretrained(tmp_path / folder, use_fast=False)
-        pixels = theirs(picture, return_tensors="np")["pixel_values"][0]
-        grey = 1 / 255 / min(how.std)
-        assert np.abs(pixels - preprocess_image(picture, how)).max() <= 1.01 * grey
+        pixels = theirs(image, return_tensors="np")["pixel_values"][0]
+        grey = 1 / 255 / min(preprocessing.std)
+        assert np.abs(pixels - preprocess_image(image, preprocessing)).max() <= 1.01 * grey
 
 
 @pytest.mark.parametrize(
     ("processor", "warning"),
     [
         (None, "does not specify preprocessing; assumed preprocessing=mean 0.5"),
-        ({"size": 64}, "makes pictures of 64×64, not"),
-        ({"size": 32, "resample": 1}, "says resample 1, which ours cannot"),
-        ({"size": 32, "do_rescale": False}, "says do_rescale False"),
+        ({"size": 64}, "makes images of 64×64: 32×32 is used"),
+        ({"size": 32, "resample": 1}, "has resample=1, not supported"),
+        ({"size": 32, "do_rescale": False}, "has do_rescale=False"),
     ],
 )
-def test_preprocessing_that_is_missing_or_odd_is_said(
+def test_missing_or_unsupported_preprocessing_gives_a_warning(
     processor: dict[str, Any] | None, warning: str, tmp_path: Path
 ) -> None:
     KINDS["vit"]().save_pretrained(tmp_path)
@@ -210,15 +212,15 @@ def test_preprocessing_that_is_missing_or_odd_is_said(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "swin"}, r"is a 'swin' of transformers; expected one of vit, deit"),
+        ({"model_type": "swin"}, r"has model_type 'swin' of transformers; expected one of vit, deit"),
         ({"hidden_act": "relu"}, r"hidden_act is 'relu'; expected one of gelu"),
         ({"num_attention_heads": "four"}, r"num_attention_heads is 'four'; expected a whole number"),
         ({"num_attention_heads": 5}, r"width 32 cannot be divided by 5 heads"),
-        ({"id2label": {"x": "ant"}}, r"id2label of config\.json has keys that are no numbers"),
+        ({"id2label": {"x": "ant"}}, r"id2label of config\.json has keys that are not numbers"),
         ({"layer_norm_eps": True}, r"layer_norm_eps is True; expected a number"),
     ],
 )
-def test_a_config_that_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_config_fields_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     KINDS["vit"]().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -226,36 +228,36 @@ def test_a_config_that_is_wrong_is_named(changes: dict[str, Any], message: str, 
         read(tmp_path)
 
 
-def test_what_contradicts_is_said(tmp_path: Path) -> None:
+def test_contradictions_give_a_warning(tmp_path: Path) -> None:
     KINDS["vit"]().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "image_size": 64, "id2label": {"0": "a", "1": "b"}}))
-    found = read(tmp_path)
-    assert any("said to be for images of" in warning for warning in found.report.warnings)
-    assert "2 labels for 5 classes: left out" in found.report.warnings
-    assert found.model.config.image_size == (32, 32)
+    checkpoint = read(tmp_path)
+    assert any("(64, 64), but its positions are for 32×32" in warning for warning in checkpoint.report.warnings)
+    assert any("2 labels for 5 classes" in warning for warning in checkpoint.report.warnings)
+    assert checkpoint.model.config.image_size == (32, 32)
 
 
-def test_pictures_that_are_no_squares(tmp_path: Path) -> None:
+def test_images_that_are_not_square(tmp_path: Path) -> None:
     theirs = add_weight_noise(ViTForImageClassification(ViTConfig(**{**WIDE, "image_size": (32, 48)}, **LABELS)))
     theirs.save_pretrained(tmp_path / "theirs")
-    found = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf")
-    assert found.model.config.image_size == (32, 48)
-    assert max_output_difference(found.model, answer(theirs), (32, 48)) <= 1e-5
+    checkpoint = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf")
+    assert checkpoint.model.config.image_size == (32, 48)
+    assert max_output_difference(checkpoint.model, make_forward(theirs), (32, 48)) <= 1e-5
 
 
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("vit_tiny_r_s16_p8_224", {}, "a hybrid has no place in transformers' ViT"),
-        ("ViT-Ti/16", {"pool": "mean"}, "pool is 'mean', which transformers' vit cannot hold"),
-        ("ViT-Ti/16", {"registers": 2}, "registers is 2, which transformers' deit cannot hold; expected 0 or 1"),
-        ("ViT-Ti/16", {"layer_scale": 0.1}, "classes is 5, which transformers' dinov2 cannot hold; expected 0"),
-        ("ViT-Ti/16", {"head": "mlp"}, "classes is 5, which transformers' vit cannot hold; expected 0"),
+        ("vit_tiny_r_s16_p8_224", {}, "transformers' ViT cannot represent a hybrid"),
+        ("ViT-Ti/16", {"pool": "mean"}, "pool is 'mean', which transformers' vit cannot represent"),
+        ("ViT-Ti/16", {"registers": 2}, "registers is 2, which transformers' deit cannot represent; expected 0 or 1"),
+        ("ViT-Ti/16", {"layer_scale": 0.1}, "classes is 5, which transformers' dinov2 cannot represent; expected 0"),
+        ("ViT-Ti/16", {"head": "mlp"}, "classes is 5, which transformers' vit cannot represent; expected 0"),
         ("ViT-Ti/16", {"positions": "relative"}, "positions is 'relative'"),
     ],
 )
-def test_what_it_cannot_hold_is_refused(name: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(name: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = vitrail.create(name, image_size=32, width=32, heads=2, depth=1, classes=5, **fields)
     with pytest.raises(CheckpointError, match=message):
         write(model, tmp_path / "folder", "hf")
@@ -269,30 +271,32 @@ def test_what_it_cannot_hold_is_refused(name: str, fields: dict[str, Any], messa
         ("weights/deit_tiny_patch16_224.pth", 0.875),
     ],
 )
-def test_real_weights_in_its_pipeline(weights: str, crop: float, shared: Callable[[str], Path], tmp_path: Path) -> None:
+def test_pipeline_of_transformers_gives_the_same_predictions(
+    weights: str, crop: float, shared: Callable[[str], Path], tmp_path: Path
+) -> None:
     lines = shared("imagenet-classes.txt").read_text("utf-8").splitlines()
     labels = [f"{n} {line}" for n, line in enumerate(lines)]
-    found = read(shared(weights))
-    assert found.description.preprocessing is not None
-    assert found.description.preprocessing.crop == crop
-    write(found.model, tmp_path, "hf", labels=labels, preprocessing=found.description.preprocessing)
+    checkpoint = read(shared(weights))
+    assert checkpoint.description.preprocessing is not None
+    assert checkpoint.description.preprocessing.crop == crop
+    write(checkpoint.model, tmp_path, "hf", labels=labels, preprocessing=checkpoint.description.preprocessing)
     photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::100]
     theirs = pipeline("image-classification", model=str(tmp_path), device="cpu")
     ours = vitrail.Predictor(tmp_path)
     for photo in photos:
-        answers, top = theirs(Image.open(photo).convert("RGB"), top_k=5), ours.predict(photo).top
-        assert [each["label"] for each in answers] == [each.label for each in top], photo
-        for mine, their in zip(top, answers, strict=True):
+        predictions, top = theirs(Image.open(photo).convert("RGB"), top_k=5), ours.predict(photo).top
+        assert [each["label"] for each in predictions] == [each.label for each in top], photo
+        for mine, their in zip(top, predictions, strict=True):
             assert abs(mine.probability - their["score"]) < 0.02
 
 
-def test_the_folder_that_it_wrote_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_folder_of_transformers_is_replaced(tmp_path: Path) -> None:
     theirs = add_weight_noise(KINDS["vit"]())
     theirs.save_pretrained(tmp_path)
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    found = read(tmp_path)
-    assert not found.report.warnings
-    write_checkpoint(found, tmp_path, "hf")
+    checkpoint = read(tmp_path)
+    assert not checkpoint.report.warnings
+    write_checkpoint(checkpoint, tmp_path, "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -304,13 +308,13 @@ def test_the_folder_that_it_wrote_is_replaced_whole(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_pooler_that_ours_is_not(tmp_path: Path) -> None:
+def test_an_unsupported_pooler_is_refused(tmp_path: Path) -> None:
     ViTModel(ViTConfig(**WIDE, pooler_act="relu")).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"pooler_act is 'relu'; expected tanh"):
         read(tmp_path)
 
 
-def test_a_preprocessing_of_another_model_does_not_stay(tmp_path: Path) -> None:
+def test_old_preprocessing_is_removed(tmp_path: Path) -> None:
     model = add_weight_noise(vitrail.create("ViT-Ti/16", image_size=32, width=32, heads=2, depth=1, classes=5))
     write(model, tmp_path, "hf", preprocessing=vitrail.Preprocessing(image_size=32))
     write(model, tmp_path, "hf")

@@ -1,4 +1,4 @@
-"""yitu's T2T-ViT: its modules as its code has them, its files both ways, and both of its scales."""
+"""yitu's T2T-ViT: a copy of its modules, its files in both directions, and both of its attention scales."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ TOY: dict[str, Any] = {"image_size": 32, "stage_width": 6, "width": 16, "depth":
 
 
 class Performer(nn.Module):
-    """A stage with the names and the order of k, q, v of the published one."""
+    """A stage with the names and the order k, q, v of the published code."""
 
     def __init__(self, inside: int, width: int) -> None:
         super().__init__()
@@ -105,89 +105,97 @@ class Published(nn.Module):
         return self.head(self.norm(x)[:, 0])
 
 
-def published(stage: str, **fields: Any) -> Published:
+def make_published(stage: str, **fields: Any) -> Published:
     torch.manual_seed(0)
     return add_weight_noise(Published(stage, **fields), std=0.2)
 
 
-def save(model: nn.Module, path: Path, wrapper: str = "state_dict_ema", prefix: str = "") -> Path:
+def save_published(model: nn.Module, path: Path, wrapper: str = "state_dict_ema", prefix: str = "") -> Path:
     torch.save({wrapper: {f"{prefix}{name}": each for name, each in model.state_dict().items()}, "epoch": 3}, path)
     return path
 
 
 @pytest.mark.parametrize(("wrapper", "prefix"), [("state_dict_ema", ""), ("state_dict", "module.")])
 @pytest.mark.parametrize("stage", ["performer", "transformer"])
-def test_its_model_is_ours_and_comes_back(stage: str, wrapper: str, prefix: str, tmp_path: Path) -> None:
-    theirs = published(stage)
-    found = read(save(theirs, tmp_path / "model.pth.tar", wrapper, prefix), heads=2)
-    assert (found.layout, found.description.family, found.model.config.stage) == ("t2t", "t2t", stage)
-    assert found.report.warnings == (SCALE_WARNING,)
-    assert max_output_difference(found.model, theirs) <= 1e-5
-    write_checkpoint(found, tmp_path / "own", "vitrail")
+def test_round_trip_and_outputs(stage: str, wrapper: str, prefix: str, tmp_path: Path) -> None:
+    theirs = make_published(stage)
+    checkpoint = read(save_published(theirs, tmp_path / "model.pth.tar", wrapper, prefix), heads=2)
+    assert (checkpoint.layout, checkpoint.description.family, checkpoint.model.config.stage) == ("t2t", "t2t", stage)
+    assert checkpoint.report.warnings == (SCALE_WARNING,)
+    assert max_output_difference(checkpoint.model, theirs) <= 1e-5
+    write_checkpoint(checkpoint, tmp_path / "own", "vitrail")
     write_checkpoint(read(tmp_path / "own"), tmp_path / "back.pth", "t2t")
     assert_same_tensors(torch.load(tmp_path / "back.pth", weights_only=True)["state_dict_ema"], theirs.state_dict())
 
 
 @pytest.mark.parametrize("heads", [2, 4])
-def test_a_scale_by_the_whole_width_is_asked_for(heads: int, tmp_path: Path) -> None:
-    theirs = published("performer", by_width=True, heads=heads)
-    path = save(theirs, tmp_path / "model.pth")
-    found = read(path, source="t2t_by_width", heads=heads)
-    assert found.layout == found.description.provenance["source"]["layout"] == "t2t_by_width"
-    assert max_output_difference(found.model, theirs) <= 1e-5
-    assert max_output_difference(read(path, heads=heads).model, theirs) > 0.01  # nothing in the file tells
-    write_checkpoint(found, tmp_path / "back.pth", "t2t_by_width")
+def test_scale_by_model_width_must_be_named(heads: int, tmp_path: Path) -> None:
+    theirs = make_published("performer", by_width=True, heads=heads)
+    path = save_published(theirs, tmp_path / "model.pth")
+    checkpoint = read(path, source="t2t_by_width", heads=heads)
+    assert checkpoint.layout == checkpoint.description.provenance["source"]["layout"] == "t2t_by_width"
+    assert max_output_difference(checkpoint.model, theirs) <= 1e-5
+    assert max_output_difference(read(path, heads=heads).model, theirs) > 0.01  # the file does not tell
+    write_checkpoint(checkpoint, tmp_path / "back.pth", "t2t_by_width")
     back = torch.load(tmp_path / "back.pth", weights_only=True)["state_dict_ema"]
     for name, tensor in theirs.state_dict().items():
-        torch.testing.assert_close(back[name], tensor, rtol=3e-7, atol=0)  # a root of 2 rounds twice
+        torch.testing.assert_close(back[name], tensor, rtol=3e-7, atol=0)  # a square root of 2 is rounded twice
 
 
-def test_of_two_states_the_average_is_taken(tmp_path: Path) -> None:
-    one, other = published("performer").state_dict(), add_weight_noise(Published("performer")).state_dict()
+def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
+    one, other = make_published("performer").state_dict(), add_weight_noise(Published("performer")).state_dict()
     torch.save({"state_dict": other, "state_dict_ema": one}, tmp_path / "both.pth")
-    found = read(tmp_path / "both.pth", heads=2)
-    assert torch.equal(found.model.cls_token, one["cls_token"])
-    assert found.report.warnings == (SCALE_WARNING, "taken from 'state_dict_ema'; the file also has state_dict")
+    checkpoint = read(tmp_path / "both.pth", heads=2)
+    assert torch.equal(checkpoint.model.cls_token, one["cls_token"])
+    assert checkpoint.report.warnings == (
+        SCALE_WARNING,
+        "its weights are read from 'state_dict_ema'; the file also has state_dict",
+    )
 
 
-def test_what_comes_with_the_layout(tmp_path: Path) -> None:
-    found = read(save(published("performer"), tmp_path / "model.pth"), heads=2)
-    how = found.description.preprocessing
-    assert how is not None
-    assert (how.image_size, how.crop, how.interpolation, how.mean[0]) == ((32, 32), 0.9, "bicubic", 0.485)
-    assert found.description.resampling == "deit"
-    assert not found.model.pos_embed.requires_grad
+def test_preprocessing_and_policy_of_the_layout(tmp_path: Path) -> None:
+    checkpoint = read(save_published(make_published("performer"), tmp_path / "model.pth"), heads=2)
+    preprocessing = checkpoint.description.preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.image_size, preprocessing.crop, preprocessing.interpolation, preprocessing.mean[0]) == (
+        (32, 32),
+        0.9,
+        "bicubic",
+        0.485,
+    )
+    assert checkpoint.description.resampling == "deit"
+    assert not checkpoint.model.pos_embed.requires_grad
 
 
 def test_another_size_and_other_classes(tmp_path: Path) -> None:
-    path = save(published("performer"), tmp_path / "model.pth")
-    found = read(path, heads=2, image_size=(48, 64), classes=3)
-    assert found.report.resized == {"pos_embed": "deit positions, 2×2 to 3×4"}
-    assert found.report.initialised == ("head.weight", "head.bias")
-    assert not found.model(torch.randn(1, 3, 48, 64)).any()
+    path = save_published(make_published("performer"), tmp_path / "model.pth")
+    checkpoint = read(path, heads=2, image_size=(48, 64), classes=3)
+    assert checkpoint.report.resized == {"pos_embed": "deit positions, 2×2 to 3×4"}
+    assert checkpoint.report.initialised == ("head.weight", "head.bias")
+    assert not checkpoint.model(torch.randn(1, 3, 48, 64)).any()
     with pytest.raises(ConfigError, match="expected a multiple of 16×16"):
         read(path, heads=2, image_size=40)
 
 
 @pytest.mark.parametrize("name", vitrail.list_models("t2t_*"))
-def test_presets_are_found_again_in_their_shapes(name: str) -> None:
+def test_presets_are_inferred_from_their_shapes(name: str) -> None:
     family, preset = find_preset(name)
     with torch.device("meta"):
         tensors = vitrail.create(name).state_dict()
     assert family.configure(**infer_t2t_config(tensors, "t2t", {})[0]) == preset
 
 
-def test_heads_are_known_of_published_shapes_alone(tmp_path: Path) -> None:
-    wide = published("performer", width=64, heads=1)
-    found = read(save(wide, tmp_path / "wide.pth"))
-    assert found.report.warnings == (SCALE_WARNING,)
-    assert found.report.assumed == {"heads": 1}
-    assert max_output_difference(found.model, wide) <= 1e-5
-    known = published("performer", width=256, heads=4, hidden=512)
-    found = read(save(known, tmp_path / "known.pth"))
-    assert (found.model.config.heads, found.report.warnings) == (4, (SCALE_WARNING,))
-    with pytest.raises(CheckpointError, match=r"how many heads share its width of 16; expected heads=…"):
-        read(save(published("performer"), tmp_path / "model.pth"))
+def test_heads_are_known_only_for_published_shapes(tmp_path: Path) -> None:
+    wide = make_published("performer", width=64, heads=1)
+    checkpoint = read(save_published(wide, tmp_path / "wide.pth"))
+    assert checkpoint.report.warnings == (SCALE_WARNING,)
+    assert checkpoint.report.assumed == {"heads": 1}
+    assert max_output_difference(checkpoint.model, wide) <= 1e-5
+    known = make_published("performer", width=256, heads=4, hidden=512)
+    checkpoint = read(save_published(known, tmp_path / "known.pth"))
+    assert (checkpoint.model.config.heads, checkpoint.report.warnings) == (4, (SCALE_WARNING,))
+    with pytest.raises(CheckpointError, match=r"number of heads for width 16; expected heads=…"):
+        read(save_published(make_published("performer"), tmp_path / "model.pth"))
 
 
 @pytest.mark.parametrize(
@@ -195,17 +203,19 @@ def test_heads_are_known_of_published_shapes_alone(tmp_path: Path) -> None:
     [
         ({"tokens_to_token.attention2.w": None}, r"1 missing \(tokens_to_token\.attention2\.w\) of \d+ tensors"),
         ({"tokens_to_token.attention1.kqv.weight": torch.ones(18)}, r"expected 2 dimensions"),
-        ({"tokens_to_token.attention1.w": None}, r"\d tensors that a t2t\w* t2t has no place for"),
-        ({"blocks.0.attn.qkv.bias": torch.ones(48)}, r"1 tensors that a t2t\w* t2t has no place for"),
-        ({"blocks.0.mlp.fc1.weight": None}, r"blocks\.0\.mlp\.fc1\.weight is not there"),
-        ({"pos_embed": torch.ones(1, 7, 16)}, r"pos_embed has 7 rows, 1 of them before the patches"),
+        ({"tokens_to_token.attention1.w": None}, r"\d tensors that are not part of a t2t"),
+        ({"blocks.0.attn.qkv.bias": torch.ones(48)}, r"1 tensors that are not part of a t2t"),
+        ({"blocks.0.mlp.fc1.weight": None}, r"blocks\.0\.mlp\.fc1\.weight is missing"),
+        ({"pos_embed": torch.ones(1, 7, 16)}, r"pos_embed has 7 rows, 1 of them for prefix tokens"),
         ({"cls_token": None}, r"1 missing \(cls_token\)"),
     ],
 )
 @pytest.mark.parametrize("source", ["t2t", "t2t_by_width"])
-def test_bad_files_are_one_line(source: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_tensors_are_refused_in_one_line(
+    source: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     tensors = {
-        name: each for name, each in {**published("performer").state_dict(), **change}.items() if each is not None
+        name: each for name, each in {**make_published("performer").state_dict(), **change}.items() if each is not None
     }
     torch.save({"state_dict": tensors}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointError, match=message) as error:
@@ -213,13 +223,13 @@ def test_bad_files_are_one_line(source: str, change: dict[str, Any], message: st
     assert "\n" not in str(error.value)
 
 
-def test_what_it_cannot_say_is_warned_of_or_refused(tmp_path: Path) -> None:
+def test_lost_fields_give_a_warning_and_other_families_are_refused(tmp_path: Path) -> None:
     model = add_weight_noise(vitrail.create("t2t_vit_7", **TOY, heads=2, norm_eps=0.1))
-    with pytest.warns(UserWarning, match=r"t2t cannot say norm_eps 0\.1, and its readers run with 1e-05"):
+    with pytest.warns(UserWarning, match=r"t2t cannot store norm_eps=0\.1, and its readers use 1e-05"):
         write(model, tmp_path / "model.safetensors", "t2t")
-    found = read(tmp_path / "model.safetensors", heads=2, norm_eps=0.1)
-    assert found.layout == "t2t"
-    assert found.model.config == replace(model.config, norm_eps=0.1)
-    with pytest.raises(CheckpointError, match="t2t has no place for a model of the family 'vit'"):
+    checkpoint = read(tmp_path / "model.safetensors", heads=2, norm_eps=0.1)
+    assert checkpoint.layout == "t2t"
+    assert checkpoint.model.config == replace(model.config, norm_eps=0.1)
+    with pytest.raises(CheckpointError, match="t2t cannot represent a model of the family 'vit'"):
         write(vitrail.create("ViT-Ti/16", depth=1), tmp_path / "vit.pth", "t2t")
     assert not (tmp_path / "vit.pth").exists()

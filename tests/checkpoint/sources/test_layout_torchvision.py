@@ -1,4 +1,4 @@
-"""torchvision's own VisionTransformer at toy size, both ways; also by the names of its first files."""
+"""torchvision's own VisionTransformer at toy size, in both directions; also with the names of its first files."""
 
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ def toy(**fields: Any) -> Any:
     return add_weight_noise(VisionTransformer(**fields))
 
 
-@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize("fields", [{}, {"representation_size": 32}], ids=["", "pre_logits"])
-def test_its_model_is_ours_and_comes_back(fields: dict[str, Any], ending: str, tmp_path: Path) -> None:
+def test_round_trip_and_outputs(fields: dict[str, Any], suffix: str, tmp_path: Path) -> None:
     theirs = toy(**fields)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
-    found = check_round_trip(tmp_path / "weights.pth", tmp_path / f"back{ending}", to="torchvision", heads=4)
-    assert max_output_difference(found.model, theirs) <= 1e-5
-    theirs.load_state_dict(read_tensors(tmp_path / f"back{ending}"))
+    checkpoint = check_round_trip(tmp_path / "weights.pth", tmp_path / f"back{suffix}", to="torchvision", heads=4)
+    assert max_output_difference(checkpoint.model, theirs) <= 1e-5
+    theirs.load_state_dict(read_tensors(tmp_path / f"back{suffix}"))
 
 
-def test_the_first_names_of_its_mlp(tmp_path: Path) -> None:
+def test_old_names_of_the_mlp_are_read(tmp_path: Path) -> None:
     theirs = toy()
     old = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}
     tensors = theirs.state_dict()
@@ -40,20 +40,26 @@ def test_the_first_names_of_its_mlp(tmp_path: Path) -> None:
     assert max_output_difference(read(tmp_path / "weights.pth", heads=4).model, theirs) <= 1e-5
 
 
-def test_what_comes_with_the_family(tmp_path: Path) -> None:
+def test_preprocessing_and_policy_of_the_layout(tmp_path: Path) -> None:
     torch.save(toy().state_dict(), tmp_path / "weights.pth")
-    found = read(tmp_path / "weights.pth", heads=4, image_size=64)
-    how = found.description.preprocessing
-    assert how is not None
-    assert (how.fit, how.crop, how.interpolation, how.mean[0], how.image_size) == (
+    checkpoint = read(tmp_path / "weights.pth", heads=4, image_size=64)
+    preprocessing = checkpoint.description.preprocessing
+    assert preprocessing is not None
+    assert (
+        preprocessing.fit,
+        preprocessing.crop,
+        preprocessing.interpolation,
+        preprocessing.mean[0],
+        preprocessing.image_size,
+    ) == (
         "short_side",
         0.875,
         "bilinear",
         0.485,
         (64, 64),
     )
-    assert "torchvision positions" in found.report.resized["pos_embed"]
-    assert found.model.config.activation == "gelu"
+    assert "torchvision positions" in checkpoint.report.resized["pos_embed"]
+    assert checkpoint.model.config.activation == "gelu"
 
 
 def test_a_representation_of_another_width_is_refused(tmp_path: Path) -> None:
@@ -62,10 +68,10 @@ def test_a_representation_of_another_width_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "weights.pth", heads=4)
 
 
-def test_a_model_trained_with_tanh_is_written_with_a_warning_that_says_how_much(tmp_path: Path) -> None:
+def test_writing_another_activation_warns_with_the_output_difference(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "classes": 5}
     tanh = add_weight_noise(vitrail.create("ViT-Ti/16", **fields, activation="gelu_tanh"), 0.3)
-    with pytest.warns(UserWarning, match=r"cannot say activation 'gelu_tanh', .* differ by up to .*e-0[2-7]"):
+    with pytest.warns(UserWarning, match=r"cannot store activation='gelu_tanh', .* differ by up to .*e-0[2-7]"):
         write(tanh, tmp_path / "weights.pth", "torchvision")
     exact = read(tmp_path / "weights.pth", heads=2).model
     assert exact.config.activation == "gelu"
@@ -74,13 +80,13 @@ def test_a_model_trained_with_tanh_is_written_with_a_warning_that_says_how_much(
         difference = (exact(images) - tanh(images)).abs().max().item()
     with pytest.warns(UserWarning, match=f"up to {difference:.1e}"):
         write(tanh, tmp_path / "weights.pth", "torchvision")
-    with pytest.warns(UserWarning, match=r"google cannot say activation 'gelu'"):
+    with pytest.warns(UserWarning, match=r"google cannot store activation='gelu'"):
         write(exact, tmp_path / "weights.npz", "google")
 
 
-def test_an_eps_that_it_cannot_say(tmp_path: Path) -> None:
+def test_writing_another_norm_eps_gives_a_warning(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"image_size": 32, "width": 32, "heads": 2, "depth": 2, "classes": 5}
-    with pytest.warns(UserWarning, match=r"torchvision cannot say norm_eps 0\.01, and its readers run with 1e-06"):
+    with pytest.warns(UserWarning, match=r"torchvision cannot store norm_eps=0\.01, and its readers use 1e-06"):
         write(
             add_weight_noise(vitrail.create("ViT-Ti/16", **fields, norm_eps=0.01)),
             tmp_path / "weights.pth",

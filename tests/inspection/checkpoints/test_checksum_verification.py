@@ -39,7 +39,7 @@ def damaged(checks: tuple[FileCheck, ...]) -> list[str]:
     return [each.file for each in checks if each.verdict == "damaged"]
 
 
-def test_a_run_and_every_file_of_it(run: Path, tmp_path: Path) -> None:
+def test_every_file_of_a_run_is_verified(run: Path, tmp_path: Path) -> None:
     names = [each.file for each in verify_checksums(run)]
     checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert len(checkpoints) == 2
@@ -59,7 +59,7 @@ def test_a_run_and_every_file_of_it(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["onnx", "int8", "program"])
-def test_an_export_and_every_file_of_it(kind: str, exported: ExportFinder, tmp_path: Path) -> None:
+def test_every_file_of_an_export_is_verified(kind: str, exported: ExportFinder, tmp_path: Path) -> None:
     shutil.copytree(exported(kind), tmp_path / "export")
     names = [each.file for each in verify_checksums(tmp_path / "export")]
     assert names == ["config.json", "model.pt2" if kind == "program" else "model.onnx"]
@@ -82,7 +82,7 @@ def test_a_config_that_lists_files_elsewhere_is_not_followed(tmp_path: Path) -> 
     assert damaged(verify_checksums(tmp_path)) == ["config.json"]
 
 
-def test_the_command_verifies_and_says_so(
+def test_command_reports_checksums(
     run: Path,
     exported: ExportFinder,
     tmp_path: Path,

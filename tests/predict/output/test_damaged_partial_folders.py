@@ -1,4 +1,4 @@
-"""Flipped bytes in OUT.partial: told in one line, done again, or without effect; never a wrong row in the result."""
+"""Flipped bits in OUT.partial: refused in one line, computed again or without effect; never a wrong row."""
 
 import os
 import random
@@ -21,7 +21,7 @@ NAMES = [f"{n}.jpg" for n in range(6)]
 
 @pytest.fixture(autouse=True)
 def unsynchronised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No disk fails here, and waiting for one a thousand times is long."""
+    """Skip fsync: no disk fails here, and a thousand calls are slow."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
 
 
@@ -41,7 +41,7 @@ def fill(sink: Any) -> None:
 
 
 def flips(path: Path, count: int, chance: random.Random) -> Iterator[bytes]:
-    """The file with one byte changed: at every place, or at so many."""
+    """The file with one bit flipped, at every byte or at `count` of them."""
     whole = path.read_bytes()
     places = range(len(whole)) if len(whole) <= count else sorted(chance.sample(range(len(whole)), count))
     for place in places:
@@ -54,7 +54,7 @@ def is_line_about_job(name: str, error: Exception) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "npy"])
-def test_flipped_bytes_change_no_result(tmp_path: Path, kind: Any, mutations: int) -> None:
+def test_flipped_bits_never_change_a_result(tmp_path: Path, kind: Any, mutations: int) -> None:
     """At 20 places of each file by default; with --mutations at a hundredth as many."""
 
     def sink_for(out: Path, *, resume: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Features in files: every picture's numbers in its row."""
+"""Files of features: each image in its row."""
 
 import csv
 import os
@@ -37,7 +37,7 @@ def filled(out: Path, kind: FeatureFormat, shape: tuple[int, ...], *, resume: bo
     for name in NAMES:
         if name not in sink.done:
             values = features(name, shape)
-            sink.write(name, "is no picture" if values is None else None, values)
+            sink.write(name, "is not an image" if values is None else None, values)
     return sink
 
 
@@ -53,14 +53,14 @@ def check(out: Path, shape: tuple[int, ...]) -> None:
     rows = list(csv.DictReader(StringIO(names_file_path(out).read_bytes().decode())))
     assert [row["file"] for row in rows] == list(NAMES)
     assert [row["row"] for row in rows] == ["0", "1", "", "2", "3"]
-    assert [row["error"] for row in rows] == ["", "", "is no picture", "", ""]
+    assert [row["error"] for row in rows] == ["", "", "is not an image", "", ""]
     for row in rows:
         if row["row"]:
             np.testing.assert_array_equal(array[int(row["row"])], features(row["file"], shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_array_and_its_names(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_the_array_has_a_row_per_image_and_its_name(tmp_path: Path, shape: tuple[int, ...]) -> None:
     written(tmp_path / "f.npy", "npy", shape)
     check(tmp_path / "f.npy", shape)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.files.csv", "f.npy"]
@@ -69,7 +69,9 @@ def test_an_array_and_its_names(tmp_path: Path, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("room", [1, 2**24])
-def test_parquet(tmp_path: Path, shape: tuple[int, ...], room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_has_features_and_names(
+    tmp_path: Path, shape: tuple[int, ...], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr("vitrail.predict.output.feature_files.GROUP_BYTES", room)
     written(tmp_path / "f.parquet", "parquet", shape)
@@ -80,26 +82,26 @@ def test_parquet(tmp_path: Path, shape: tuple[int, ...], room: int, monkeypatch:
     assert [row["file"] for row in rows] == list(NAMES)
     for row in rows:
         expected = features(row["file"], shape)
-        assert (row["features"] is None) == (row["error"] == "is no picture") == (expected is None)
+        assert (row["features"] is None) == (row["error"] == "is not an image") == (expected is None)
         if expected is not None:
             assert row["error"] is None
             np.testing.assert_array_equal(np.array(row["features"], np.float32), expected)
 
 
-def test_no_picture_had_any(tmp_path: Path) -> None:
+def test_a_job_without_readable_images_writes_an_empty_array(tmp_path: Path) -> None:
     for name in ("f.npy", "f.parquet"):
         sink = opened(tmp_path / name, choose_format(tmp_path / name, None, FEATURE_FORMAT_BY_SUFFIX))
-        sink.write("bad.jpg", "is no picture", None)
+        sink.write("bad.jpg", "is not an image", None)
         sink.finish()
         sink.close()
     assert np.load(tmp_path / "f.npy").size == 0
     parquet: Any = pytest.importorskip("pyarrow.parquet")
     rows = parquet.read_table(tmp_path / "f.parquet").to_pylist()
-    assert rows == [{"file": "bad.jpg", "error": "is no picture", "features": None}]
+    assert rows == [{"file": "bad.jpg", "error": "is not an image", "features": None}]
 
 
 @pytest.mark.parametrize("cut", ["files.csv", "features.npy"])
-def test_cut_at_any_byte_it_is_made_whole(tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_truncated_at_any_byte_is_completed(tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of the two files is behind."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]  # no disk fails here
     shape, size = (3,), 1

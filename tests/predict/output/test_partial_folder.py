@@ -1,4 +1,4 @@
-"""OUT.partial has one owner, and nothing is written, emptied or deleted in one that is not wholly ours."""
+"""OUT.partial has one owner, and nothing is written or deleted in a folder with files of others."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def unfinished(out: Path) -> Path:
 
 
 def state(folder: Path) -> dict[str, object]:
-    """All that lies below, without following links, and how it is."""
+    """Mode, inode and contents of everything below, without following links."""
     found = dict[str, object]()
     for path in sorted(folder.rglob("*")):
         regular = path.is_file() and not path.is_symlink()
@@ -74,7 +74,7 @@ KINDS = (a_folder, a_link, a_hard_link, a_pipe, a_socket, a_loop)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_changed_where_a_name_of_ours_is_something_else(
+def test_nothing_is_changed_if_one_of_our_names_is_not_a_regular_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the names of sockets are short
@@ -93,7 +93,7 @@ def test_nothing_is_changed_where_a_name_of_ours_is_something_else(
         assert state(Path()) == before, name
 
 
-def test_somebody_elses_files_are_never_deleted(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_never_deleted(tmp_path: Path) -> None:
     out, folder = tmp_path / "a.csv", tmp_path / "a.csv.partial"
     for names in (["x"], ["rows.csv"], ["job.json"], ["job.json", "rows.csv"], ["whole", "rows.csv"], ["whole"]):
         folder.mkdir()
@@ -124,7 +124,7 @@ def test_a_folder_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
     assert state(tmp_path) == before
 
 
-def test_the_file_itself_is_not_written_through_a_link_nor_over_a_device(tmp_path: Path) -> None:
+def test_links_and_devices_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "a.csv").symlink_to(tmp_path / "precious")
     (tmp_path / "b.csv").symlink_to(tmp_path / "nowhere")
@@ -141,7 +141,7 @@ def test_the_file_itself_is_not_written_through_a_link_nor_over_a_device(tmp_pat
             partial_folder_for_predictions(Path(out), "csv")
 
 
-def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_created_while_the_job_runs_is_not_replaced(tmp_path: Path) -> None:
     partial = partial_folder_for_predictions(tmp_path / "a.csv", "csv")
     partial.start(resume=False, overwrite=False)
     sink = PredictionFile(partial, "csv", 1, {"model": "m"}, resume=False)

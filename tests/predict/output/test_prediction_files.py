@@ -34,7 +34,7 @@ TOP = (ClassProbability(7, "a cat, sitting", 0.75), ClassProbability(0, None, 1 
 ROWS: tuple[tuple[str, str | None, tuple[ClassProbability, ...]], ...] = (
     ("photos/1.jpg", None, TOP),
     ('with "quotes", and\nline\rends.jpg', None, TOP),
-    ("bad.jpg", "'bad.jpg' is no picture; expected one", ()),
+    ("bad.jpg", "'bad.jpg' is not an image; expected one", ()),
     (os.fsdecode(b"no \xff text.jpg"), None, TOP[::-1]),
     ("ünïcödé.jpg", None, TOP),
 )
@@ -46,7 +46,7 @@ def opened(out: Path, kind: PredictionFormat, *, resume: bool = False, job: dict
 
 
 def written(out: Path, kind: PredictionFormat, *, resume: bool = False) -> int:
-    """A sitting to the end, and how many rows it found."""
+    """Run a job to the end; returns the number of rows that it found."""
     sink = opened(out, kind, resume=resume)
     before = len(sink.done)
     for name, error, answers in ROWS:
@@ -58,7 +58,7 @@ def written(out: Path, kind: PredictionFormat, *, resume: bool = False) -> int:
 
 
 def rows_of(path: Path, kind: PredictionFormat) -> list[dict[str, Any]]:
-    """What somebody else's reader makes of it."""
+    """The rows as another reader sees them."""
     if kind == "parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
         return parquet.read_table(path).to_pylist()
@@ -69,7 +69,7 @@ def rows_of(path: Path, kind: PredictionFormat) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_says_the_same(tmp_path: Path, kind: PredictionFormat) -> None:
+def test_every_format_has_the_same_rows(tmp_path: Path, kind: PredictionFormat) -> None:
     out = tmp_path / f"out.{kind}"
     assert written(out, kind) == 0
     assert list(tmp_path.iterdir()) == [out]
@@ -101,13 +101,13 @@ def test_every_format_says_the_same(tmp_path: Path, kind: PredictionFormat) -> N
 
 @pytest.fixture
 def unsynchronised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No disk fails here, and waiting for one a thousand times is long."""
+    """Skip fsync: no disk fails here, and a thousand calls are slow."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
 
 
 @pytest.mark.usefixtures("unsynchronised")
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_cut_at_any_byte_it_is_made_whole(tmp_path: Path, kind: PredictionFormat) -> None:
+def test_a_file_truncated_at_any_byte_is_completed(tmp_path: Path, kind: PredictionFormat) -> None:
     written(tmp_path / "whole", kind)
     whole = (tmp_path / "whole").read_bytes()
     ends = [n + 1 for n, byte in enumerate(whole) if byte == 10]
@@ -123,7 +123,7 @@ def test_cut_at_any_byte_it_is_made_whole(tmp_path: Path, kind: PredictionFormat
 
 
 def rows_of_all(out: Path, kind: PredictionFormat) -> None:
-    """As a kill before the end would leave it."""
+    """The state after a kill before the end."""
     sink = opened(out, kind)
     for row in ROWS:
         sink.write(*row)
@@ -131,7 +131,7 @@ def rows_of_all(out: Path, kind: PredictionFormat) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_failures_of_before_are_counted(tmp_path: Path, kind: PredictionFormat) -> None:
+def test_earlier_failures_are_counted_when_resuming(tmp_path: Path, kind: PredictionFormat) -> None:
     rows_of_all(tmp_path / "out", kind)
     again = opened(tmp_path / "out", kind, resume=True)
     assert (again.failed, len(again.done)) == (1, 5)
@@ -141,8 +141,8 @@ def test_failures_of_before_are_counted(tmp_path: Path, kind: PredictionFormat) 
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_what_follows_damage_is_done_again(tmp_path: Path, kind: PredictionFormat) -> None:
-    """Zeros, as a disk may have after a power cut."""
+def test_rows_after_a_damaged_one_are_computed_again(tmp_path: Path, kind: PredictionFormat) -> None:
+    """Zeros, as after a power cut."""
     written(tmp_path / "whole", kind)
     whole = (tmp_path / "whole").read_bytes()
     rows_of_all(tmp_path / "out", kind)
@@ -153,15 +153,15 @@ def test_what_follows_damage_is_done_again(tmp_path: Path, kind: PredictionForma
 
 
 class KilledError(BaseException):
-    """Nobody catches it."""
+    """Stands for kill -9: nothing catches it."""
 
 
 @pytest.mark.usefixtures("unsynchronised")
 @pytest.mark.parametrize("kind", FORMATS)
-def test_killed_while_the_result_gets_its_name(
+def test_a_job_killed_while_renaming_is_completed_by_resuming(
     tmp_path: Path, kind: PredictionFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each of its steps: then --resume finds it done, or does the rest."""
+    """At each step of renaming: resuming finds the job complete, or completes it."""
     written(tmp_path / "whole", kind)
     whole, moments = (tmp_path / "whole").read_bytes(), 0
     while True:
@@ -200,13 +200,11 @@ def dying(step: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return step_or_die
 
 
-def test_what_is_there_is_not_lost(tmp_path: Path) -> None:
+def test_existing_results_are_replaced_only_on_request(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     partial = partial_folder_for_predictions(out, "csv")
     assert not partial.check_existing_results(resume=False, overwrite=False)
-    assert not partial.check_existing_results(
-        resume=True, overwrite=False
-    )  # there is nothing yet to go on with: it begins
+    assert not partial.check_existing_results(resume=True, overwrite=False)  # nothing to resume yet: the job starts
     opened(out, "csv").close()
     with pytest.raises(ConfigError, match=r"out.csv.partial is an unfinished job; use `resume` .* or `overwrite`"):
         partial.check_existing_results(resume=False, overwrite=False)
@@ -223,7 +221,7 @@ def test_what_is_there_is_not_lost(tmp_path: Path) -> None:
     assert not partial.check_existing_results(resume=False, overwrite=True)
 
 
-def test_begun_anew_nothing_of_before_is_left(tmp_path: Path) -> None:
+def test_starting_over_deletes_earlier_rows(tmp_path: Path) -> None:
     sink = opened(tmp_path / "out", "csv")
     sink.write("old.jpg", None, TOP)
     sink.close()
@@ -232,7 +230,7 @@ def test_begun_anew_nothing_of_before_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"model": "n"}, {"top": 3}, {"top": None}, {"new": 1}])
-def test_another_job_is_not_gone_on_with(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_another_job_is_not_resumed_and_the_lock_is_released(tmp_path: Path, other: dict[str, Any]) -> None:
     opened(tmp_path / "out", "csv").close()
     (name,) = other
     with pytest.raises(ConfigError, match=rf"was started with {name} .*, not .*Use the same settings"):
@@ -245,7 +243,7 @@ def test_another_job_is_not_gone_on_with(tmp_path: Path, other: dict[str, Any]) 
         thread.submit(opened, tmp_path / "out", "csv").result().close()
 
 
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
+def test_a_second_owner_is_refused(tmp_path: Path) -> None:
     sink = opened(tmp_path / "out", "csv")
     with ThreadPoolExecutor(1) as other, pytest.raises(InUseError, match=r"out.partial is in use by another thread"):
         other.submit(opened, tmp_path / "out", "csv", resume=True).result()
@@ -254,14 +252,14 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "folder"])
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_devices_and_folders_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     with pytest.raises(ConfigError, match=rf"^{place} is (a device|a folder); expected the name of a file"):
         PartialFolder(Path(place), {"rows.csv": Path(place)}).check_existing_results(resume=False, overwrite=True)
 
 
-def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_finished_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, write = opened(tmp_path / "out", "csv"), os.write
     sink.write(*ROWS[0])
 
@@ -292,22 +290,22 @@ def printed(kind: PredictionFormat, rows: Any = ROWS) -> str:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
-def test_what_is_printed_is_what_is_in_a_file(tmp_path: Path, kind: PredictionFormat) -> None:
+def test_printed_rows_equal_those_of_a_file(tmp_path: Path, kind: PredictionFormat) -> None:
     written(tmp_path / "out", kind)
     assert printed(kind).encode("utf-8", "surrogateescape") == (tmp_path / "out").read_bytes()
     assert printed("json", ()) == "[]\n"
 
 
-def test_a_table_is_to_be_read() -> None:
+def test_a_table_escapes_names_and_skips_failures() -> None:
     assert format_class_table("a\nb.jpg", TOP) == "a\\nb.jpg\n   75.00%      7  a cat, sitting\n   33.33%      0\n"
     lines = printed("table", ROWS[:4]).splitlines()
     assert lines[0] == "photos/1.jpg"
     assert lines[3:5] == ["", 'with "quotes", and\\nline\\rends.jpg']
-    assert lines[7:9] == ["", "no \\udcff text.jpg"]  # what failed has no place in it
+    assert lines[7:9] == ["", "no \\udcff text.jpg"]  # a table has no rows for failures
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=2))
-def test_any_text_goes_through_csv(fields: list[str]) -> None:
+def test_any_text_survives_csv(fields: list[str]) -> None:
     line = format_csv_line(fields)
     (read,) = csv.reader([line])
     assert read == fields
@@ -315,7 +313,7 @@ def test_any_text_goes_through_csv(fields: list[str]) -> None:
 
 
 @given(st.text())
-def test_any_name_goes_through_json(name: str) -> None:
+def test_any_name_survives_json(name: str) -> None:
     line = format_json_line({"file": name})
     line.encode()
     assert (line.count("\n"), json.loads(line)) == (1, {"file": name})
@@ -325,7 +323,7 @@ def names(count: int) -> Iterator[str]:
     return (f"photos/{n}.jpg" for n in range(count))
 
 
-def test_done_holds_millions_in_little_room() -> None:
+def test_completed_images_take_16_bytes_each() -> None:
     digests = [hash_to_integer(name.encode()) for name in names(10_000)]
     done = CompletedImages(digests, range(10_000))
     assert all(name in done for name in names(10_000))
@@ -350,7 +348,9 @@ def test_done_holds_millions_in_little_room() -> None:
         (None, "parquet", "`format` parquet needs a file: set"),
     ],
 )
-def test_the_format(out: str | None, kind: PredictionFormat | None, found: str) -> None:
+def test_the_format_is_given_or_follows_from_the_suffix(
+    out: str | None, kind: PredictionFormat | None, found: str
+) -> None:
     place = None if out is None else Path(out)
     if "`" not in found:
         assert choose_prediction_format(place, kind) == found

@@ -1,4 +1,4 @@
-"""Checksums of weights: of names, shapes, dtypes and values, so that a flipped bit anywhere in a file is found."""
+"""Checksums of weights: names, shapes, dtypes and values, so that a flipped bit anywhere in a file is detected."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,19 +9,20 @@ from torch import Tensor
 
 from vitrail.machine import count_cores
 
-CHECKSUM_KEY = "sha256"  # the key in the header of a safetensors file
+CHECKSUM_KEY = "sha256"  # in the header of a safetensors file
 
 
 def checksum_tensors(tensors: Mapping[str, Tensor], *texts: str) -> str:
-    """SHA-256 of the checksum of each tensor, in the order of their names, and of the `texts`."""
-    found, names = sha256(), sorted(tensors)
-    with ThreadPoolExecutor(min(8, count_cores())) as pool:  # a core hashes 1.2 GB per second
+    """SHA-256 of the checksums of all tensors, in the order of their names, and of the `texts`."""
+    checksum, names = sha256(), sorted(tensors)
+    with ThreadPoolExecutor(min(8, count_cores())) as pool:  # one core hashes 1.2 GB per second
         parts = list(pool.map(checksum_values, (tensors[name] for name in names)))
     for name, part in zip(names, parts, strict=True):
-        found.update(f"{name}{tuple(tensors[name].shape)}{tensors[name].dtype}".encode("utf-8", "surrogatepass") + part)
+        described = f"{name}{tuple(tensors[name].shape)}{tensors[name].dtype}"
+        checksum.update(described.encode("utf-8", "surrogatepass") + part)
     for text in texts:
-        found.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+        checksum.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
+    return checksum.hexdigest()
 
 
 def checksum_values(tensor: Tensor) -> bytes:
@@ -29,12 +30,12 @@ def checksum_values(tensor: Tensor) -> bytes:
 
 
 def add_checksum_to_header(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, str]:
-    """The header of a safetensors file with a checksum of the tensors and of all its other entries."""
+    """Add a checksum of the tensors and of all other entries to the header of a safetensors file."""
     return {**header, CHECKSUM_KEY: checksum_tensors(tensors, *list_header_entries(header))}
 
 
 def is_intact(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bool | None:
-    """Whether the checksum in the header matches; None if there is none, as in public and older files."""
+    """Whether the checksum in the header matches; None without a checksum, as in public and older files."""
     if CHECKSUM_KEY not in header:
         return None
     return header[CHECKSUM_KEY] == checksum_tensors(tensors, *list_header_entries(header))

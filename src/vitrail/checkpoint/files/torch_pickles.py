@@ -1,8 +1,8 @@
-"""The pickle in a file that torch.save wrote: the tensors it describes, checked before any of their values is read.
+"""Read the pickle in a file of torch.save: which tensors it describes, checked before any of their values is read.
 
-torch.load(weights_only=True) runs no code, but some functions that it allows allocate any amount of memory. So it is
-not used: the pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor is then a
-place in a storage that lies within the file.
+torch.load(weights_only=True) runs no code, but some functions that it allows can allocate any amount of memory. So
+the pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor becomes a location in a
+storage that lies within the file.
 """
 
 import sys
@@ -25,7 +25,7 @@ from vitrail.pickle_reader import (
 )
 
 MAX_DIMENSIONS = 16
-MAX_SIZE_RATIO, SIZE_ALLOWANCE = 4, 2**26  # limit on the bytes of all tensors of a file together
+MAX_SIZE_RATIO, SIZE_ALLOWANCE = 4, 2**26  # all tensors together: 4 times the file plus 64 MB
 
 ALLOWED_DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
@@ -63,7 +63,7 @@ class StorageTypeStandIn(OpaqueGlobal):
 
 @dataclass(frozen=True, eq=False)
 class StorageLocation:
-    """Values of one dtype in the file, found by `key`; a view starts at value `start`."""
+    """`count` values of one dtype, stored in the file under `key`; a view starts at value `start`."""
 
     key: str
     dtype: torch.dtype
@@ -95,23 +95,23 @@ class UnsupportedTensor(OpaqueValue):
 
 
 class OrderedDictStandIn(dict[Any, Any]):
-    """Stands in for an OrderedDict; its attributes, such as the versions of modules, are not needed."""
+    """Stand-in for an OrderedDict; its attributes, such as the versions of modules, are not needed."""
 
     def set_state(self, state: Any) -> None:
         """The state is not needed."""
 
 
 class NamespaceStandIn(OpaqueValue):
-    """Stands in for the arguments of a script."""
+    """Stand-in for the parsed arguments of a script."""
 
     def set_state(self, state: Any) -> None:
         """The state is not needed."""
 
 
 class TorchPickleReader:
-    """The storages and tensors that the pickle of a file of `size` bytes describes.
+    """Collects the storages and tensors that the pickles in a file of `size` bytes describe.
 
-    `stored` returns how many bytes the file has for a key.
+    `stored_bytes(key)` is the number of bytes that the file has for a storage.
     """
 
     def __init__(self, size: int, stored_bytes: Callable[[str], int]) -> None:
@@ -122,11 +122,11 @@ class TorchPickleReader:
 
     def evaluate(self, stream: Any) -> Any:
         return evaluate_pickle(
-            stream, self.allowed_names(), self.budget, persistent=self.locate_storage, strings="utf-8"
+            stream, self.allowed_names(), self.budget, load_persistent=self.locate_storage, encoding="utf-8"
         )
 
     def allowed_names(self) -> Mapping[str, object]:
-        """All names that a plain checkpoint needs; any other name is refused."""
+        """Stand-ins for the names that plain checkpoints need; any other name is refused."""
         calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": self.make_ordered_dict,
             "collections.Counter": make_counter,
@@ -161,7 +161,7 @@ class TorchPickleReader:
         }
 
     def make_ordered_dict(self, pairs: Any = ()) -> OrderedDictStandIn:
-        """An OrderedDict; Python 2 wrote its entries as a list of pairs."""
+        """Make a dict; Python 2 wrote the entries of an OrderedDict as a list of pairs."""
         if not isinstance(pairs, list | tuple):
             raise PickleError(f"makes an OrderedDict of a {type(pairs).__name__}")
         self.budget.spend(len(pairs))
@@ -170,22 +170,17 @@ class TorchPickleReader:
         return OrderedDictStandIn({replace_unsafe_key(key): value for key, value in pairs})
 
     def locate_storage(self, identifier: Any) -> StorageLocation:
-        """The storage for ("storage", type, key, device, number of values); old files add a view."""
+        """Locate the storage ("storage", type, key, device, number of values); old files append a view."""
         if not isinstance(identifier, tuple) or len(identifier) not in (5, 6):
             raise PickleError("refers to something that is not a storage")
-        word, kind, key, _, count, *rest = identifier
-        if (
-            type(word) is not str
-            or word != "storage"
-            or not isinstance(kind, StorageTypeStandIn)
-            or type(key) is not str
-        ):
+        tag, kind, key, _, count, *rest = identifier
+        if type(tag) is not str or tag != "storage" or type(key) is not str or not isinstance(kind, StorageTypeStandIn):
             raise PickleError("refers to something that is not a storage")
         if not is_count(count) or count * kind.dtype.itemsize > self.stored_bytes(key):
             raise PickleError("describes more values than it holds")
         stored = self.storages.setdefault(key, StorageLocation(key, kind.dtype, count))
         if (stored.dtype, stored.count) != (kind.dtype, count):
-            raise PickleError(f"describes storage {key} in two ways")
+            raise PickleError(f"describes storage {key} in two different ways")
         view = rest[0] if rest else None
         if view is None:
             return stored
@@ -225,23 +220,29 @@ class TorchPickleReader:
         if not is_count(offset) or not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride):
             raise PickleError("describes a tensor without a shape")
         dtype = dtype or storage.dtype
-        place = TensorLocation(storage, dtype, offset, shape, stride)
+        location = TensorLocation(storage, dtype, offset, shape, stride)
         last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if prod(shape) else -1
         if (offset + last + 1) * dtype.itemsize > storage.size:
             raise PickleError("describes more values than it holds")
-        self.bytes_left -= place.size
+        self.bytes_left -= location.size
         if self.bytes_left < 0:
             raise PickleError(f"describes more values than it holds: tensors of more than {self.max_bytes} bytes")
-        return place
+        return location
 
     def locate_typed_tensor(self, rebuild: Any, kind: Any, arguments: Any, _state: Any) -> Any:
-        """A tensor with attributes; a subclass of Tensor is unsupported."""
-        known = (self.locate_tensor, self.locate_tensor_v2, self.locate_tensor_v3, unwrap_parameter, make_unsupported)
-        if not isinstance(rebuild, AllowedCall) or rebuild.function not in known or not isinstance(arguments, tuple):
+        """Locate a tensor with attributes; a subclass of Tensor is unsupported."""
+        rebuilders = (
+            self.locate_tensor,
+            self.locate_tensor_v2,
+            self.locate_tensor_v3,
+            unwrap_parameter,
+            make_unsupported,
+        )
+        if not isinstance(rebuild, AllowedCall) or rebuild.function not in rebuilders or type(arguments) is not tuple:
             raise PickleError("describes a tensor without a function that rebuilds it")
         self.budget.spend(len(arguments))
-        made = rebuild.function(*arguments)
-        return made if isinstance(kind, OpaqueGlobal | AllowedCall) else UnsupportedTensor()
+        location = rebuild.function(*arguments)
+        return location if isinstance(kind, OpaqueGlobal | AllowedCall) else UnsupportedTensor()
 
 
 def make_counter(_entries: Any = None) -> OrderedDictStandIn:
@@ -275,7 +276,7 @@ def is_shape(value: Any) -> bool:
 
 
 class StorageReader:
-    """Storages of a file, each read once. `read(key, memory)` fills memory with the bytes of a storage."""
+    """Reads tensors from a file, each storage once. `read_bytes(key, memory)` fills memory with the storage `key`."""
 
     def __init__(
         self, storages: Mapping[str, StorageLocation], read_bytes: Callable[[str, memoryview], None], byte_order: str
@@ -285,10 +286,9 @@ class StorageReader:
 
     def read_tensor(self, location: TensorLocation) -> Tensor:
         start = location.storage.start * location.storage.dtype.itemsize // location.dtype.itemsize
-        bare = torch.empty(0, dtype=location.dtype)
-        return bare.set_(
-            self.read_storage(location.storage.key), start + location.offset, location.shape, location.stride
-        )
+        storage = self.read_storage(location.storage.key)
+        tensor = torch.empty(0, dtype=location.dtype)
+        return tensor.set_(storage, start + location.offset, location.shape, location.stride)
 
     def read_storage(self, key: str) -> Any:
         if key not in self.loaded:

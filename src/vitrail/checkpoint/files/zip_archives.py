@@ -1,12 +1,13 @@
-"""Zip files, as torch.save and np.savez write them: checked for what they would unpack to before anything is unpacked.
+"""Check zip files of torch.save and np.savez before anything is unpacked, then read their entries.
 
-torch reads them with a reader of its own. What is checked here is checked so that both readers see the same: no
-comment, no gap before the directory, no two entries of one name or in one place.
+torch has a zip reader of its own. The checks make sure that any reader sees the same entries: no comment, no gap
+before the directory, no two entries with the same name or overlapping bytes.
 """
 
 import os
 import struct
 import zipfile
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,65 +17,66 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 
-MAX_UNPACK_RATIO = 2  # no file unpacks to more than so many times its size
-MAX_DIRECTORY_BYTES = 2**20  # bytes, and one for so many of the file; a hundred for an entry, which becomes a thousand
+MAX_UNPACK_RATIO = 2  # unpacked size relative to the size of the file
+MAX_DIRECTORY_BYTES = 2**20  # plus one per FILE_BYTES_PER_DIRECTORY_BYTE; an entry of 100 bytes takes 1000 in memory
 FILE_BYTES_PER_DIRECTORY_BYTE = 64
-MAX_READ_BYTES = 2**30  # bytes read at once; some systems refuse more than 2 GB
-END_SIGNATURE, LOCATOR_SIGNATURE, END64_SIGNATURE = (
-    b"PK\x05\x06",
-    b"PK\x06\x07",
-    b"PK\x06\x06",
-)  # the last 22 bytes; 20 and 56 before them, or not
+MAX_READ_BYTES = 2**30  # read at once; some systems refuse more than 2 GB
+END_SIGNATURE = b"PK\x05\x06"  # starts the last 22 bytes
+LOCATOR_SIGNATURE, END64_SIGNATURE = b"PK\x06\x07", b"PK\x06\x06"  # zip64 only: 20 and 56 bytes before these
 
 
 def check_zip_directory(path: Path, file: IO[bytes], size: int) -> None:
-    """The directory of entries lies right before the end, and is not so long that reading it would take memory."""
+    """Check that the directory of entries ends where the end record starts, and is small enough to be read."""
     file.seek(max(size - 98, 0))
     tail = file.read().rjust(98, b"\0")
     if tail[-22:-18] != END_SIGNATURE or tail[-2:] != b"\0\0":
-        raise CheckpointError(f"{path} is a zip file without its end; it may be truncated")
+        raise CheckpointError(f"{path} is a zip file without its end record; it may be truncated")
     length, start = struct.unpack("<2L", tail[-10:-2])
     end = size - 22
     if tail[-42:-38] == LOCATOR_SIGNATURE:
         end = size - 98
         length, start = struct.unpack("<2Q", tail[40:56])
         if tail[:4] != END64_SIGNATURE or struct.unpack("<Q", tail[-34:-26]) != (end,):
-            raise CheckpointError(f"{path} is a zip file whose end does not fit together; it may be damaged")
+            raise CheckpointError(f"{path} is a zip file with an inconsistent end record; it may be damaged")
     if start + length != end:
-        raise CheckpointError(f"{path} is a zip file whose directory is not where it says; it may be damaged")
+        raise CheckpointError(
+            f"{path} is a zip file whose directory is not where the end record says; it may be damaged"
+        )
     if length > MAX_DIRECTORY_BYTES + size // FILE_BYTES_PER_DIRECTORY_BYTE:
         raise CheckpointError(f"{path} is a zip file with a directory of {length} bytes; expected weights")
 
 
 def check_zip_entries(path: Path, file: IO[bytes], size: int, archive: zipfile.ZipFile) -> None:
-    """Entries that are plain, apart, and together hardly larger than the file."""
+    """Check that entries are not encrypted, do not overlap, and unpack to hardly more than the size of the file."""
     entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
-    if len({entry.filename.lower() for entry in entries}) < len(entries):  # torch does not tell a from A
-        raise CheckpointError(f"{path} has two parts of one name; expected what torch.save or np.savez wrote")
+    if len({entry.filename.lower() for entry in entries}) < len(entries):  # torch ignores case
+        raise CheckpointError(
+            f"{path} has two entries of the same name; expected a file written by torch.save or np.savez"
+        )
     limits = [*(entry.header_offset for entry in entries[1:]), archive.start_dir]
     for entry, limit in zip(entries, limits, strict=False):
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
-            raise CheckpointError(f"{path}: {entry.filename} is packed in a way that neither torch nor NumPy uses")
+            raise CheckpointError(f"{path}: {entry.filename} has a compression that neither torch nor NumPy uses")
         if find_entry_offset(file, entry) + entry.compress_size > limit:
-            raise CheckpointError(f"{path}: {entry.filename} reaches into the next part; it may be damaged")
+            raise CheckpointError(f"{path}: {entry.filename} overlaps the next entry; it may be damaged")
         if entry.compress_type == zipfile.ZIP_STORED and entry.file_size != entry.compress_size:
-            raise CheckpointError(f"{path}: {entry.filename} says two sizes; it may be damaged")
+            raise CheckpointError(f"{path}: {entry.filename} has two different sizes; it may be damaged")
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > MAX_UNPACK_RATIO * size + 4096:
         raise CheckpointError(
-            f"{path} of {size} bytes would unpack to {unpacked}; expected weights, which hardly shrink"
+            f"{path} has {size} bytes and would unpack to {unpacked}; expected weights, which hardly compress"
         )
 
 
 def find_entry_offset(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
-    """Offset of an entry's bytes: after its header, name and extra fields."""
+    """Offset of the bytes of an entry, after its header, name and extra fields."""
     file.seek(entry.header_offset + 26)
     name, extra = struct.unpack("<2H", file.read(4))
     return entry.header_offset + 30 + name + extra
 
 
 def read_zip_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo, memory: memoryview) -> None:
-    """Fills memory with the first bytes of an entry; an uncompressed entry is read without a copy."""
+    """Fill `memory` with the first bytes of an entry; an uncompressed entry is read without a copy."""
     if entry.compress_type == zipfile.ZIP_STORED:
         read_into_memory(file, find_entry_offset(file, entry), memory)
     else:
@@ -83,7 +85,7 @@ def read_zip_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.Zip
 
 
 def read_into_memory(file: IO[bytes], start: int, memory: memoryview) -> None:
-    """Fills memory with the bytes of a file, starting at `start`."""
+    """Fill `memory` with the bytes of a file, starting at offset `start`."""
     file.seek(start)
     done = 0
     while done < len(memory):
@@ -94,7 +96,7 @@ def read_into_memory(file: IO[bytes], start: int, memory: memoryview) -> None:
 
 
 def read_into_memory_at(descriptor: int, start: int, memory: memoryview) -> None:
-    """As `read_into`, without moving the position in the file: several threads may read at the same time."""
+    """Like `read_into_memory`, without moving the file position, so that several threads can read at once."""
     done = 0
     while done < len(memory):
         count = os.preadv(descriptor, [memory[done : done + MAX_READ_BYTES]], start + done)
@@ -104,31 +106,31 @@ def read_into_memory_at(descriptor: int, start: int, memory: memoryview) -> None
 
 
 def read_npz_arrays(path: Path, file: IO[bytes], archive: zipfile.ZipFile) -> dict[str, Tensor]:
-    """The arrays of numbers; each header is checked against the bytes that are there before anything is made for it."""
-    kinds: dict[str, np.dtype[Any]] = {}
+    """Read the numeric arrays; each header is checked against the size of its entry before memory is allocated."""
+    dtypes: dict[str, np.dtype[Any]] = {}
     for info in archive.infolist():
         with archive.open(info) as stream:
             version = np.lib.format.read_magic(stream)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[version](stream)
+            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = readers[version](stream)
             if dtype.hasobject:
-                raise CheckpointError(f"{path} holds pickled objects ({info.filename}), which could run code; refused")
-            count = 1
-            for length in shape:
-                count *= length
-            if min(shape, default=0) < 0 or count * dtype.itemsize != info.file_size - stream.tell():
                 raise CheckpointError(
-                    f"{path}: {info.filename} says {shape}, which is not its size; it may be truncated"
+                    f"{path} contains pickled objects ({info.filename}), which could run code; refused"
                 )
-        kinds[info.filename.removesuffix(".npy")] = dtype
-    numbers = [name for name, kind in kinds.items() if kind.kind in "fiub" or is_bfloat16(kind)]
+            if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != info.file_size - stream.tell():
+                raise CheckpointError(
+                    f"{path}: {info.filename} has {info.file_size} bytes, too few or too many for shape {shape}; "
+                    "it may be truncated"
+                )
+        dtypes[info.filename.removesuffix(".npy")] = dtype
+    numeric = [name for name, dtype in dtypes.items() if dtype.kind in "fiub" or is_bfloat16(dtype)]
     file.seek(0)
     with np.load(file, allow_pickle=False) as arrays:
-        return {name: tensor_from_array(arrays[name]) for name in numbers}
+        return {name: tensor_from_array(arrays[name]) for name in numeric}
 
 
-def is_bfloat16(kind: np.dtype[Any]) -> bool:
-    return kind.kind == "V" and kind.itemsize == 2 and kind.names is None  # NumPy has no name for it
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None  # NumPy has no dtype for it
 
 
 def tensor_from_array(array: Any) -> Tensor:

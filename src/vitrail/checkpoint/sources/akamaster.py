@@ -1,4 +1,4 @@
-"""akamaster's pytorch_resnet_cifar10: the ResNets of the paper for CIFAR-10, {"state_dict": …} of a DataParallel."""
+"""akamaster's pytorch_resnet_cifar10: the paper's ResNets for CIFAR-10, as {"state_dict": …} of a DataParallel."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
     IMAGENET_MEAN_STD,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     check_representable,
     strip_prefixes,
@@ -21,8 +22,8 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.data.preprocessing import Preprocessing
 
-WRAPPER_PREFIX = "module."  # as DataParallel names what it holds
-RENAMED_PREFIXES = ("layer#.#.downsample", "fc")  # its shortcuts have no weights, and its head has another name
+WRAPPER_PREFIX = "module."  # added by DataParallel
+RENAMED_PREFIXES = ("layer#.#.downsample", "fc")  # shortcuts have no weights, and the head has another name
 SHARED_NAMES = tuple(name for name in RESNET_NAMES if not name.startswith(RENAMED_PREFIXES))
 NAME_TABLE = (*map(make_entry, SHARED_NAMES, SHARED_NAMES), make_entry("linear.*", "fc.*"))
 WRAPPED_NAME_TABLE = tuple(make_entry(f"{WRAPPER_PREFIX}{row.theirs[0]}", row.ours) for row in NAME_TABLE)
@@ -46,23 +47,22 @@ def matches(contents: RawContents) -> bool:
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     tensors = strip_prefixes(contents.tensors, WRAPPER_PREFIX)
     head = tensors.get("linear.weight")
-    return translate_checkpoint(
-        contents,
-        tensors,
-        NAME_TABLE,
+    cifar10 = head is not None and len(head) == len(CIFAR10_CLASSES)  # its code supports no other data set
+    model = SourceModel(
         layout="akamaster",
         family="resnet",
+        tensors=tensors,
+        table=NAME_TABLE,
         known=known,
         policy="timm",
         preprocessing=make_preprocessing,
-        labels=CIFAR10_CLASSES
-        if head is not None and len(head) == len(CIFAR10_CLASSES)
-        else None,  # its code knows no other data
+        labels=CIFAR10_CLASSES if cifar10 else None,
     )
+    return translate_checkpoint(contents, model)
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """The whole picture; its code normalises CIFAR by ImageNet's numbers."""
+    """The uncropped image. Its code normalises CIFAR with the mean and std of ImageNet."""
     return Preprocessing(image_size=config["image_size"], crop=1.0, **IMAGENET_MEAN_STD)
 
 

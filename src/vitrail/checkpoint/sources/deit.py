@@ -1,4 +1,4 @@
-"""facebook's DeiT, DeiT-III and CaiT: {"model": …} with timm's names, but gamma_1 and gamma_2 for a block's factors."""
+"""facebook's DeiT, DeiT-III and CaiT: {"model": …} with timm's names, but gamma_1 and gamma_2 for LayerScale."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ from vitrail.checkpoint.layout import (
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     check_representable,
     find_heads_by_width,
@@ -33,7 +34,7 @@ NAME_TABLE = (
 WRAPPED_CAIT_TABLE = tuple(
     make_entry([f"module.{name}" for name in row.theirs], row.ours, row.transform) for row in timm.CAIT_TABLE
 )
-HEADS_BY_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16}  # by width, of DeiT and DeiT-III
+HEADS_BY_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16}  # of DeiT and DeiT-III
 SUPPORTED_VALUES = {
     "class_token": (True,),
     "registers": (0,),
@@ -50,7 +51,7 @@ def matches(contents: RawContents) -> bool:
     names = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     others = {"fc_norm.weight", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
     own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
-    cait = timm.CAIT_MARKER in names  # which timm has with the same names, but nothing around them
+    cait = timm.CAIT_MARKER in names  # timm has the same names without a wrapper
     wrapped = contents.wrapper in ("model", "model_ema") and (own or cait)
     hybrid = any(name.startswith("patch_embed.backbone.") for name in names)
     return (
@@ -64,35 +65,32 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     timm.refuse_incompatible_model(contents.path.name)
     tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     cait = timm.CAIT_MARKER in tensors
-    # facebook's own files hold nothing else; others used its code for other models, such as MoCo v3's with 12 heads
-    training = bool(contents.other_keys) or cait
-    return translate_checkpoint(
-        contents,
-        tensors,
-        timm.CAIT_TABLE if cait else NAME_TABLE,
+    # facebook's files have no other keys; others used its code for other models, such as MoCo v3 with 12 heads
+    published = not contents.other_keys and not cait
+    heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if published else {}
+    model = SourceModel(
         layout="deit",
         family="cait" if cait else "deit",
-        known={
-            **({} if training else find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH)),
-            **known,
-        },
+        tensors=tensors,
+        table=timm.CAIT_TABLE if cait else NAME_TABLE,
+        known={**heads, **known},
         policy="deit",
         preprocessing=make_preprocessing,
-        fixed=OWNER_FIXED_FIELDS,
+        fixed_fields=OWNER_FIXED_FIELDS,
     )
+    return translate_checkpoint(contents, model)
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     size = config["image_size"]
-    whole = max(size) > 224 or "class_depth" in config  # a CaiT sees all of a picture at any size
-    return Preprocessing(image_size=size, crop=1.0 if whole else 0.875, **IMAGENET_MEAN_STD)
+    uncropped = max(size) > 224 or "class_depth" in config  # CaiT does not crop at any size
+    return Preprocessing(image_size=size, crop=1.0 if uncropped else 0.875, **IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    table = WRAPPED_CAIT_TABLE if description.family == "cait" else NAME_TABLE
-    check_representable(
-        "deit", description.config, {} if table is WRAPPED_CAIT_TABLE else SUPPORTED_VALUES
-    )  # shapes say all of a CaiT
+    cait = description.family == "cait"
+    table = WRAPPED_CAIT_TABLE if cait else NAME_TABLE
+    check_representable("deit", description.config, {} if cait else SUPPORTED_VALUES)  # shapes tell all about a CaiT
     write_renamed_tensors("deit", tensors, table, description.config["heads"], path, wrapper="model")
     return timm.ASSUMED_FIELDS
 

@@ -1,4 +1,4 @@
-"""DINO's backbones and whole runs, of which the teacher is taken; and DINOv2's, with registers and SwiGLU."""
+"""DINO: backbones, and training runs, of which the teacher is read. DINOv2: also with registers and SwiGLU."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
     IMAGENET_MEAN_STD,
+    LAYOUT_NAMED_KEY,
     OWNER_FIXED_FIELDS,
-    OWNER_NAMED_KEY,
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     add_prefix_rows,
     add_register_rows,
@@ -37,15 +38,9 @@ SWIGLU_TABLE = (
     make_entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
     *NAME_TABLE,
 )
-PROJECTION_PATTERN = r"mask_token|head\..*|dino_head\..*|ibot_head\..*"  # what training needs beside the backbone
-HEADS_BY_WIDTH = {
-    192: 3,
-    384: 6,
-    768: 12,
-    1024: 16,
-    1536: 24,
-}  # by width, of DINO, iBOT and DINOv2: 64 channels per head
-PUBLISHED_FILE_NAME = re.compile(r"dino(v2)?_(deit|vit).*_pretrain")  # names of the published files
+PROJECTION_PATTERN = r"mask_token|head\..*|dino_head\..*|ibot_head\..*"  # needed only for training
+HEADS_BY_WIDTH = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24}  # of DINO, iBOT and DINOv2: 64 channels per head
+PUBLISHED_FILE_NAME = re.compile(r"dino(v2)?_(deit|vit).*_pretrain")
 SUPPORTED_VALUES = {
     "class_token": (True,),
     "pool": ("class",),
@@ -58,7 +53,7 @@ SUPPORTED_VALUES = {
 
 
 def get_backbone_tensors(contents: RawContents) -> dict[str, Tensor]:
-    """The names of the backbone alone; blocks that training kept in chunks are numbered through."""
+    """Tensors with the names of the backbone; blocks that training grouped into chunks are numbered consecutively."""
     tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     if "backbone.patch_embed.proj.weight" in tensors:
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
@@ -66,52 +61,45 @@ def get_backbone_tensors(contents: RawContents) -> dict[str, Tensor]:
 
 
 def find_dinov2_tensors(names: Mapping[str, object]) -> set[str]:
-    """Tensors that only DINOv2 has."""
+    """Names of tensors that only DINOv2 has."""
     return {"mask_token", "register_tokens"} & names.keys()
 
 
 def matches(contents: RawContents) -> bool:
     names = get_backbone_tensors(contents)
-    second = find_dinov2_tensors(names)
     other = {"decoder_embed.weight", "head.weight"} & names.keys()
-    own = contents.wrapper == "teacher" or (second and not other)
+    own = contents.wrapper == "teacher" or (find_dinov2_tensors(names) and not other)
     others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone", "blocks_token_only")
     flat = contents.kind == "pickle" and not contents.wrapper and not any(name.startswith(others) for name in names)
     return "patch_embed.proj.weight" in names and bool(own or flat)
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = {
-        name: tensor
-        for name, tensor in get_backbone_tensors(contents).items()
-        if not re.fullmatch(PROJECTION_PATTERN, name)
-    }
-    warnings = []
-    if "head.weight" in get_backbone_tensors(contents):
-        warnings.append("it has a head of classes, which DINO's files have not: left out")
-    ours = (
-        bool(known.get(OWNER_NAMED_KEY))
+    backbone = get_backbone_tensors(contents)
+    tensors = {name: tensor for name, tensor in backbone.items() if not re.fullmatch(PROJECTION_PATTERN, name)}
+    head = "head.weight" in backbone
+    owned = (  # any other backbone may not be DINO's
+        bool(known.get(LAYOUT_NAMED_KEY) or find_dinov2_tensors(backbone))
         or contents.wrapper == "teacher"
-        or bool(find_dinov2_tensors(get_backbone_tensors(contents)))
+        or PUBLISHED_FILE_NAME.match(contents.path.name) is not None
     )
-    ours = ours or PUBLISHED_FILE_NAME.match(contents.path.name) is not None  # any other backbone may not be DINO's
     if "register_tokens" in tensors and "pos_embed" in tensors:
         tensors["pos_embed"] = add_register_rows(tensors["pos_embed"], tensors["register_tokens"])
-    left = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION_PATTERN})$", name)]
-    result = translate_checkpoint(
-        contents,
-        tensors,
-        SWIGLU_TABLE,
+    ignored = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION_PATTERN})$", name)]
+    heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
+    model = SourceModel(
         layout="dino",
         family="vit",
-        known={**(find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if ours else {}), **known},
-        policy="timm" if "register_tokens" in tensors else "dino",  # theirs with registers is antialiased
+        tensors=tensors,
+        table=SWIGLU_TABLE,
+        known={**heads, **known},
+        policy="timm" if "register_tokens" in tensors else "dino",  # with registers, DINOv2 antialiases too
         preprocessing=make_preprocessing,
-        warnings=warnings,
-        fixed=OWNER_FIXED_FIELDS if ours else (),
-        assumed_preprocessing=not ours,
+        warnings=["its classification head is ignored: DINO's files have none"] if head else [],
+        fixed_fields=OWNER_FIXED_FIELDS if owned else (),
+        assumed_preprocessing=not owned,
     )
-    return replace(result, ignored=tuple(left))
+    return replace(translate_checkpoint(contents, model), ignored=tuple(ignored))
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:

@@ -1,4 +1,4 @@
-"""Google's .npz files: the ViT authors', the same inside an optimiser's, big_vision's, its image towers, its scans."""
+"""Google's .npz files: of the ViT authors, with optimizer state, of big_vision, its image towers and scanned models."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ from vitrail.checkpoint.layout import (
     OWNER_FIXED_FIELDS,
     STEM_POSITION_VALUES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     check_representable,
     merge_agreeing_fields,
@@ -29,8 +30,13 @@ from vitrail.files import write_atomically
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 POSITIONS, BIG_VISION_POSITIONS = "Transformer/posembed_input/pos_embedding", "pos_embedding"
-OLD_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")  # numbered through
-NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")  # numbered by kind
+OLD_PART_NAMES = (
+    "LayerNorm_0",
+    "MultiHeadDotProductAttention_1",
+    "LayerNorm_2",
+    "MlpBlock_3",
+)  # numbered consecutively
+NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")  # numbered by type
 SUPPORTED_VALUES = {
     "distilled": (False,),
     "registers": (0,),
@@ -43,7 +49,7 @@ SUPPORTED_VALUES = {
 
 
 def split_kernel_transform(parts: int) -> TensorTransform:
-    """(D, H, K) each of them, elsewhere; one matrix of `parts`·H·K rows here."""
+    """`parts` kernels (D, H, K) in the layout; one matrix of `parts`·H·K rows in ours."""
     return TensorTransform(
         lambda each: torch.cat([kernel.reshape(kernel.shape[0], -1).T for kernel in each]),
         lambda matrix, heads: [part.T.reshape(matrix.shape[1], heads, -1) for part in matrix.chunk(parts)],
@@ -73,11 +79,11 @@ QKV_NAMES = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class GoogleVariant:
-    """What the same model is called in one of Google's files."""
+    """Names of the tensors in one kind of Google's files."""
 
     prefix: str
-    part_names: tuple[str, str, str, str]  # of a block's parts
-    scanned: bool  # one tensor for all blocks
+    part_names: tuple[str, str, str, str]  # of the parts of a block
+    scanned: bool  # one stacked tensor for all blocks
     positions: str
 
     def make_name_table(self, *, staged: bool) -> tuple[NameEntry, ...]:
@@ -109,8 +115,9 @@ class GoogleVariant:
         )
 
 
-def norm_entries(theirs: str, ours: str, form: TensorTransform = IDENTITY) -> tuple[NameEntry, NameEntry]:
-    return make_entry(f"{theirs}scale", f"{ours}weight", form), make_entry(f"{theirs}bias", f"{ours}bias", form)
+def norm_entries(theirs: str, ours: str, transform: TensorTransform = IDENTITY) -> tuple[NameEntry, NameEntry]:
+    weight = make_entry(f"{theirs}scale", f"{ours}weight", transform)
+    return weight, make_entry(f"{theirs}bias", f"{ours}bias", transform)
 
 
 def dense_entries(theirs: str, ours: str) -> tuple[NameEntry, NameEntry]:
@@ -136,7 +143,7 @@ def attention_pool_entries() -> Iterator[NameEntry]:
 
 
 def resnet_entries(staged: bool) -> Iterator[NameEntry]:
-    """A root and stages; a root alone has shorter names here."""
+    """Root and stages of the ResNet; our names of a root without stages are shorter."""
     unit, ours = "block%/unit%/", "patch_embed.backbone.stages.#.blocks.#."
     root = "patch_embed.backbone.stem." if staged else "patch_embed.backbone."
     yield make_entry("conv_root/kernel", f"{root}conv.weight", CONV_TRANSFORM)
@@ -159,80 +166,79 @@ def matches(contents: RawContents) -> bool:
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     prefix = find_prefix(contents)
     if prefix is None:
-        raise CheckpointError(f"{contents.path} has no embedding/kernel; expected a Google ViT")
-    inside = {n.removeprefix(prefix): tensor for n, tensor in contents.tensors.items() if n.startswith(prefix)}
-    scanned = "Transformer/encoderblock/LayerNorm_0/scale" in inside
-    old = any(name.endswith(f"{OLD_PART_NAMES[1]}/query/kernel") for name in inside)
-    positions = BIG_VISION_POSITIONS if BIG_VISION_POSITIONS in inside else POSITIONS
+        raise CheckpointError(f"{contents.path} has no embedding/kernel; expected a ViT of Google")
+    tensors = {n.removeprefix(prefix): tensor for n, tensor in contents.tensors.items() if n.startswith(prefix)}
+    scanned = "Transformer/encoderblock/LayerNorm_0/scale" in tensors
+    old = any(name.endswith(f"{OLD_PART_NAMES[1]}/query/kernel") for name in tensors)
+    positions = BIG_VISION_POSITIONS if BIG_VISION_POSITIONS in tensors else POSITIONS
     variant = GoogleVariant(prefix, OLD_PART_NAMES if old else NEW_PART_NAMES, scanned, positions)
     if scanned:
-        inside = unstack_layers(inside)
-    query = inside.get(f"Transformer/encoderblock_0/{variant.part_names[1]}/query/kernel")
+        tensors = unstack_layers(tensors)
+    query = tensors.get(f"Transformer/encoderblock_0/{variant.part_names[1]}/query/kernel")
     if query is None or query.ndim != 3:
-        raise CheckpointError(f"{contents.path} has no attention of three dimensions; expected a Google ViT")
-    if positions not in inside:
+        raise CheckpointError(f"{contents.path} has no query kernel of 3 dimensions; expected a ViT of Google")
+    if positions not in tensors:
         raise CheckpointError(
-            f"{contents.path} has no {positions}; expected learned positions (big_vision can fix them)"
+            f"{contents.path} has no {positions}; expected learned positions, not the fixed ones of big_vision"
         )
-    hybrid = "conv_root/kernel" in inside
-    own: dict[str, Any] = {"activation": "gelu_tanh", "constants": "google"}
-    result = translate_checkpoint(
-        contents,
-        inside,
-        variant.make_name_table(staged="block1/unit1/conv1/kernel" in inside),
+    owner_fields: dict[str, Any] = {"activation": "gelu_tanh", "constants": "google"}
+    model = SourceModel(
         layout="google",
-        family="hybrid" if hybrid else "vit",
-        known={**own, **merge_agreeing_fields({"heads": query.shape[1]}, known)},
+        family="hybrid" if "conv_root/kernel" in tensors else "vit",
+        tensors=tensors,
+        table=variant.make_name_table(staged="block1/unit1/conv1/kernel" in tensors),
+        known={**owner_fields, **merge_agreeing_fields({"heads": query.shape[1]}, known)},
         policy="google",
         preprocessing=make_preprocessing,
         ignore="t|b|step|extra/.*",
-        fixed=OWNER_FIXED_FIELDS,
+        fixed_fields=OWNER_FIXED_FIELDS,
         variant={"prefix": prefix, "numbered through": old, "scanned": scanned, "positions": positions},
     )
+    translated = translate_checkpoint(contents, model)
     others = tuple(name for name in contents.tensors if not name.startswith(prefix))
-    return replace(result, ignored=(*result.ignored, *others))
+    return replace(translated, ignored=(*translated.ignored, *others))
 
 
 def unstack_layers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One tensor for all layers becomes one a layer."""
-    apart = dict[str, Tensor]()
+    """Split tensors that are stacked over all layers into one per layer."""
+    unstacked = dict[str, Tensor]()
     for name, tensor in tensors.items():
         match = re.fullmatch("Transformer/encoderblock/(.*)", name)
         if match is None:
-            apart[name] = tensor
+            unstacked[name] = tensor
         else:
             layers = tensor.unbind() if tensor.ndim else ()
-            apart |= {f"Transformer/encoderblock_{layer}/{match[1]}": each for layer, each in enumerate(layers)}
-    return apart
+            unstacked |= {f"Transformer/encoderblock_{layer}/{match[1]}": each for layer, each in enumerate(layers)}
+    return unstacked
 
 
 def stack_layers(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
-    joined = dict[str, Tensor]()
+    stacked = dict[str, Tensor]()
     for name, tensor in tensors.items():
         match = re.fullmatch(r"Transformer/encoderblock_(\d+)/(.*)", name)
         if match is None:
-            joined[name] = tensor
+            stacked[name] = tensor
         elif match[1] == "0":
             layers = [tensors[f"Transformer/encoderblock_{layer}/{match[2]}"] for layer in range(depth)]
-            joined[f"Transformer/encoderblock/{match[2]}"] = torch.stack(layers)
-    return joined
+            stacked[f"Transformer/encoderblock/{match[2]}"] = torch.stack(layers)
+    return stacked
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """As its authors evaluate: both sides resized at once, nothing cropped."""
+    """As its authors evaluate: the image is squashed to the size, without a crop."""
     return Preprocessing(
         image_size=config["image_size"], crop=1.0, fit="squash", interpolation="bilinear", **HALF_MEAN_STD
     )
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """An .npz of the form that the model was read from; else the ViT authors', or big_vision's where it must be."""
+    """Write an .npz of the kind that the model was read from; else of the ViT authors, or of big_vision if needed."""
     config = description.config
     check_representable("google", config, SUPPORTED_VALUES)
     if config.get("pool", "class") != "class":
         check_representable("google", config, {"class_token": (False,)})
     if path.suffix != ".npz":
-        raise CheckpointError(f"{path} ends in {path.suffix!r}; expected a file .npz")
+        raise CheckpointError(f"{path} has the suffix {path.suffix!r}; expected a file .npz")
     variant = choose_variant(description)
     table = variant.make_name_table(staged=bool(config.get("stages")))
     renamed = rename_to_theirs(tensors, table, config["heads"])
@@ -240,8 +246,8 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         renamed = stack_layers(renamed, config["depth"])
     arrays = {variant.prefix + name: array_from_tensor(tensor) for name, tensor in renamed.items()}
 
-    def save(place: Path) -> None:
-        with place.open("wb") as file:
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
 
     write_atomically(path, save)
@@ -249,25 +255,25 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
 
 
 def choose_variant(description: Description) -> GoogleVariant:
-    """Class tokens without a position, and pools other than by class, are big_vision's alone."""
+    """The variant that the model was read from, if it still fits; else a default one.
+
+    Only big_vision has class tokens without a position, and the pool "map".
+    """
     config = description.config
-    bare = config.get("class_token", True) and not config.get("prefix_positions", True)
-    big = bare or config.get("pool") == "map"
-    default = (
-        GoogleVariant("params/", NEW_PART_NAMES, False, BIG_VISION_POSITIONS)
-        if big
-        else GoogleVariant("", OLD_PART_NAMES, False, POSITIONS)
-    )
+    default = GoogleVariant("", OLD_PART_NAMES, False, POSITIONS)
+    unpositioned = config.get("class_token", True) and not config.get("prefix_positions", True)
+    if unpositioned or config.get("pool") == "map":
+        default = GoogleVariant("params/", NEW_PART_NAMES, False, BIG_VISION_POSITIONS)
     source = description.provenance.get("source")
     if not isinstance(source, Mapping) or source.get("layout") != "google" or source.get("prefix") not in PREFIXES:
         return default
-    before = GoogleVariant(
+    original = GoogleVariant(
         source["prefix"],
         OLD_PART_NAMES if source.get("numbered through") else NEW_PART_NAMES,
         bool(source.get("scanned")),
         BIG_VISION_POSITIONS if source.get("positions") == BIG_VISION_POSITIONS else POSITIONS,
     )
-    return before if before.positions == default.positions or not config.get("class_token", True) else default
+    return original if original.positions == default.positions or not config.get("class_token", True) else default
 
 
 def array_from_tensor(tensor: Tensor) -> Any:

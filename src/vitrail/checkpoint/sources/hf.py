@@ -1,4 +1,4 @@
-"""transformers: folders of ViT, DeiT and DINOv2, by the names on disk and by those that it has in memory since v5."""
+"""transformers: folders of ViT, DeiT and DINOv2, with the names on disk and those in memory since v5."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ from vitrail.checkpoint.layout import (
     OWNER_FIXED_FIELDS,
     STEM_POSITION_VALUES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     add_prefix_rows,
     add_register_rows,
@@ -31,12 +32,12 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.name_table import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.files import make_folder, write_atomically
+from vitrail.files import make_folder, write_text
 from vitrail.models.checks import pair
 
 PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
-DEFAULT_HEADS = 12  # if config.json does not specify it
+DEFAULT_HEADS = 12  # if config.json does not specify them
 PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 EMBEDDING_ENTRIES = (
     make_entry("embeddings.cls_token", "cls_token"),
@@ -54,7 +55,7 @@ QKV_NAME = "blocks.#.attn.qkv.*"
 
 
 def attention_entries(layer: str) -> Iterator[NameEntry]:
-    """On disk, then in memory; where both could be written, the first is."""
+    """Names on disk, then names in memory; the first are used for writing."""
     yield make_entry(
         [f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")], QKV_NAME, THREE_PARTS
     )
@@ -97,7 +98,7 @@ SUPPORTED_VALUES = {
 
 
 def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
-    """Without the model's name, which stands before all but the heads."""
+    """Remove the name of the model, which is a prefix of all names but those of the heads."""
     tensors = strip_prefixes(contents.tensors, "module.")
     prefix = next((p for p in PREFIXES if f"{p}embeddings.cls_token" in tensors), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -112,46 +113,49 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     kind = get_typed_field(config, "model_type", str, detect_model_type(tensors))
     if kind not in NAME_TABLES:
         raise CheckpointError(
-            f"{contents.path} is a {kind!r} of transformers; expected one of {', '.join(NAME_TABLES)}"
+            f"{contents.path} has model_type {kind!r} of transformers; expected one of {', '.join(NAME_TABLES)}"
         )
     dino = kind.startswith("dinov2")
-    left = [name for name in tensors if dino and name.startswith("classifier.")]
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in left}
-    if left:
-        warnings.append("the head of a DINOv2 asks two vectors an image, which ours does not: left out")
+    ignored = [name for name in tensors if dino and name.startswith("classifier.")]
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in ignored}
+    if ignored:
+        warnings.append("the head of a DINOv2 takes two vectors per image, ours takes one: the head is ignored")
     if "embeddings.register_tokens" in tensors and "embeddings.position_embeddings" in tensors:
         tensors["embeddings.position_embeddings"] = add_register_rows(
             tensors["embeddings.position_embeddings"], tensors["embeddings.register_tokens"]
         )
     distilled = "distillation_classifier.weight" in tensors
-    if "embeddings.distillation_token" in tensors and not distilled:  # a token without a head of its own is a register
+    if "embeddings.distillation_token" in tensors and not distilled:  # a token without its own head is a register
         tensors["embeddings.register_tokens"] = tensors.pop("embeddings.distillation_token")
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
     fields = fields_from_config(config, kind, swiglu, "pooler.dense.weight" in tensors)
-    how, more = fields_from_processor(contents.preprocessor, kind)
-    result = translate_checkpoint(
-        contents,
-        tensors,
-        SWIGLU_TABLE if swiglu else NAME_TABLES[kind],
+    processor_fields, processor_warnings = fields_from_processor(contents.preprocessor, kind)
+    model = SourceModel(
         layout="hf",
         family="deit" if distilled else "vit",
+        tensors=tensors,
+        table=SWIGLU_TABLE if swiglu else NAME_TABLES[kind],
         known=merge_agreeing_fields(fields, known) if config else known,
-        policy="timm" if kind == "dinov2_with_registers" else "deit",  # there it is antialiased
-        preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **how),
+        policy="timm" if kind == "dinov2_with_registers" else "deit",  # with registers, transformers antialiases
+        preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **processor_fields),
         ignore=r"embeddings\.mask_token|decoder\..*",
         labels=labels_from_config(config),
         variant={"model_type": kind},
-        warnings=[*warnings, *more],
-        fixed=OWNER_FIXED_FIELDS if config else ("pool", "trained_size"),
+        warnings=[*warnings, *processor_warnings],
+        fixed_fields=OWNER_FIXED_FIELDS if config else ("pool", "trained_size"),
         default_fields=fields,
         assumed_preprocessing=contents.preprocessor is None,
     )
-    size, made, late = result.description.config["image_size"], read_crop_size(contents.preprocessor or {}), list[str]()
-    if made is not None and made != size:
-        late.append(
-            f"{PREPROCESSOR_FILE} makes pictures of {made[0]}×{made[1]}, not {size[0]}×{size[1]}: taken as these"
-        )
-    return replace(result, ignored=(*result.ignored, *left), warnings=(*result.warnings, *late))
+    translated = translate_checkpoint(contents, model)
+    rows, columns = translated.description.config["image_size"]
+    cropped, size_warnings = read_crop_size(contents.preprocessor or {}), list[str]()
+    if cropped not in (None, (rows, columns)):
+        size_warnings.append(f"{PREPROCESSOR_FILE} makes images of {cropped[0]}×{cropped[1]}: {rows}×{columns} is used")
+    return replace(
+        translated,
+        ignored=(*translated.ignored, *ignored),
+        warnings=(*translated.warnings, *size_warnings),
+    )
 
 
 def detect_model_type(tensors: Mapping[str, Tensor]) -> str:
@@ -167,7 +171,7 @@ def default_norm_eps(kind: str) -> float:
 
 
 def fields_from_config(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool) -> dict[str, Any]:
-    """What its config.json says and shapes do not."""
+    """Fields of config.json that the shapes do not tell."""
     fields: dict[str, Any] = {"norm_eps": get_typed_field(config, "layer_norm_eps", float, default_norm_eps(kind))}
     if config:
         fields["heads"] = get_typed_field(config, "num_attention_heads", int, DEFAULT_HEADS)
@@ -185,13 +189,13 @@ def fields_from_config(config: Mapping[str, Any], kind: str, swiglu: bool, poole
 
 
 def labels_from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Its class names in order; LABEL_0, LABEL_1, … are none."""
+    """Class names in order; the placeholders LABEL_0, LABEL_1, … are not names."""
     names = get_typed_field(config, "id2label", dict, {})
     try:
         ordered = [names[key] for key in sorted(names, key=int)]
     except ValueError:
         raise CheckpointError(
-            f"id2label of {CONFIG_FILE} has keys that are no numbers; expected class numbers"
+            f"id2label of {CONFIG_FILE} has keys that are not numbers; expected class numbers"
         ) from None
     if not ordered or any(not isinstance(name, str) for name in ordered) or ordered[0] == "LABEL_0":
         return None
@@ -199,7 +203,7 @@ def labels_from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def read_crop_size(processor: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of what its processor makes."""
+    """Rows and columns of the images that the processor makes."""
     cropped = get_typed_field(
         processor, "do_center_crop", bool, "crop_size" in processor and "do_center_crop" not in processor
     )
@@ -217,9 +221,9 @@ def parse_processor_size(size: Any) -> tuple[int, int] | None:
 
 
 def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """What its processor does to pictures of any size, and what there is to say of it."""
+    """Preprocessing fields other than the image size, and warnings about what we cannot reproduce."""
     if processor is None:
-        known: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "crop": 1.0,
             "middle": "floored",
             "fit": "squash",
@@ -227,10 +231,10 @@ def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tup
             **HALF_MEAN_STD,
         }
         if kind != "vit":
-            known |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET_MEAN_STD}
+            defaults |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET_MEAN_STD}
         if kind.startswith("dinov2"):
-            known["fit"] = "short_side"
-        return known, []
+            defaults["fit"] = "short_side"
+        return defaults, []
     size = processor.get("size")
     warnings, resized, cropped = list[str](), parse_processor_size(size), read_crop_size(processor)
     fields: dict[str, Any] = {
@@ -246,29 +250,27 @@ def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tup
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
     if get_typed_field(processor, "do_normalize", bool, True) is False:
         fields |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    odd = {
+    supported = {
         "do_resize": (True,),
         "do_rescale": (True,),
         "resample": (2, 3),
         "rescale_factor": (1 / 255,),
         "crop_pct": (None,),
     }
-    for name, usual in odd.items():
-        if processor.get(name, usual[0]) not in usual:
-            warnings.append(
-                f"{PREPROCESSOR_FILE} says {name} {processor[name]!r}, which ours cannot: taken as {usual[0]}"
-            )
+    for name, values in supported.items():
+        if processor.get(name, values[0]) not in values:
+            warnings.append(f"{PREPROCESSOR_FILE} has {name}={processor[name]!r}, not supported: {values[0]} is used")
     return fields, warnings
 
 
 def crop_fraction(cropped: int, resized: int) -> float:
-    """kept/of, rounded so that kept/share is not a hair below the whole number it was."""
+    """cropped/resized, rounded so that cropped/fraction is not slightly less than the integer it came from."""
     ratio = cropped / max(resized, 1)
     return ratio if floor(cropped / ratio) == resized else ratio * (1 - 1e-12)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """A folder for AutoModelForImageClassification (without a head AutoModel) and pipeline("image-classification")."""
+    """Write a folder for AutoModelForImageClassification, or for AutoModel if the model has no head."""
     config, kind = description.config, choose_model_type(description)
     check_representable(f"transformers' {kind}", config, SUPPORTED_VALUES)
     registers = config.get("registers", 0)
@@ -292,18 +294,18 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     if description.preprocessing is not None:
         texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing)
     else:
-        (path / PREPROCESSOR_FILE).unlink(missing_ok=True)  # it would be of another model
+        (path / PREPROCESSOR_FILE).unlink(missing_ok=True)  # left by another model
     for name, data in texts.items():
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(path / name, lambda place, text=text: place.write_text(text, "utf-8"))
+        write_text(path / name, text)
     return {}
 
 
 def choose_model_type(description: Description) -> str:
-    """Which of its models computes the same."""
+    """The model_type of transformers that computes the same."""
     config = description.config
     if description.family == "hybrid":
-        raise CheckpointError("a hybrid has no place in transformers' ViT; expected the vit or deit family")
+        raise CheckpointError("transformers' ViT cannot represent a hybrid; expected the family vit or deit")
     allowed: dict[str, tuple[Any, ...]]
     if config.get("layer_scale") is not None or config.get("activation") == "swiglu":
         kind, allowed = "dinov2", {"classes": (0,), "head": ("linear",), "distilled": (False,)}
@@ -319,8 +321,8 @@ def choose_model_type(description: Description) -> str:
 
 
 def add_entry_prefix(row: NameEntry, prefix: str) -> NameEntry:
-    own = row.ours.startswith("head")
-    return row if own else make_entry([prefix + name for name in row.theirs], row.ours, row.transform)
+    head = row.ours.startswith("head")
+    return row if head else make_entry([prefix + name for name in row.theirs], row.ours, row.transform)
 
 
 def make_hf_config(description: Description, kind: str) -> dict[str, Any]:
@@ -361,26 +363,26 @@ def make_hf_config(description: Description, kind: str) -> dict[str, Any]:
 
 
 def compute_swiglu_width(width: int) -> int:
-    """How wide transformers makes the MLP of a DINOv2 with SwiGLU: two thirds of 4·width, in eights."""
+    """MLP width of a DINOv2 with SwiGLU in transformers: two thirds of 4·width, rounded up to a multiple of 8."""
     return (int(4 * width * 2 / 3) + 7) // 8 * 8
 
 
-def make_processor_config(how: Preprocessing) -> dict[str, Any]:
-    height, width = pair(how.image_size)
-    tall, wide = floor(height / how.crop), floor(width / how.crop)
-    squash = how.fit == "squash" or height != width
+def make_processor_config(preprocessing: Preprocessing) -> dict[str, Any]:
+    height, width = pair(preprocessing.image_size)
+    resized = floor(height / preprocessing.crop), floor(width / preprocessing.crop)
+    squash = preprocessing.fit == "squash" or height != width
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": tall, "width": wide} if squash else {"shortest_edge": tall},
-        "resample": 2 if how.interpolation == "bilinear" else 3,
-        "do_center_crop": (tall, wide) != (height, width) or not squash,
+        "size": {"height": resized[0], "width": resized[1]} if squash else {"shortest_edge": resized[0]},
+        "resample": 2 if preprocessing.interpolation == "bilinear" else 3,
+        "do_center_crop": resized != (height, width) or not squash,
         "crop_size": {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": how.mean,
-        "image_std": how.std,
+        "image_mean": preprocessing.mean,
+        "image_std": preprocessing.std,
     }
 
 

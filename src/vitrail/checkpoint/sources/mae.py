@@ -1,4 +1,4 @@
-"""MAE: the encoder, maybe with its decoder, which is left; or fine-tuned, with a norm after the mean of the patches."""
+"""MAE: the encoder, perhaps with a decoder, which is ignored; or fine-tuned, with a norm after the mean of patches."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,12 @@ from torch import Tensor
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
+    LAYOUT_NAMED_KEY,
     OWNER_FIXED_FIELDS,
-    OWNER_NAMED_KEY,
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     check_representable,
     find_heads_by_width,
@@ -24,7 +25,7 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
 
-HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}  # by width
+HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}
 DECODER_PATTERN = r"mask_token|decoder_.*"
 SUPPORTED_VALUES = {
     "class_token": (True,),
@@ -52,25 +53,30 @@ def matches(contents: RawContents) -> bool:
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
-    ours = bool(known.get(OWNER_NAMED_KEY)) or "norm.weight" not in tensors or "decoder_embed.weight" in tensors
-    ours = ours or is_sincos_table(tensors.get("pos_embed"), columns_first=True)
-    return translate_checkpoint(
-        contents,
-        tensors,
-        timm.BASE_TABLE,
+    owned = (
+        bool(known.get(LAYOUT_NAMED_KEY))
+        or "norm.weight" not in tensors
+        or "decoder_embed.weight" in tensors
+        or is_sincos_table(tensors.get("pos_embed"), columns_first=True)
+    )
+    heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
+    model = SourceModel(
         layout="mae",
         family="vit",
-        known={**(find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if ours else {}), **known},
+        tensors=tensors,
+        table=timm.BASE_TABLE,
+        known={**heads, **known},
         policy="deit",
         preprocessing=deit.make_preprocessing,
-        fixed=OWNER_FIXED_FIELDS if ours else (),
-        assumed_preprocessing=not ours,
+        fixed_fields=OWNER_FIXED_FIELDS if owned else (),
+        assumed_preprocessing=not owned,
         ignore=DECODER_PATTERN,
     )
+    return translate_checkpoint(contents, model)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """The encoder, or the fine-tuned model; a decoder is not part of ours."""
+    """Write the encoder or the fine-tuned model; our models have no decoder."""
     check_representable("mae", description.config, SUPPORTED_VALUES)
     write_renamed_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
     return timm.ASSUMED_FIELDS

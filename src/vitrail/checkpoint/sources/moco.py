@@ -1,7 +1,7 @@
-"""MoCo v3: {"state_dict": …} of a training, from which the base encoder is read; or of a linear probe on it.
+"""MoCo v3: {"state_dict": …} of a training run, of which the base encoder is read, or of a linear probe.
 
-Its ViT-S has 12 heads where others have 6. A probe, or the output of its authors' convert_to_deit.py, has the
-names of any ViT and is recognised by its fixed table of positions.
+Its ViT-S has 12 heads, others have 6. A probe, or the output of its authors' convert_to_deit.py, has the names of any
+ViT and is recognised by its fixed position table.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from vitrail.checkpoint.layout import (
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     add_prefix_rows,
     check_representable,
@@ -27,13 +28,13 @@ from vitrail.checkpoint.layout import (
     translate_checkpoint,
     write_renamed_tensors,
 )
-from vitrail.checkpoint.name_table import NameEntry
+from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 
-HEADS_BY_WIDTH = {384: 12, 768: 12, 1024: 16, 1280: 16}  # by width
+HEADS_BY_WIDTH = {384: 12, 768: 12, 1024: 16, 1280: 16}
 ENCODER_PREFIX = "base_encoder."  # next to momentum_encoder. and predictor.
 PATCH_KERNEL = "patch_embed.proj.weight"
 SUPPORTED_VALUES = {
@@ -55,44 +56,36 @@ def matches(contents: RawContents) -> bool:
     if ENCODER_PREFIX + PATCH_KERNEL in names:
         return True
     kernel = names.get(PATCH_KERNEL)
-    wide = kernel is not None and kernel.ndim == 4 and kernel.shape[0] in HEADS_BY_WIDTH
-    return wide and is_sincos_table(names.get("pos_embed"), columns_first=False)
+    known_width = kernel is not None and kernel.ndim == 4 and kernel.shape[0] in HEADS_BY_WIDTH
+    return known_width and is_sincos_table(names.get("pos_embed"), columns_first=False)
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    """The encoder without its projector, or the probe with its head."""
-    names = strip_prefixes(contents.tensors, "module.")
-    if ENCODER_PREFIX + PATCH_KERNEL in names:
-        inside = {n.removeprefix(ENCODER_PREFIX): each for n, each in names.items() if n.startswith(ENCODER_PREFIX)}
-        tensors = {name: each for name, each in inside.items() if not name.startswith("head.")}
-    else:
-        tensors = names
-    ignored = tuple(
-        name
-        for name in names
-        if name.removeprefix(ENCODER_PREFIX) not in tensors or not name.startswith(ENCODER_PREFIX)
-    )
-    result = translate_checkpoint(
-        contents,
-        tensors,
-        timm.BASE_TABLE,
+    """Read the encoder without its projector, or the probe with its head."""
+    tensors, ignored = strip_prefixes(contents.tensors, "module."), list[str]()
+    if ENCODER_PREFIX + PATCH_KERNEL in tensors:
+        ignored = [n for n in tensors if not n.startswith(ENCODER_PREFIX) or n.startswith(f"{ENCODER_PREFIX}head.")]
+        tensors = {n.removeprefix(ENCODER_PREFIX): each for n, each in tensors.items() if n not in ignored}
+    model = SourceModel(
         layout="moco",
         family="vit",
+        tensors=tensors,
+        table=timm.BASE_TABLE,
         known={**find_heads_by_width(tensors, PATCH_KERNEL, HEADS_BY_WIDTH), **known},
         policy="deit",
         preprocessing=make_preprocessing,
-        fixed=OWNER_FIXED_FIELDS,
+        fixed_fields=OWNER_FIXED_FIELDS,
     )
-    return replace(result, ignored=ignored if tensors is not names else ())
+    return replace(translate_checkpoint(contents, model), ignored=tuple(ignored))
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """The preprocessing with which its authors evaluate a probe."""
+    """As its authors evaluate a probe."""
     return Preprocessing(image_size=config["image_size"], crop=0.875, interpolation="bilinear", **IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """Writes the base encoder alone, or with a head a probe, recognised by its table of positions."""
+    """Write the base encoder, or, with a head, a probe that is recognised by its position table."""
     config = description.config
     check_representable("moco", config, SUPPORTED_VALUES)
     check_representable("moco", config, {"heads": (HEADS_BY_WIDTH.get(config["width"], config["heads"]),)})
@@ -100,14 +93,12 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         is_sincos_table(tensors.get("pos_embed"), columns_first=False) and config["width"] in HEADS_BY_WIDTH
     ):
         raise CheckpointError(
-            f"moco holds {config['classes']} classes only with its own table of positions; expected 0"
+            f"moco can store {config['classes']} classes only with its own position table; expected 0 classes"
         )
-    before = "module." if config["classes"] else f"module.{ENCODER_PREFIX}"
-    rows = add_prefix_rows(tensors, config, 1)
-    table = tuple(
-        NameEntry(tuple(before + name for name in row.theirs), row.ours, row.transform) for row in timm.BASE_TABLE
-    )
-    write_renamed_tensors("moco", rows, table, config["heads"], path, wrapper="state_dict")
+    prefix = "module." if config["classes"] else f"module.{ENCODER_PREFIX}"
+    renamed = add_prefix_rows(tensors, config, 1)
+    table = [make_entry([prefix + name for name in row.theirs], row.ours, row.transform) for row in timm.BASE_TABLE]
+    write_renamed_tensors("moco", renamed, table, config["heads"], path, wrapper="state_dict")
     return timm.ASSUMED_FIELDS
 
 

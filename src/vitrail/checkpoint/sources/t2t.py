@@ -1,9 +1,9 @@
-"""yitu's T2T-ViT: {"state_dict_ema": …} or {"state_dict": …}, its stages with names of their own and k before q.
+"""yitu's T2T-ViT: {"state_dict_ema": …} or {"state_dict": …}, with its own names for the stages, and k before q.
 
-Its code has two scales for the attention of the backbone. Trained and evaluated by its commands, as the released
-weights are, it divides by the root of a head's width, as we do, and as mmpretrain does, which reports the published
-accuracy of the released T2T-ViT_t-14. Built with `pretrained=True`, which fetches nothing, it divides by the root of
-the whole width: a file from such a training is read as `t2t_by_width`.
+Its code has two scales for the attention of the backbone. By default, as for the released weights, it divides by the
+square root of the head width. We and mmpretrain do the same, and mmpretrain reports the published accuracy of the
+released T2T-ViT_t-14. Built with `pretrained=True`, which downloads nothing, it divides by the square root of the model
+width: a file of such a run is read as `t2t_by_width`.
 """
 
 from collections.abc import Mapping
@@ -13,19 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.config_from_shapes import (
-    ConfigFields,
-    count_numbered_names,
-    get_tensor_shape,
-    infer_heads,
-    infer_image_size,
-)
+from vitrail.checkpoint.config_from_shapes import ConfigFields, infer_heads, infer_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
     IMAGENET_MEAN_STD,
     OWNER_FIXED_FIELDS,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     strip_prefixes,
     translate_checkpoint,
@@ -33,22 +28,23 @@ from vitrail.checkpoint.layout import (
 )
 from vitrail.checkpoint.name_table import NameEntry, TensorTransform, make_entry
 from vitrail.checkpoint.sources import timm
+from vitrail.checkpoint.tensor_shapes import count_classes, count_numbered_names, get_tensor_shape
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.catalog import load_families
 
 STAGE_PREFIX = "tokens_to_token.attention#"
 FIRST_STAGE = "tokens_to_token.attention1"
-STRIDE = (16, 16)  # pixels to a token
+STRIDE = (16, 16)  # pixels per token
 SCALE_WARNING = (
-    "how attention was scaled is not in the file: taken as by the width of a head, as yitu's evaluation runs; "
-    "of a training by the whole width: --from t2t_by_width"
+    "the file does not specify how attention is scaled: by the head width, as in yitu's evaluation; "
+    "if it was trained with the scale of the model width, set `source` to t2t_by_width"
 )
 
 
 def swap_keys_and_queries(tensor: Tensor) -> Tensor:
     """k, q, v ↔ q, k, v."""
-    one, two, v = tensor.chunk(3)
-    return torch.cat((two, one, v))
+    first, second, v = tensor.chunk(3)
+    return torch.cat((second, first, v))
 
 
 KQV_TRANSFORM = TensorTransform(
@@ -89,23 +85,23 @@ def matches(contents: RawContents) -> bool:
 def read(contents: RawContents, known: Mapping[str, Any], layout: str = "t2t") -> TranslatedCheckpoint:
     tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     stage = "performer" if f"{FIRST_STAGE}.w" in tensors else "transformer"
-    return translate_checkpoint(
-        contents,
-        tensors,
-        NAME_TABLES[stage],
+    model = SourceModel(
         layout=layout,
         family="t2t",
+        tensors=tensors,
+        table=NAME_TABLES[stage],
         known={**find_published_heads(tensors), **known},
         policy="deit",
         preprocessing=make_preprocessing,
-        infer=infer_t2t_config,
+        infer_config=infer_t2t_config,
         warnings=[SCALE_WARNING] if layout == "t2t" else [],
-        fixed=OWNER_FIXED_FIELDS,
+        fixed_fields=OWNER_FIXED_FIELDS,
     )
+    return translate_checkpoint(contents, model)
 
 
 def find_published_heads(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Of a model of a published shape."""
+    """Number of heads, if a published model has this shape."""
     hidden = tuple(tensors["blocks.0.mlp.fc1.weight"].shape) if "blocks.0.mlp.fc1.weight" in tensors else ()
     presets = next(each.presets for each in load_families() if each.name == "t2t").values()
     return next(({"heads": each.heads} for each in presets if (get_mlp_width(each), each.width) == hidden), {})
@@ -119,17 +115,17 @@ def infer_t2t_config(
     tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]
 ) -> tuple[ConfigFields, ConfigFields]:
     """Fields of the config from the shapes, and those of them that are uncertain."""
-    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    hidden, width = get_tensor_shape(sizes, "blocks.0.mlp.fc1.weight", 2)
-    places, doubts = infer_image_size(sizes, 1, STRIDE, {**known, "prefix_positions": True})
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
+    position_fields, doubts = infer_image_size(shapes, 1, STRIDE, {**known, "prefix_positions": True})
     fields: dict[str, Any] = {
-        "image_size": places["image_size"],
-        "channels": get_tensor_shape(sizes, f"{FIRST_STAGE}.qkv.weight", 2)[1] // 49,
-        "classes": get_tensor_shape(sizes, "head.weight", 2)[0] if "head.weight" in sizes else 0,
-        "stage": "performer" if f"{FIRST_STAGE}.w" in sizes else "transformer",
-        "stage_width": get_tensor_shape(sizes, f"{FIRST_STAGE}.proj.weight", 2)[0],
+        "image_size": position_fields["image_size"],
+        "channels": get_tensor_shape(shapes, f"{FIRST_STAGE}.qkv.weight", 2)[1] // 49,
+        "classes": count_classes(shapes, "head.weight"),
+        "stage": "performer" if f"{FIRST_STAGE}.w" in shapes else "transformer",
+        "stage_width": get_tensor_shape(shapes, f"{FIRST_STAGE}.proj.weight", 2)[0],
         "width": width,
-        "depth": count_numbered_names(sizes, r"blocks\.(\d+)\."),
+        "depth": count_numbered_names(shapes, r"blocks\.(\d+)\."),
         "mlp_width": hidden,
     }
     fields |= {name: known[name] for name in ("heads", "norm_eps") if name in known}

@@ -1,7 +1,7 @@
-"""A T2T-ViT whose attention was scaled by its whole width, as yitu's code does with `pretrained=True`.
+"""T2T-ViT with attention scaled by the model width, as in yitu's code with `pretrained=True`.
 
-q·k/√D is (q/√H)·k/√K, so the rows of q are divided by √H on the way in, and multiplied on the way out. Nothing in a
-file tells it from `t2t`: it is read so only where that is asked for, and written so only for that code.
+q·k/√D is (q/√H)·k/√K, so the rows of q are divided by √H when reading and multiplied when writing. Nothing in a file
+distinguishes it from `t2t`, so it is used only if the user names it.
 """
 
 import re
@@ -23,18 +23,19 @@ LAYOUT_NAME = "t2t_by_width"
 
 
 def scale_queries(tensors: Mapping[str, Tensor], by: float) -> dict[str, Tensor]:
-    """With the rows of q in the blocks multiplied."""
-    changed = dict(tensors)
+    """Multiply the rows of q in all blocks."""
+    scaled = dict(tensors)
     for name, tensor in tensors.items():
         if re.fullmatch(r"blocks\.\d+\.attn\.qkv\.weight", name):
             q, k, v = tensor.chunk(3)
-            changed[name] = torch.cat((q * by, k, v))
-    return changed
+            scaled[name] = torch.cat((q * by, k, v))
+    return scaled
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    found = t2t.read(contents, known, LAYOUT_NAME)
-    return replace(found, tensors=scale_queries(found.tensors, 1 / sqrt(found.description.config["heads"])))
+    translated = t2t.read(contents, known, LAYOUT_NAME)
+    heads = translated.description.config["heads"]
+    return replace(translated, tensors=scale_queries(translated.tensors, 1 / sqrt(heads)))
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""timm: the names that this package uses too. A flat file, a training checkpoint, or a folder as on its hub."""
+"""timm, whose names this package uses too: a flat file, a training checkpoint, or a folder as on the hub."""
 
 import json
 import re
@@ -19,6 +19,7 @@ from vitrail.checkpoint.layout import (
     OWNER_FIXED_FIELDS,
     TRANSFORMER_FAMILIES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     check_representable,
     get_typed_field,
@@ -30,7 +31,7 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.name_table import TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.files import make_folder, write_atomically
+from vitrail.files import make_folder, write_text
 from vitrail.models.catalog import load_families
 
 STEM_PREFIXES = ("patch_embed.backbone.stem.", "patch_embed.backbone.")
@@ -53,7 +54,7 @@ LAYER_SCALE_ENTRIES = (
     make_entry("blocks.#.ls2.gamma", "blocks.#.ls2.gamma"),
 )
 NAME_TABLE = (*BASE_TABLE, *LAYER_SCALE_ENTRIES)
-CAIT_MARKER = "blocks_token_only.0.norm1.weight"  # a tensor that tells the family
+CAIT_MARKER = "blocks_token_only.0.norm1.weight"  # a tensor that only a CaiT has
 CLASS_BLOCK_NAMES = tuple(
     f"blocks_token_only.#.{part}.*" for part in ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
 )
@@ -72,20 +73,17 @@ SUPPORTED_VALUES = {
     "head": ("linear",),
 }
 CONVNET_SUPPORTED_VALUES = {"stem": ("imagenet",), "shortcut": ("projection",)}
-CONVNET_DEFAULTS = {  # what its models have unless a tag says otherwise, as many do: another share, another size
+CONVNET_DEFAULTS = {  # of models without a tag; many tags have another crop or size
     "resnet": {"crop_pct": 0.875, "interpolation": "bilinear"},
     "regnety": {"crop_pct": 0.95, "interpolation": "bicubic"},
 }
-SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size"}  # of a convnet
-TANH_GELU_MODEL = re.compile(  # with the tanh form of GELU
+SEEN_IN_SHAPES = {"in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size"}  # in a convnet
+TANH_GELU_MODEL = re.compile(  # with the tanh approximation of GELU
     r"vit_(base_patch32_siglip(_gap)?_256|large_patch16_siglip(_gap)?_512|(giantopt|so400m)_patch16_siglip.*)"
 )
-HALF_TAGS, IMAGENET_TAGS = (
-    ("augreg", "augreg2", "orig"),
-    ("dino", "mae", "fb"),
-)  # tags in file names, by the mean they imply
+HALF_TAGS, IMAGENET_TAGS = ("augreg", "augreg2", "orig"), ("dino", "mae", "fb")  # in file names, by their mean
 TIMM_POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
-WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # what wrappers of a model put before its names
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a model
 
 
 def matches(contents: RawContents) -> bool:
@@ -99,7 +97,8 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         return read_convnet(contents, tensors, convnet, known)
     if "patch_embed.proj.weight" not in tensors:
         raise CheckpointError(
-            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another --from"
+            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another `source`",
+            fields=("source",),
         )
     card = contents.config or {}
     name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
@@ -113,26 +112,23 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     imagenet = family in ("deit", "cait") or "dino" in name or any(each.endswith("ls1.gamma") for each in tensors)
     tag = (contents.path.name.split(".")[1:] or [""])[0].split("_")[0]
     imagenet = imagenet or tag in IMAGENET_TAGS
-    told = (
-        image_size_from_card(pretrained)
-        if family == "cait"
-        else fields_from_model_name(pretrained, name, family, width)
-    )
-    own_parts = family in ("cait", "hybrid")  # whose names only timm uses
-    owned = own_parts or "architecture" in card or find_preset_of_width(name, family, width) is not None
-    return translate_checkpoint(
-        contents,
-        tensors,
-        CAIT_TABLE if family == "cait" else NAME_TABLE,
+    named_fields = {} if family == "cait" else fields_from_model_name(name, family, width)
+    only_timm = family in ("cait", "hybrid")  # whose names no other library has
+    owned = only_timm or "architecture" in card or find_preset_of_width(name, family, width) is not None
+    card_fields = merge_agreeing_fields(fields_from_card(card, tensors), known)
+    model = SourceModel(
         layout="timm",
         family=family,
-        known={**told, **merge_agreeing_fields(fields_from_card(card, tensors), known)},
+        tensors=tensors,
+        table=CAIT_TABLE if family == "cait" else NAME_TABLE,
+        known={**image_size_from_card(pretrained), **named_fields, **card_fields},
         policy="timm",
         preprocessing=lambda config: preprocessing_from_card(config, pretrained, imagenet),
         labels=labels_from_card(card, pretrained),
-        fixed=("heads", *OWNER_FIXED_FIELDS) if owned else (),
+        fixed_fields=("heads", *OWNER_FIXED_FIELDS) if owned else (),
         assumed_preprocessing="mean" not in pretrained and not (owned and tag in (*HALF_TAGS, *IMAGENET_TAGS)),
     )
+    return translate_checkpoint(contents, model)
 
 
 def read_convnet(
@@ -141,85 +137,80 @@ def read_convnet(
     card = contents.config or {}
     name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
     pretrained = get_typed_field(card, "pretrained_cfg", dict, card)
-    odd = {"architecture": name} if name.startswith(("resnetblur", "resnetaa")) else {}  # filters without weights
-    odd |= {
-        key: each for key, each in get_typed_field(card, "model_args", dict, {}).items() if key not in SEEN_IN_SHAPES
-    }
+    unsupported = {"architecture": name} if name.startswith(("resnetblur", "resnetaa")) else {}  # fixed filters
+    arguments = get_typed_field(card, "model_args", dict, {})
+    unsupported |= {key: value for key, value in arguments.items() if key not in SEEN_IN_SHAPES}
     if card.get("global_pool", "avg") != "avg":
-        odd["global_pool"] = card["global_pool"]
-    for key, given in odd.items():
-        raise CheckpointError(f"{key} is {repr(given)[:40]}, which shapes do not show; expected a plain {family}")
-    return translate_checkpoint(
-        contents,
-        tensors,
-        tuple(map(make_entry, CONVNETS[family], CONVNETS[family])),
+        unsupported["global_pool"] = card["global_pool"]
+    for key, value in unsupported.items():
+        raise CheckpointError(f"{key} is {repr(value)[:40]}, which is not supported; expected a plain {family}")
+    defaults = {**CONVNET_DEFAULTS[family], **pretrained}
+    model = SourceModel(
         layout="timm",
         family=family,
+        tensors=tensors,
+        table=tuple(map(make_entry, CONVNETS[family], CONVNETS[family])),
         known={**image_size_from_card(pretrained), **known},
         policy="timm",
-        preprocessing=lambda config: preprocessing_from_card(
-            config, {**CONVNET_DEFAULTS[family], **pretrained}, imagenet=True
-        ),
+        preprocessing=lambda config: preprocessing_from_card(config, defaults, imagenet=True),
         labels=labels_from_card(card, pretrained),
         assumed_preprocessing="mean" not in pretrained,
     )
+    return translate_checkpoint(contents, model)
 
 
 def refuse_incompatible_model(name: str) -> None:
-    """Models whose tensors have the names and shapes of a ViT, but not what is done with them."""
+    """Refuse models with the tensor names and shapes of a ViT that compute something else."""
     if re.search(r"(^|_)(rope|rpn)(_|$)", name.split(".")[0]):
-        raise CheckpointError(f"{name} has rotary positions or norms after its layers; expected a plain ViT or DeiT")
+        raise CheckpointError(f"{name} has rotary positions or post-norm blocks; expected a plain ViT or DeiT")
 
 
-def fields_from_model_name(pretrained: Mapping[str, Any], name: str, family: str, width: int) -> dict[str, Any]:
-    """What its name tells and shapes do not."""
-    fields = image_size_from_card(pretrained)
+def fields_from_model_name(name: str, family: str, width: int) -> dict[str, Any]:
+    """Fields that the name of a model tells and the shapes do not."""
     preset = find_preset_of_width(name, family, width)
-    if preset is not None:
-        fields["heads"] = preset.heads
+    fields: dict[str, Any] = {} if preset is None else {"heads": preset.heads}
     if TANH_GELU_MODEL.fullmatch(name):
         fields["activation"] = "gelu_tanh"
     return fields
 
 
 def find_preset_of_width(name: str, family: str, width: int) -> Any:
-    """The preset of this name, if it is of this width."""
+    """The preset of this name if it has this width, else None."""
     preset = next(each.presets.get(name) for each in load_families() if each.name == family)
     return preset if preset is not None and preset.width == width else None
 
 
 def image_size_from_card(pretrained: Mapping[str, Any]) -> dict[str, Any]:
-    return (
-        {"image_size": tuple(get_typed_field(pretrained, "input_size", list, [])[1:])}
-        if "input_size" in pretrained
-        else {}
-    )
+    if "input_size" not in pretrained:
+        return {}
+    return {"image_size": tuple(get_typed_field(pretrained, "input_size", list, [])[1:])}
 
 
 def fields_from_card(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the card of a folder says and shapes do not."""
+    """Fields of the folder's config.json that the shapes do not tell."""
     fields, arguments = dict[str, Any](), get_typed_field(card, "model_args", dict, {})
     if "num_heads" in arguments:
         fields["heads"] = get_typed_field(arguments, "num_heads", int, 0)
     activation = arguments.get("act_layer")
     if activation in ("gelu", "gelu_tanh"):
         fields["activation"] = activation
-    elif activation not in (None, "silu"):  # of SwiGLU, which shapes show
+    elif activation not in (None, "silu"):  # part of SwiGLU, which the shapes tell
         raise CheckpointError(f"act_layer is {activation!r}; expected gelu or gelu_tanh")
     if arguments.get("pos_embed") == "none":
         fields["positions"] = "none"
     pool = arguments.get("global_pool", card.get("global_pool"))
     if pool is None or "dist_token" in tensors:
         return fields
-    after = "fc_norm.weight" in tensors and "norm.weight" not in tensors
-    pools = {"token": "class", "avg": "mean_norm" if after else "mean", "map": "map"}
-    if pool not in pools or (pool == "token" and after):
-        raise CheckpointError(f"global_pool is {pool!r}{' with fc_norm' if after else ''}; expected token, avg or map")
+    fc_norm = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    pools = {"token": "class", "avg": "mean_norm" if fc_norm else "mean", "map": "map"}
+    if pool not in pools or (pool == "token" and fc_norm):
+        suffix = " with fc_norm" if fc_norm else ""
+        raise CheckpointError(f"global_pool is {pool!r}{suffix}; expected token, avg or map")
     return {**fields, "pool": pools[pool]}
 
 
 def unflatten_patch_kernel(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Very old files have the patch kernel as a matrix."""
+    """Reshape the patch kernel of very old files, where it is a matrix."""
     kernel = tensors.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
         side = isqrt(kernel.shape[1] // 3)
@@ -243,14 +234,14 @@ def preprocessing_from_card(config: Mapping[str, Any], pretrained: Mapping[str, 
 
 def labels_from_card(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
     names = card.get("label_names", pretrained.get("label_names"))
-    described = card.get("label_descriptions", pretrained.get("label_descriptions"))
+    descriptions = card.get("label_descriptions", pretrained.get("label_descriptions"))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return None
-    return tuple(str(described.get(name, name)) if isinstance(described, dict) else name for name in names)
+    return tuple(str(descriptions.get(name, name)) if isinstance(descriptions, dict) else name for name in names)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """A file, or with no ending a folder that timm.create_model("local-dir:FOLDER", pretrained=True) opens."""
+    """Write a file, or without a suffix a folder for timm.create_model("local-dir:FOLDER", pretrained=True)."""
     config = description.config
     if description.family in CONVNETS:
         return write_convnet(tensors, description, path)
@@ -258,14 +249,12 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     table = CAIT_TABLE if description.family == "cait" else NAME_TABLE
     if path.suffix:
         write_renamed_tensors("timm", tensors, table, config["heads"], path)
-        return {
-            **ASSUMED_FIELDS,
-            **({"pool": "class"} if config.get("class_token") and config["pool"] == "mean" else {}),
-        }
+        mean_pool = config.get("class_token") and config["pool"] == "mean"
+        return ASSUMED_FIELDS | ({"pool": "class"} if mean_pool else {})
     if config.get("distilled") and not config["prefix_positions"]:
-        raise CheckpointError("timm's distilled models have positions for both tokens; expected prefix_positions=True")
+        raise CheckpointError("distilled models of timm have positions for both tokens; expected prefix_positions=True")
     if description.family == "hybrid":
-        raise CheckpointError("timm has no folder for a hybrid of free shape; expected OUT.safetensors or OUT.pth")
+        raise CheckpointError("timm cannot open a folder of a custom hybrid; expected OUT.safetensors or OUT.pth")
     write_timm_folder(tensors, table, config["heads"], make_timm_card(description), path)
     return {"norm_eps": ASSUMED_FIELDS["norm_eps"]}
 
@@ -282,8 +271,8 @@ def write_convnet(tensors: Mapping[str, Tensor], description: Description, path:
     name = next((n for n, preset in presets.items() if all(getattr(preset, key) == config[key] for key in shape)), None)
     if name is None:
         raise CheckpointError(
-            f"timm has no folder for a {family} of free shape; expected OUT.safetensors or OUT.pth, or the shape of a "
-            f"preset: {', '.join(presets)}"
+            f"timm cannot open a folder of a custom {family}; expected OUT.safetensors or OUT.pth, "
+            f"or a preset: {', '.join(presets)}"
         )
     card = {"architecture": name, "num_classes": config["classes"], "model_args": {"in_chans": config["channels"]}}
     write_timm_folder(tensors, table, 1, add_preprocessing_and_labels(card, description), path)
@@ -296,7 +285,7 @@ def write_timm_folder(
     text = json.dumps(card, indent=2, ensure_ascii=False)
     make_folder(path)
     write_renamed_tensors("timm", tensors, table, heads, path / WEIGHT_FILES[0])
-    write_atomically(path / CONFIG_FILE, lambda place: place.write_text(text, "utf-8"))
+    write_text(path / CONFIG_FILE, text)
 
 
 def make_timm_card(description: Description) -> dict[str, Any]:
@@ -332,7 +321,9 @@ def make_timm_card(description: Description) -> dict[str, Any]:
     name = "vit_giant_patch14_dinov2" if activation == "swiglu" else f"{description.family}_tiny_patch16_224"
     name = "cait_xxs24_224" if cait else name
     card: dict[str, Any] = {
-        "architecture": "deit_tiny_distilled_patch16_224" if distilled else name,  # one of the kind; the rest is below
+        "architecture": "deit_tiny_distilled_patch16_224"
+        if distilled
+        else name,  # any model of this kind; model_args below override it
         "num_classes": config["classes"],
         "num_features": config["width"],
         "model_args": arguments,
@@ -341,17 +332,17 @@ def make_timm_card(description: Description) -> dict[str, Any]:
 
 
 def add_preprocessing_and_labels(card: dict[str, Any], description: Description) -> dict[str, Any]:
-    """The card with how pictures are prepared, and what the classes are called."""
-    config, how = description.config, description.preprocessing
+    """Add preprocessing and class names to the config.json of a folder."""
+    config, preprocessing = description.config, description.preprocessing
     size = [config["channels"], *config["image_size"]]
     card = {**card, "pretrained_cfg": {"num_classes": config["classes"], "input_size": size}}
-    if how is not None:
+    if preprocessing is not None:
         card["pretrained_cfg"] |= {
-            "crop_pct": how.crop,
-            "crop_mode": "squash" if how.fit == "squash" else "center",
-            "interpolation": how.interpolation,
-            "mean": how.mean,
-            "std": how.std,
+            "crop_pct": preprocessing.crop,
+            "crop_mode": "squash" if preprocessing.fit == "squash" else "center",
+            "interpolation": preprocessing.interpolation,
+            "mean": preprocessing.mean,
+            "std": preprocessing.std,
         }
     if description.labels is not None:
         card["label_names"] = description.labels

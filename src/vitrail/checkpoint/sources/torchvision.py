@@ -1,6 +1,6 @@
-"""torchvision's vit_b_16 and its like, also files from before its MLP was renamed; its ResNets and RegNetYs.
+"""torchvision's ViTs, also from before their MLP was renamed; its ResNets and RegNetYs.
 
-A ResNet has the names that timm gives it too: a file of one is taken for timm's unless it is said to be torchvision's.
+A ResNet has the same names in timm: a file is read as timm's unless the user names torchvision.
 """
 
 import re
@@ -19,6 +19,7 @@ from vitrail.checkpoint.layout import (
     STEM_POSITION_VALUES,
     TRANSFORMER_FAMILIES,
     Layout,
+    SourceModel,
     TranslatedCheckpoint,
     add_prefix_rows,
     check_representable,
@@ -30,7 +31,7 @@ from vitrail.checkpoint.layout import (
 from vitrail.checkpoint.name_table import NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 
-HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}  # by width, of its ViTs
+HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}  # of its ViTs
 LAYER_PREFIX = "encoder.layers.encoder_layer_#."
 NAME_TABLE = (
     make_entry("class_token", "cls_token"),
@@ -67,14 +68,12 @@ RESNET_SUPPORTED_VALUES = {
     "width": (64,),
     "number of stages": (4,),
 }
-OUR_BLOCK_PATTERN, THEIR_BLOCK_PATTERN = (
-    re.compile(r"s(\d+)\.b(\d+)\."),
-    re.compile(r"trunk_output\.block(\d+)\.block\1-(\d+)\."),
-)
+OUR_BLOCK_PATTERN = re.compile(r"s(\d+)\.b(\d+)\.")
+THEIR_BLOCK_PATTERN = re.compile(r"trunk_output\.block(\d+)\.block\1-(\d+)\.")
 
 
 def make_regnety_table(block: str) -> tuple[NameEntry, ...]:
-    """With what a block's names begin with on both sides; how the two count blocks, no table says."""
+    """Table with the same prefix for a block on both sides; block numbers are converted outside the table."""
     parts = {"f.a": "conv1", "f.b": "conv2", "f.c": "conv3", "proj": "downsample"}
     both = {"stem": "stem"} | {f"{block}{theirs}": f"{block}{ours}" for theirs, ours in parts.items()}
     norms = [
@@ -105,21 +104,25 @@ def matches(contents: RawContents) -> bool:
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     tensors = strip_prefixes(contents.tensors, "module.")
     family = "regnety" if any(map(THEIR_BLOCK_PATTERN.match, tensors)) else find_convnet_family(tensors) or "vit"
-    return translate_checkpoint(
-        contents,
-        {THEIR_BLOCK_PATTERN.sub(lambda m: f"s{m[1]}.b{int(m[2]) + 1}.", name): each for name, each in tensors.items()},
-        NAME_TABLES[family],
+    heads = find_heads_by_width(tensors, "conv_proj.weight", HEADS_BY_WIDTH)
+    model = SourceModel(
         layout="torchvision",
         family=family,
-        known={**find_heads_by_width(tensors, "conv_proj.weight", HEADS_BY_WIDTH), **known},
+        tensors={
+            THEIR_BLOCK_PATTERN.sub(lambda m: f"s{m[1]}.b{int(m[2]) + 1}.", name): each
+            for name, each in tensors.items()
+        },
+        table=NAME_TABLES[family],
+        known={**heads, **known},
         policy="torchvision",
         preprocessing=make_preprocessing,
-        fixed=OWNER_FIXED_FIELDS,
+        fixed_fields=OWNER_FIXED_FIELDS,
     )
+    return translate_checkpoint(contents, model)
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """What its transforms do: weights above 224 pixels are SWAG's, and vit_l_16 was evaluated from 242."""
+    """As in its transforms: weights above 224 pixels are from SWAG, and vit_l_16 is cropped from 242 pixels."""
     size = config["image_size"]
     large = max(size) > 224
     crop = 224 / 242 if config.get("width") == 1024 and config.get("patch_size") == (16, 16) else 0.875
@@ -141,9 +144,8 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         return {}
     if description.family == "regnety":
         check_representable("torchvision", config, {"channels": (3,)})
-        places = {name: OUR_BLOCK_PATTERN.sub(rename_regnety_block, name) for name in tensors}
-        table = make_regnety_table("trunk_output.block#.block#-#.")
-        write_renamed_tensors("torchvision", {places[name]: each for name, each in tensors.items()}, table, 1, path)
+        renamed = {OUR_BLOCK_PATTERN.sub(rename_regnety_block, name): each for name, each in tensors.items()}
+        write_renamed_tensors("torchvision", renamed, make_regnety_table("trunk_output.block#.block#-#."), 1, path)
         return {}
     check_representable("torchvision", config, SUPPORTED_VALUES)
     write_renamed_tensors("torchvision", add_prefix_rows(tensors, config, 1), NAME_TABLE, config["heads"], path)

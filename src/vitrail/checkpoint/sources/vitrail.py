@@ -1,9 +1,9 @@
-"""Our own format: a folder of model.safetensors and config.json.
+"""vitrail's own format: a folder with model.safetensors and config.json.
 
-The weights carry a copy of the description in their header, and both copies the number of the save they come from.
-Replacing one file is atomic, replacing two is not: if a save was cut off between them the numbers differ, and the
-weights' own copy is used, since it is the one that fits them. Both files carry a checksum; folders of earlier versions
-have none and still load.
+The header of the weights has a copy of the description, and both copies have the id of the save they come from.
+Replacing one file is atomic, replacing two is not: if a save was interrupted between them, the ids differ, and the copy
+in the weights is used because it fits them. Both files have a checksum; folders of earlier versions have none and
+still load.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from vitrail.checkpoint.layout import Layout, TranslatedCheckpoint
 from vitrail.errors import CheckpointError
 from vitrail.files import make_folder, write_atomically, write_text
 
-DESCRIPTION_KEY = "vitrail"  # the key of the description in the weights' header
+DESCRIPTION_KEY = "vitrail"  # in the header of the weights
 
 
 def matches(contents: RawContents) -> bool:
@@ -31,45 +31,47 @@ def matches(contents: RawContents) -> bool:
     )
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:  # noqa: ARG001  # it says all there is to know
+def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:  # noqa: ARG001  # the file specifies all fields
     if is_intact(contents.tensors, contents.header) is False:
         raise CheckpointError(
             f"{contents.path}: the weights do not match their checksum, so the file is damaged; "
-            "restore it from a copy, or save the model again"
+            "restore it from a copy or save the model again"
         )
     return TranslatedCheckpoint(description=read_saved_description(contents), tensors=contents.tensors)
 
 
 def read_saved_description(contents: RawContents) -> Description:
-    """config.json, as a person may have edited it; but family and config only as the weights were saved with them."""
+    """Description in config.json, which may be edited, except for family and config, which must fit the weights."""
     path = contents.path / CONFIG_FILE if contents.path.is_dir() else contents.path.parent / CONFIG_FILE
     header = contents.header.get(DESCRIPTION_KEY)
-    inside = None if header is None else Description.from_json(header, f"the header of {contents.path}")
+    in_header = None if header is None else Description.from_json(header, f"the header of {contents.path}")
     if contents.config is None:
-        if inside is None:
-            raise CheckpointError(f"{path} is missing; expected what `vitrail.save` wrote")
-        return inside
-    beside = Description.from_dict(dict(contents.config), str(path))
-    if inside is None:
-        return beside
-    if beside.save not in ("", inside.save):  # of another save: this one was cut off before it reached config.json
-        return inside
-    for name, value in {"family": beside.family, **beside.config}.items():
-        saved = inside.family if name == "family" else inside.config.get(name)
+        if in_header is None:
+            raise CheckpointError(f"{path} is missing; expected a folder written by vitrail.save")
+        return in_header
+    in_file = Description.from_dict(dict(contents.config), str(path))
+    if in_header is None:
+        return in_file
+    if in_file.save not in ("", in_header.save):  # a save was interrupted before it wrote config.json
+        return in_header
+    for name, value in {"family": in_file.family, **in_file.config}.items():
+        saved = in_header.family if name == "family" else in_header.config.get(name)
         if value != saved:
-            given = f"{name} {repr(value)[:40]}, but the weights were saved with {repr(saved)[:40]}"
-            raise CheckpointError(f"{path} says {given}; expected the same (load can adapt: load(path, image_size=…))")
-    labels, classes = beside.labels, inside.config.get("classes")
+            raise CheckpointError(
+                f"{path} has {name}={repr(value)[:40]}, but the weights were saved with {repr(saved)[:40]}; "
+                "expected the same (to adapt the weights, load them with load(path, image_size=…))"
+            )
+    labels, classes = in_file.labels, in_header.config.get("classes")
     if labels is not None and len(labels) != classes:
-        raise CheckpointError(f"{path}: {len(labels)} labels for {classes} classes; expected one a class")
-    return replace(beside, config=inside.config)
+        raise CheckpointError(f"{path}: {len(labels)} labels for {classes} classes; expected one label per class")
+    return replace(in_file, config=in_header.config)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     description = replace(description, save=uuid4().hex)
     header = add_checksum_to_header(tensors, {DESCRIPTION_KEY: description.to_json()})
     make_folder(path)
-    write_atomically(path / WEIGHT_FILES[0], lambda place: save_file(dict(tensors), place, header))
+    write_atomically(path / WEIGHT_FILES[0], lambda temporary: save_file(dict(tensors), temporary, header))
     write_text(path / CONFIG_FILE, description.to_json(signed=True))
     return {}
 

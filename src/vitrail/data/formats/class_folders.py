@@ -13,6 +13,7 @@ from vitrail.data.array_dataset import check_label_range
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.formats.imagenet_real import RealLabels, match_real_labels
 from vitrail.errors import DataError, describe_error
+from vitrail.text import abbreviate_list
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TRAIN_FOLDER_NAMES = ("train", "training")
@@ -152,7 +153,7 @@ def scan_class_folders(root: Path) -> ClassFolderScan:
             scan.other_files.append(name)
     if not scan.classes:
         given = f"{scan.images_outside} images but no class folders" if scan.images_outside else "no images"
-        raise DataError(f"{root} holds {given}; expected {EXPECTED_CLASS_FOLDERS}")
+        raise DataError(f"{root} has {given}; expected {EXPECTED_CLASS_FOLDERS}")
     return scan
 
 
@@ -223,5 +224,4 @@ def compare_train_and_val_classes(train: ClassFolderScan, val: ClassFolderScan) 
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    return abbreviate_list([repr(name) for name in names], most)

@@ -1,1 +1,1 @@
-"""What a checkpoint file holds: its layout, architecture, tensors, suspicious weights and checksums."""
+"""Inspection of checkpoint files: layout, architecture, tensors, suspicious weights and checksums."""

@@ -1,4 +1,4 @@
-"""Verifies the checksums of the files of a model, a run or an export."""
+"""Verify the checksums of the files of a model, a run or an export."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, read_weight_file
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, MODEL_FOLDER, is_run_folder
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import check_regular_file, file_checksum, read_text
-from vitrail.json_yaml import CHECKSUM_KEY as ENTRY
+from vitrail.json_yaml import CHECKSUM_KEY as JSON_CHECKSUM_KEY
 from vitrail.json_yaml import parse_json, verify_and_remove_checksum
 
 CHECKSUMMED_NAME = re.compile(r"(config|run)\.json|.*\.safetensors")
@@ -30,17 +30,17 @@ class FileCheck:
 
 
 def verify_checksums(place: Path) -> tuple[FileCheck, ...]:
-    """Checks every file of a folder that may carry a checksum, or a single file."""
+    """Check every file of a folder that may have a checksum, or a single file."""
     if not place.is_dir():
         return tuple(verify_file(place, place.name))
     folders = [place, *(place / name for name in (CHECKPOINTS_FOLDER, MODEL_FOLDER) if is_run_folder(place))]
     files = [each for folder in folders if folder.is_dir() for each in sorted(folder.iterdir())]
-    signed = [each for each in files if CHECKSUMMED_NAME.fullmatch(each.name)]
-    return tuple(check for each in signed for check in verify_file(each, str(each.relative_to(place))))
+    candidates = [each for each in files if CHECKSUMMED_NAME.fullmatch(each.name)]
+    return tuple(check for each in candidates for check in verify_file(each, str(each.relative_to(place))))
 
 
 def verify_file(path: Path, name: str) -> Iterator[FileCheck]:
-    """Checks the file, and those whose checksums it lists."""
+    """Check a file, and the files whose checksums it lists."""
     try:
         check_regular_file(path.stat())
         if path.suffix == ".json":
@@ -56,9 +56,9 @@ def verify_file(path: Path, name: str) -> Iterator[FileCheck]:
 def verify_json(path: Path, name: str) -> Iterator[FileCheck]:
     data: Any = parse_json(read_text(path))
     if not isinstance(data, dict):
-        raise CheckpointError("it does not hold a JSON object")
+        raise CheckpointError("it is not a JSON object")
     verify_and_remove_checksum(data)
-    yield FileCheck(name, "intact" if ENTRY in data else "no checksum")
+    yield FileCheck(name, "intact" if JSON_CHECKSUM_KEY in data else "no checksum")
     listed = data.get("files") if path.name == CONFIG_FILE else None
     for other, expected in (listed if isinstance(listed, dict) else {}).items():
         if Path(other).name != other:
@@ -69,7 +69,7 @@ def verify_json(path: Path, name: str) -> Iterator[FileCheck]:
 
 
 def verify_weights(path: Path) -> ChecksumVerdict:
-    with safe_open(path, "pt") as file:  # only the header: public files have no checksum and may be large
+    with safe_open(path, "pt") as file:  # the header alone: public files have no checksum and may be large
         if CHECKSUM_KEY not in (file.metadata() or {}):
             return "no checksum"
     contents = read_weight_file(path)

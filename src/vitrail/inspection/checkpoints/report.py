@@ -1,21 +1,21 @@
-"""What was found in a checkpoint, and how it reads as a page."""
+"""The result of inspecting a checkpoint, and its text report."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any
 
-from vitrail.checkpoint.load_report import abbreviate_list, format_fields
+from vitrail.checkpoint.load_report import format_fields
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.checkpoints.checksum_verification import FileCheck
 from vitrail.inspection.checkpoints.weight_checks import TensorStatistics
 from vitrail.inspection.summary import format_megabytes
-from vitrail.text import format_table, make_printable
+from vitrail.text import abbreviate_list, format_table, make_printable
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors of one name, shape and type, one in each block: # stands for the block's number."""
+    """Tensors with the same name, shape and dtype in each block; # stands for the block's number."""
 
     pattern: str
     count: int
@@ -25,15 +25,15 @@ class TensorGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInspection:
-    """What `inspect` found; `str()` of it is a page. What could not be found out is None, and `reason` says why."""
+    """Result of `inspect_file`; `str()` is its report. Unknown values are None, and `reason` says why."""
 
     path: str
     kind: str
     size: int  # bytes on disk
-    wrapper: str  # the key that a pickle keeps its tensors under
-    others: tuple[str, ...]  # what else the pickle holds
-    numbers: int  # in all tensors
-    dtypes: Mapping[str, int]  # tensors of each
+    wrapper: str  # key of the tensors in a pickle
+    others: tuple[str, ...]  # other keys of the pickle
+    numbers: int  # total number of values
+    dtypes: Mapping[str, int]  # number of tensors per dtype
     groups: tuple[TensorGroup, ...]
     tensors: tuple[TensorStatistics, ...]
     suspicious: tuple[str, ...]
@@ -41,8 +41,8 @@ class CheckpointInspection:
     layout: str | None = None
     reason: str = ""
     family: str | None = None
-    preset: str | None = None  # the nearest of the family
-    differs: Mapping[str, Any] | None = None  # fields of the config that are not the preset's
+    preset: str | None = None  # nearest preset of the family
+    differs: Mapping[str, Any] | None = None  # config fields that differ from the preset
     config: Mapping[str, Any] | None = None
     head: str | None = None
     labels: tuple[str, ...] | None = None
@@ -50,62 +50,63 @@ class CheckpointInspection:
     resampling: str | None = None
     provenance: Mapping[str, Any] | None = None
     ignored: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # values assumed for fields that the file does not specify
+    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for fields that the file does not specify
 
     def __str__(self) -> str:
         return self.format_report()
 
     def format_report(self, *, every_tensor: bool = False) -> str:
-        """The page, its tensors one by one with their statistics or grouped over the blocks."""
+        """Format the report, with statistics of every tensor or with tensors grouped over blocks."""
         lines = [
             fill(make_printable(f"{name:14} {text}"), width=120, subsequent_indent=15 * " ")
             for name, text in list_facts(self)
         ]
-        found = [f"- {make_printable(text)}" for text in self.suspicious]
+        findings = [f"- {make_printable(text)}" for text in self.suspicious]
         table = format_tensor_table(self.tensors) if every_tensor else format_group_table(self.groups)
-        return "\n".join([*lines, "", *table, "", "suspicious" if found else "nothing suspicious", *found])
+        return "\n".join([*lines, "", *table, "", "suspicious" if findings else "nothing suspicious", *findings])
 
 
-def list_facts(seen: CheckpointInspection) -> list[tuple[str, str]]:
-    """The lines before the tensors."""
-    beside = f", beside {abbreviate_list(seen.others)}" if seen.others else ""
-    under = f", tensors under {seen.wrapper!r}{beside}" if seen.wrapper else ""
-    types = ", ".join(f"{count} {kind}" for kind, count in seen.dtypes.items())
-    lines = [("file", seen.path), ("kind", f"{seen.kind}, {format_megabytes(seen.size)}{under}")]
-    lines.append(("layout", seen.layout or "none known here"))
-    lines.append(("checksum", ", ".join(f"{each.file}: {each.verdict}" for each in seen.checksums) or "none"))
-    if seen.reason:
-        lines.append(("problem", seen.reason))
-    if seen.family is not None and seen.config is not None:
-        but = ", ".join(f"{name} {value}" for name, value in (seen.differs or {}).items())
-        near = f" {seen.preset}{', but ' * bool(but)}{but}" if seen.preset else " of no preset's width and depth"
-        labels = f"{len(seen.labels)}: {abbreviate_list(seen.labels)}" if seen.labels else "none"
+def list_facts(inspection: CheckpointInspection) -> list[tuple[str, str]]:
+    """The lines before the table of tensors."""
+    others = f", other keys: {abbreviate_list(inspection.others)}" if inspection.others else ""
+    under = f", tensors under {inspection.wrapper!r}{others}" if inspection.wrapper else ""
+    types = ", ".join(f"{count} {kind}" for kind, count in inspection.dtypes.items())
+    lines = [("file", inspection.path), ("kind", f"{inspection.kind}, {format_megabytes(inspection.size)}{under}")]
+    lines.append(("layout", inspection.layout or "unknown"))
+    lines.append(("checksum", ", ".join(f"{each.file}: {each.verdict}" for each in inspection.checksums) or "none"))
+    if inspection.reason:
+        lines.append(("problem", inspection.reason))
+    if inspection.family is not None and inspection.config is not None:
+        differences = ", ".join(f"{name} {value}" for name, value in (inspection.differs or {}).items())
+        preset = (
+            f" {inspection.preset}{' except ' * bool(differences)}{differences}"
+            if inspection.preset
+            else " not like any preset"
+        )
+        labels = f"{len(inspection.labels)}: {abbreviate_list(inspection.labels)}" if inspection.labels else "none"
         lines += [
-            ("architecture", f"{seen.family},{near}" if seen.head else seen.family),
-            ("config", format_assignments(seen.config)),
-            ("head", seen.head or "not known"),
+            ("architecture", f"{inspection.family},{preset}" if inspection.head else inspection.family),
+            ("config", format_assignments(inspection.config)),
+            ("head", inspection.head or "unknown"),
             ("labels", labels),
-            ("preprocessing", format_assignments(asdict(seen.preprocessing)) if seen.preprocessing else "none"),
-            ("resampling", str(seen.resampling)),
-            ("provenance", format_assignments(seen.provenance or {})),
-            ("assumed", describe_assumed_fields(seen)),
-            ("ignored", abbreviate_list(seen.ignored) or "nothing"),
+            (
+                "preprocessing",
+                format_assignments(asdict(inspection.preprocessing)) if inspection.preprocessing else "none",
+            ),
+            ("resampling", str(inspection.resampling)),
+            ("provenance", format_assignments(inspection.provenance or {})),
+            ("assumed", describe_assumed_fields(inspection)),
+            ("ignored", abbreviate_list(inspection.ignored) or "nothing"),
         ]
-    return [*lines, ("tensors", f"{len(seen.tensors)}, together {seen.numbers:,} numbers: {types or 'none'}")]
+    return [*lines, ("tensors", f"{len(inspection.tensors)} with {inspection.numbers:,} values: {types or 'none'}")]
 
 
-def describe_assumed_fields(seen: CheckpointInspection) -> str:
-    """The assumed fields, and how to set them."""
-    if not seen.assumed:
+def describe_assumed_fields(inspection: CheckpointInspection) -> str:
+    """The assumed fields, and how to change them."""
+    if not inspection.assumed:
         return "nothing"
-    fields = [name for name in seen.assumed if name != "preprocessing"]
-    return (
-        format_fields(seen.assumed)
-        + "; not specified in the file"
-        + (f": change with --set {fields[0]}=…" if fields else "")
-    )
+    remedy = next((f"; set {name}=… to change it" for name in inspection.assumed if name != "preprocessing"), "")
+    return f"{format_fields(inspection.assumed)}; not specified in the file{remedy}"
 
 
 def format_checksum_table(checks: tuple[FileCheck, ...]) -> str:
@@ -120,11 +121,11 @@ def format_assignments(values: Mapping[str, Any]) -> str:
 
 def format_group_table(groups: tuple[TensorGroup, ...]) -> list[str]:
     lines = [(make_printable(each.pattern), f"{each.count} ×", str(each.shape), each.dtype) for each in groups]
-    return format_table(("tensor", "", "shape", "type"), lines, "lrll")
+    return format_table(("tensor", "", "shape", "dtype"), lines, "lrll")
 
 
 def format_tensor_table(rows: tuple[TensorStatistics, ...]) -> list[str]:
-    heading = ("tensor", "shape", "type", "mean", "deviation", "min", "max")
+    heading = ("tensor", "shape", "dtype", "mean", "std", "min", "max")
     lines = [
         (
             *(make_printable(row.name), str(row.shape), row.dtype),

@@ -1,4 +1,4 @@
-"""What makes one look twice at the tensors of a file: values that no training leaves behind, copies, odd types."""
+"""Find suspicious tensors in a file: implausible values, copies and unusual dtypes."""
 
 import re
 from collections import Counter
@@ -9,19 +9,19 @@ from math import isfinite, prod
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.load_report import abbreviate_list
+from vitrail.text import abbreviate_list
 
-MAX_PLAUSIBLE_WEIGHT = 1e4  # far above what trained weights reach, and half precision ends at 65504
-BLOCK_NUMBER = re.compile(r"(^|[./]|encoderblock_|encoder_layer_|unit)\d+(?=[./]|$)")  # of a block, in a tensor's name
+MAX_PLAUSIBLE_WEIGHT = 1e4  # far above trained weights; float16 ends at 65504
+BLOCK_NUMBER = re.compile(r"(^|[./]|encoderblock_|encoder_layer_|unit)\d+(?=[./]|$)")  # in a tensor's name
 BLOCK_NAME = re.compile(rf"(.*?{BLOCK_NUMBER.pattern})[./](.*)")
 HEAD_NAME = re.compile(r"(^|[./])(heads?|head_dist|\w*classifier)[./]|^(module\.)?(fc|linear)\.")
-BATCH_COUNTER_NAME = re.compile(r"\.num_batches_tracked$")  # of a batch norm, and whole
+BATCH_COUNTER_NAME = re.compile(r"\.num_batches_tracked$")  # integer buffer of batch norm
 POSITION_NAME = re.compile(r"pos(ition)?_?embed|pos_(rows|columns)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorStatistics:
-    """One tensor; mean, deviation, lowest and highest are of its finite values, and None where it has none."""
+    """Statistics of a tensor. Mean, deviation, lowest and highest are over finite values, None if there are none."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,8 +43,8 @@ class TensorStatistics:
 
     @property
     def is_constant(self) -> bool:
-        whole = self.lowest is not None and not self.nan and not self.infinite
-        return whole and self.count > 1 and self.lowest == self.highest
+        finite = self.lowest is not None and not self.nan and not self.infinite
+        return finite and self.count > 1 and self.lowest == self.highest
 
     @property
     def is_varied(self) -> bool:
@@ -56,7 +56,7 @@ class TensorStatistics:
 
 
 def compute_tensor_statistics(name: str, tensor: Tensor) -> TensorStatistics:
-    """The tensor in a few numbers; at most it is copied once."""
+    """Compute a tensor's statistics, with at most one copy of it."""
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     values, nan, infinite = flatten_to_float(tensor), 0, 0
     if values.numel() and not all(bool(end.isfinite()) for end in values.aminmax()):
@@ -80,7 +80,7 @@ def compute_tensor_statistics(name: str, tensor: Tensor) -> TensorStatistics:
 
 
 def flatten_to_float(tensor: Tensor) -> Tensor:
-    """Its values in a type to compute with; none for packed types, with which nothing can be computed."""
+    """Values as float32 or float64; empty for packed dtypes, which cannot be converted."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     try:
@@ -92,33 +92,31 @@ def flatten_to_float(tensor: Tensor) -> Tensor:
 
 
 def block_pattern(name: str) -> str:
-    """The name that a tensor shares with its like in other blocks."""
+    """The tensor's name with # for the block's number, equal for all blocks."""
     return BLOCK_NUMBER.sub(r"\1#", name)
 
 
 def find_suspicious_weights(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]) -> list[str]:
-    """One line for each kind of finding."""
+    """Findings, one line per kind."""
     floats = [row for row in rows if row.is_float]
     constant = [row for row in floats if row.is_constant and row.lowest]
     zero = [row.name for row in floats if row.is_constant and not row.lowest]
     blocks, single = find_copies([row for row in floats if row.is_varied], tensors)
     found = {
-        "NaN": [f"{row.name} ({row.nan:,} of {row.count:,} numbers)" for row in rows if row.nan],
-        "infinite": [f"{row.name} ({row.infinite:,} of {row.count:,} numbers)" for row in rows if row.infinite],
+        "NaN": [f"{row.name} ({row.nan:,} of {row.count:,} values)" for row in rows if row.nan],
+        "infinite": [f"{row.name} ({row.infinite:,} of {row.count:,} values)" for row in rows if row.infinite],
         f"beyond ±{MAX_PLAUSIBLE_WEIGHT:,.0f}": [
             f"{row.name} ({row.largest_magnitude:.3g})"
             for row in floats
             if row.largest_magnitude > MAX_PLAUSIBLE_WEIGHT
         ],
-        "a head of zeros, as in Google's ImageNet-21k files": [name for name in zero if HEAD_NAME.search(name)],
+        "head of zeros, as in Google's ImageNet-21k files": [name for name in zero if HEAD_NAME.search(name)],
         "all zeros": [block_pattern(name) for name in zero if not HEAD_NAME.search(name)],
-        "one number everywhere, as before training": [
-            f"{block_pattern(row.name)} ({row.lowest:.4g})" for row in constant
-        ],
-        "equal rows of positions, as before training": find_equal_positions(floats, tensors),
+        "constant, as before training": [f"{block_pattern(row.name)} ({row.lowest:.4g})" for row in constant],
+        "equal position embeddings, as before training": find_equal_positions(floats, tensors),
         "blocks with the same weights": blocks,
-        "the same numbers under two names": single,
-        "not of floats": [
+        "identical tensors": single,
+        "not floating point": [
             f"{block_pattern(row.name)} ({row.dtype})"
             for row in rows
             if not row.is_float and not BATCH_COUNTER_NAME.search(row.name)
@@ -127,41 +125,41 @@ def find_suspicious_weights(rows: Sequence[TensorStatistics], tensors: Mapping[s
     }
     kinds = Counter(row.dtype for row in floats)
     if len(kinds) > 1:
-        found["mixed types"] = [f"{count} {kind}" for kind, count in kinds.most_common()]
+        found["mixed dtypes"] = [f"{count} {kind}" for kind, count in kinds.most_common()]
     return [f"{what}: {abbreviate_list(list(dict.fromkeys(where)))}" for what, where in found.items() if where]
 
 
 def find_copies(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
-    """Whole blocks that are equal, and other equal tensors; only those alike in every statistic are compared."""
-    alike, twins = dict[object, str](), dict[str, str]()
+    """Identical blocks, and other identical tensors; only tensors with equal statistics are compared."""
+    first_name, copies = dict[object, str](), dict[str, str]()
     for row in rows:
         key = (row.shape, row.dtype, row.mean, row.deviation, row.lowest, row.highest)
-        earlier = alike.setdefault(key, row.name)
+        earlier = first_name.setdefault(key, row.name)
         if row.name != earlier and torch.equal(flatten_to_float(tensors[earlier]), flatten_to_float(tensors[row.name])):
-            twins[row.name] = earlier
+            copies[row.name] = earlier
     places = {row.name: match.group(1, 3) for row in rows if (match := BLOCK_NAME.fullmatch(row.name))}
     sizes = Counter(block for block, _ in places.values())
     pairs = Counter(
         (places[one][0], places[other][0])
-        for other, one in twins.items()
+        for other, one in copies.items()
         if one in places and other in places and places[one][1] == places[other][1]
     )
-    whole = {pair: f"{pair[0]} = {pair[1]}" for pair, count in pairs.items() if count == sizes[pair[1]]}
+    blocks = {pair: f"{pair[0]} = {pair[1]}" for pair, count in pairs.items() if count == sizes[pair[1]]}
     single = [
         f"{one} = {other}"
-        for other, one in twins.items()
-        if one not in places or other not in places or (places[one][0], places[other][0]) not in whole
+        for other, one in copies.items()
+        if one not in places or other not in places or (places[one][0], places[other][0]) not in blocks
     ]
-    return list(whole.values()), single
+    return list(blocks.values()), single
 
 
 def find_equal_positions(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Tables of which most rows are the last one; prefix tokens may have others."""
+    """Position tables in which most rows equal the last; those of prefix tokens may differ."""
     found = list[str]()
     for row in rows:
         if POSITION_NAME.search(row.name) and len(row.shape) > 1 and row.is_varied:
             table = flatten_to_float(tensors[row.name]).reshape(-1, row.shape[-1])
-            equal = int((table == table[-1]).all(dim=1).sum())
-            if len(table) > 2 and 2 * equal > len(table):
-                found.append(f"{row.name} ({equal} of {len(table)})")
+            count = int((table == table[-1]).all(dim=1).sum())
+            if len(table) > 2 and 2 * count > len(table):
+                found.append(f"{row.name} ({count} of {len(table)})")
     return found

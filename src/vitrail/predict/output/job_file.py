@@ -10,7 +10,7 @@ from typing import Any
 
 from vitrail import __version__
 from vitrail.errors import ConfigError, describe_error
-from vitrail.files import TEMPORARY_NAME_PATTERN, read_text, write_text
+from vitrail.files import is_temporary_name, read_text, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.predict.model_checksums import compute_model_checksums, hash_texts
 
@@ -67,7 +67,7 @@ def is_job_file(path: Path) -> bool:
 
 
 def is_temporary_job_file(name: str) -> bool:
-    return re.fullmatch(TEMPORARY_NAME_PATTERN.format(name=re.escape(JOB_FILE)), name) is not None
+    return is_temporary_name(name, re.escape(JOB_FILE))
 
 
 def identify_model(model: str) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""Shapes of a checkpoint's tensors by name, and what the numbers in the names tell."""
+
+import re
+from collections.abc import Mapping
+
+from vitrail.errors import CheckpointError
+
+TensorShapes = Mapping[str, tuple[int, ...]]
+
+
+def get_tensor_shape(shapes: TensorShapes, name: str, dimensions: int) -> tuple[int, ...]:
+    if name not in shapes:
+        raise CheckpointError(f"{name} is missing; expected the tensors of a Vision Transformer or a convnet")
+    if len(shapes[name]) != dimensions or 0 in shapes[name]:
+        raise CheckpointError(f"{name} has shape {shapes[name]}; expected {dimensions} dimensions")
+    return shapes[name]
+
+
+def count_classes(shapes: TensorShapes, head: str) -> int:
+    """Rows of the head's weight; 0 without a head."""
+    return get_tensor_shape(shapes, head, 2)[0] if head in shapes else 0
+
+
+def count_numbered_names(names: Mapping[str, object], pattern: str) -> int:
+    """How many different numbers the first group of `pattern` has in the names: blocks, stages."""
+    return len({match[1] for name in names if (match := re.match(pattern, name))})
