@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -199,7 +200,6 @@ def work(name: str, folder: Path, seed: int) -> None:
 
         vitrail.machine.bound_spinning()
     import torch
-
     from vitrail.cli.runner import keep_freed_memory
 
     keep_freed_memory()
@@ -234,44 +234,39 @@ class Training:
 
     def __init__(self, size: str) -> None:
         import numpy as np
-        import torch
 
         import vitrail
         from vitrail.data.array_dataset import ArrayDataset
         from vitrail.data.datasets import DatasetSplits
-        from vitrail.train.distributed import Ranks
-        from vitrail.train.plan import Plan
-        from vitrail.train.request import Request, open_model_and_data
+        from vitrail.train.plan import Plan, plan_request
+        from vitrail.train.request import Request
+        from vitrail.train.trainer import Trainer
 
-        here: dict[str, Any] = {"device": torch.device("cpu"), "ranks": Ranks()}
         if size == "small":
-            job = open_model_and_data(Request(data="fashion", recipe=vitrail.open_recipe("fashion")))
-            recipe = vitrail.open_recipe("fashion")
-            self.setup = Plan(model=job.model, data=job.data, recipe=recipe, preprocessing=job.preprocessing, **here)
+            self.plan = plan_request(Request(data="fashion", recipe=vitrail.open_recipe("fashion")))
         else:
             pixels = np.random.default_rng(0).integers(0, 256, (64, 224, 224, 3), dtype=np.uint8)
             images = ArrayDataset(pixels, np.arange(64) % 2, ("a", "b"))
-            self.setup = Plan(
+            self.plan = Plan(
                 model=vitrail.create("vit_tiny_patch16_224", classes=2),
                 data=DatasetSplits(name="noise", train=images, val=None, classes=images.classes),
                 recipe=vitrail.open_recipe("scratch").with_settings({"batch": 16, "epochs": 100}),
                 preprocessing=vitrail.Preprocessing(image_size=224),
-                **here,
             )
-        self.training = self.setup.with_model(deepcopy(self.setup.model)).create_trainer(10**6)
-        self.batches: Iterator[Any] = self.setup.load_batches(range(10**6))
+        self.trainer = Trainer(replace(self.plan, model=deepcopy(self.plan.model), fixed_steps=10**6))
+        self.batches: Iterator[Any] = self.plan.load_batches(range(10**6))
 
     def choose(self) -> str:
         import torch
 
         from vitrail.train.thread_choice import choose_threads
 
-        choice = choose_threads(self.setup)
+        choice = choose_threads(self.plan)
         torch.set_num_threads(choice.threads)
         return str(choice.threads)
 
     def step(self) -> tuple[Callable[[], object], int]:
-        return lambda: self.training.step(self.batches), self.setup.recipe.loop.batch
+        return lambda: self.trainer.step(self.batches), self.plan.recipe.loop.batch
 
 
 class Prediction:
@@ -283,7 +278,7 @@ class Prediction:
         import vitrail
         from vitrail.models.checks import pair
 
-        training = Training(size).setup
+        training = Training(size).plan
         vitrail.save(training.model, folder, preprocessing=training.preprocessing)
         self.predictor = vitrail.Predictor(folder, engine="eager")
         how, batch = self.predictor.preprocessing, 64 if size == "small" else 16

@@ -23,12 +23,11 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.text import format_table
-from vitrail.train.distillation import build_distillation
-from vitrail.train.distributed import Ranks
-from vitrail.train.losses import Objective, classification_loss
+from vitrail.train.distillation import add_teacher
 from vitrail.train.plan import Plan
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import Teacher, TeacherView
+from vitrail.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 
@@ -70,14 +69,11 @@ def build_steps(case: Case, folder: Path) -> dict[str, Step]:
 
     def stepping(kept: Path | None, *, taught: bool) -> Step:
         model = vitrail.create(case.student, **{**case.fields, "classes": 10})
-        objective: Objective = classification_loss
+        plan = Plan(model=model, data=data, recipe=recipe, preprocessing=how, fixed_steps=10**6)
         if taught:
-            objective, _ = build_distillation(teacher, model, data, recipe, how, CPU, cache_folder=kept)
-        setup = Plan(
-            model=model, data=data, recipe=recipe, preprocessing=how, device=CPU, ranks=Ranks(), objective=objective
-        )
-        training, batches = setup.create_trainer(10**6), setup.load_batches(range(10**6))
-        return lambda: training.step(batches)
+            plan, _ = add_teacher(plan, teacher, cache_folder=kept)
+        trainer, batches = Trainer(plan), plan.load_batches(range(10**6))
+        return lambda: trainer.step(batches)
 
     return {
         "plain": stepping(None, taught=False),

@@ -28,6 +28,15 @@ def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignme
     ]
 
 
+def format_duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds, as 1:02:03; empty for None."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
 def abbreviate_list(names: Collection[str], most: int = 4) -> str:
     """Join the first `most` names with commas, and say how many more there are."""
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -97,7 +97,7 @@ def test_the_same_command_goes_on_and_ends_as_if_it_had_not_stopped(capsys: pyte
     capsys.readouterr()
     ablate(f"{words} --out cut --json")
     told = capsys.readouterr()
-    assert "3 runs (1 finished, 1 to go on with) in cut" in told.err
+    assert "3 runs (1 finished, 1 to resume) in cut" in told.err
     assert "cut/without-mixup-0: resuming from step-00000006 of 8 steps" in told.err
     assert contents(Path("cut/full-0")) == before
     for row in ("full-0", "without-mixup-0", "without-erase-0"):
@@ -122,7 +122,7 @@ def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, co
     _, err = process.communicate(timeout=100)
     assert process.returncode == code, err
     assert f"full-0 stopped by {number.name} after step" in err
-    assert "to go on, give the same command again" in err
+    assert "to resume, give the same command again" in err
     assert err.count("\n") == 1
     assert read_run_summary(Path("out/full-0")).state.startswith("stopped at step")
     assert RunFolder(Path("out/full-0")).list_checkpoints()
@@ -177,11 +177,11 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (f"{TINY} --with distill=soft", "set `teacher`"),
         (f"{TINY} --without distill --teacher missing", "missing"),
         (f"{TINY} --without flip --teacher-cache kept", "--teacher-cache kept without --teacher"),
-        (f"{TINY} --without flip --teacher photos --teacher-cache kept", "pictures that look different each time"),
+        (f"{TINY} --without flip --teacher photos --teacher-cache kept", "images that look different each time"),
         (f"{TINY} --without flip --seeds 0", "--seeds 0"),
         (f"{TINY} --without flip --out photos/val/ants/0.png", "0.png is a file"),
         (f"{TINY} --without flip --device gpu", "device is 'gpu'"),
-        (f"{TINY} --without flip --minutes 1", "--minutes beside --epochs"),
+        (f"{TINY} --without flip --minutes 1", "either --minutes or --epochs"),
         (TINY.replace("scratch", "deitt") + " --all", "did you mean 'deit'"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_row_that_diverges_is_a_result_and_the_others_go_on(
         return step(self, batches)
 
     monkeypatch.setattr(Trainer, "step", diverging)
-    with pytest.raises(VitrailError, match="1 of 3 runs failed: optimizer-sgd-0: the loss is nan at step 3"):
+    with pytest.raises(VitrailError, match="1 of 3 runs failed: optimizer-sgd-0: the loss became nan at step 3"):
         ablate(f"{TINY} --with optimizer=sgd --with clip=2 --out out")
     assert is_run_finished(Path("out/clip-2-0"))
     assert "failed" in capsys.readouterr().out.split("what differs")[1]

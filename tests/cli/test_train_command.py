@@ -39,7 +39,7 @@ def photos(tmp_path: Path) -> Path:
 def test_a_folder_of_photos(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(f"--data photos {TINY} --batch 4 --epochs 2 --ema 0.9 --out run")
     out = capsys.readouterr().out
-    for said in ("16 pictures to train on, 4 to validate, 2 classes", "8 steps, 2 epochs", "validation top-1", "eval"):
+    for said in ("16 training images, 4 validation images, 2 classes", "8 steps, 2 epochs", "validation top-1", "eval"):
         assert said in out
     about = vitrail.describe("run/model")
     assert about.labels == ("ants", "bees")
@@ -122,7 +122,7 @@ def test_a_budget_of_minutes_fixes_the_steps_in_the_run(photos: Path, capsys: py
     assert plan["recipe"]["minutes"] == 0.2
     records = RunFolder(Path("run")).read_records()
     assert records[-1]["step"] == plan["steps"]
-    with pytest.raises(VitrailError, match="expected more --minutes"):
+    with pytest.raises(VitrailError, match="expected more `minutes`"):
         train(f"--data photos {TINY} --batch 4 --minutes 0.001")
 
 
@@ -174,7 +174,7 @@ def test_bad_pictures_cost_a_line_each_and_not_the_run(
         warnings.simplefilter("error")
         train(f"--data photos {TINY} --batch 9 --epochs 3 --out run --cache {cache} --workers {workers}")
     out = capsys.readouterr().out
-    assert f"skipped {bad} pictures that could not be read:" in out
+    assert f"skipped {bad} images that could not be read:" in out
     for name in ("truncated.jpg", "empty.jpg", "text.jpg", "gigantic.png"):
         assert out.count(name) == 2
     assert "whole.jpg" not in out
@@ -191,26 +191,26 @@ def test_strict_makes_a_bad_picture_an_error(photos: Path) -> None:
     ("words", "message"),
     [
         ("--data photos --epochs 1", "no model is named"),
-        (f"--data photos {TINY} --batch 64", "batch 64 is more than the 16 pictures"),
+        (f"--data photos {TINY} --batch 64", "`batch` 64 is more than the 16 training images; use 16 or less"),
         (f"--data photos {TINY} --batch 4 --epochs 0", "epochs is 0"),
-        (f"--data photos {TINY} --batch 4 --epochs 1 --minutes 1", "--minutes beside --epochs"),
+        (f"--data photos {TINY} --batch 4 --epochs 1 --minutes 1", "either --minutes or --epochs"),
         (f"--data '' {TINY} --batch 4", "does not exist"),
-        (f"--data photos/train/.. {TINY} --batch 4 --out photos", "photos holds other things"),
+        (f"--data photos/train/.. {TINY} --batch 4 --out photos", "photos holds other files"),
         (f"--data photos {TINY} --batch 4 --out photos/val/ants/0.png", "0.png is a file; expected a new folder"),
         (f"--data photos {TINY} --batch 4 --device meta", "device is 'meta'; expected auto, cpu"),
         (f"--data photos {TINY} --batch 5 --accumulate 2", "batch 5 in 2 micro-batches"),
         (f"--data photo {TINY}", "did you mean 'photos'"),
         (f"--data photos {TINY} --recipe deitt", "did you mean 'deit'"),
         (f"--data photos {TINY} --device gpu", "device is 'gpu'"),
-        (f"--data photos {TINY} --batch 4 --workers -1", "--workers -1"),
+        (f"--data photos {TINY} --batch 4 --workers -1", "`workers` is -1"),
         (f"--data photos {TINY} --batch 4 --cache -1", "--cache -1"),
         (f"--data photos {TINY} --set classes=7 --batch 4", "classes is 7; expected 2"),
         ("--data photos --init missing.pth", "missing.pth"),
         ("--resume missing", "holds no run.json"),
-        ("--resume run --model ViT-B/16", "beside --model; expected it alone"),
-        ("--resume run --lr 1", "beside --lr; expected it alone"),
-        ("--resume run --set depth=1", "beside --set; expected it alone"),
-        ("--resume run --dry-run", "beside --dry-run; expected it alone"),
+        ("--resume run --model ViT-B/16", "with --model; expected it alone"),
+        ("--resume run --lr 1", "with --lr; expected it alone"),
+        ("--resume run --set depth=1", "with --set; expected it alone"),
+        ("--resume run --dry-run", "with --dry-run; expected it alone"),
     ],
 )
 def test_bad_requests_are_one_line(photos: Path, words: str, message: str) -> None:
@@ -287,6 +287,6 @@ def test_a_run_that_took_no_step_may_be_begun_again(photos: Path) -> None:
     states = RunFolder(Path("run")).list_checkpoints()
     states[-1].write_bytes(b"damaged")
     shutil.rmtree("run/model")
-    with pytest.raises(VitrailError, match="start a new run with -o"):
+    with pytest.raises(VitrailError, match="start a new run with `out`"):
         train("--resume run")
     assert states[-1].read_bytes() == b"damaged"

@@ -12,11 +12,13 @@ from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.errors import VitrailError
-from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, Ablation, AblationRow, find_run_state, list_ablation_runs
+from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, Ablation, AblationRow
 from vitrail.study.ablation_results import AblationLine, AblationResults, RunOutcome
+from vitrail.study.ablation_runs import find_run_state, list_ablation_runs
 from vitrail.study.plots import save_ablation_plot
+from vitrail.train.plan import plan_request
 from vitrail.train.recipe import open_recipe
-from vitrail.train.request import Request, open_model_and_data
+from vitrail.train.request import Request
 from vitrail.train.run_folder import RunFolder
 
 SMALL = {"depth": 1, "width": 12, "heads": 1}
@@ -92,10 +94,10 @@ def test_randaugment_is_an_alias_of_policy() -> None:
         ({"optimizer": "adam"}, "unknown optimizer 'adam'"),
         ({"seed": 3}, "use `seeds`"),
         ({"distill": "soft"}, "distill=soft needs a teacher; set `teacher`"),
-        ({"batch": 9999}, "batch 9999 is more than the 6000 pictures"),
+        ({"batch": 9999}, "`batch` 9999 is more than the 6000 training images"),
         ({"train_blocks": 7}, "train_blocks is 7"),
-        ({"whiten": True}, "whiten is true"),
-        ({"early_size": 14}, "early_size is 14"),
+        ({"whiten": True}, "`whiten` is true"),
+        ({"early_size": 14}, "`early_size` is 14"),
     ],
 )
 def test_invalid_replacements(values: dict[str, Any], message: str) -> None:
@@ -125,7 +127,7 @@ def test_row_without_pretraining_has_the_same_model(tmp_path: Path) -> None:
     ablation = Ablation(Request(data=str(photos), recipe=recipe, init=str(tmp_path / "init")))
     row = ablation.row_without("pretraining")
     assert list(row.changes) == ["init"]
-    tuned, fresh = open_model_and_data(ablation.full_row.request), open_model_and_data(row.request)
+    tuned, fresh = plan_request(ablation.full_row.request), plan_request(row.request)
     assert tuned.model.config == fresh.model.config
     assert tuned.preprocessing == fresh.preprocessing
     name = "blocks.0.attn.qkv.weight"

@@ -12,8 +12,9 @@ from vitrail.study.ablation_plan import AblationRow
 from vitrail.study.ablation_results import AblationLine, AblationResults, RunOutcome
 from vitrail.study.plots import save_position_study_plot
 from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, build_position_rows
+from vitrail.train.plan import plan_request
 from vitrail.train.recipe import open_recipe
-from vitrail.train.request import Request, open_model_and_data
+from vitrail.train.request import Request
 
 WIDTH, DEPTH, SIDE = 12, 3, 4  # 28 pixels in patches of 7
 SMALL = {"depth": DEPTH, "width": WIDTH, "heads": 2, "mlp_width": 12}
@@ -33,7 +34,7 @@ def test_rows_differ_in_positions_alone() -> None:
     axes = WIDTH // 2 * SIDE * 2
     offsets = (2 * SIDE - 1) ** 2 * WIDTH // 2  # per layer, for heads of half the width
     expected = [0, line, DEPTH * line, line, axes, DEPTH * axes, axes, DEPTH * offsets]
-    models = [open_model_and_data(row.request).model for row in rows]
+    models = [plan_request(row.request).model for row in rows]
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in models]
     assert [size - sizes[0] for size in sizes] == expected
     where = [model.config.positions_at for model in models]
@@ -108,7 +109,7 @@ def test_gains_and_deviation_by_chance(tmp_path: Path) -> None:
     assert cells[1] == ("1-D", "at the stem", "61.00 ± 1.41", "+10.00", "2", "64.21", "+2.82")
     assert cells[7] == ("relative", "", "failed", "", "0 of 1", "64.03", "+2.65")
     assert str(result).splitlines()[3].endswith("  61.00 ± 1.41   +10.00       2  64.21    +2.82")
-    assert result.write(tmp_path) == [tmp_path / "table.json", tmp_path / "table.md"]
+    assert result.write(tmp_path)[:2] == [tmp_path / "table.json", tmp_path / "table.md"]
     data = json.loads((tmp_path / "table.json").read_text("utf-8"))
     assert data["rows"][2]["positions_at"] == "layers"
     assert data["rows"][2]["paper_points"] == pytest.approx(2.582)

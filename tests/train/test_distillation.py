@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
-from vitrail.train.distillation import build_distillation, check_distillation
+from vitrail.train.distillation import add_teacher, check_distillation
 from vitrail.train.fit import fit
 from vitrail.train.losses import DistillationLoss, classification_loss
+from vitrail.train.plan import Plan
 from vitrail.train.recipe import LoopSettings, Recipe
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.teacher import Teacher
@@ -93,8 +94,9 @@ def test_a_compiled_teacher_and_student() -> None:
 
 def test_what_a_recipe_says() -> None:
     def made(settings: dict[str, Any], **fields: Any) -> Any:
-        recipe = Recipe().with_settings(settings)
-        return build_distillation(teacher(), student(**fields), data(), recipe, SEEN, torch.device("cpu"))[0]
+        recipe = Recipe().with_settings({"batch": 8, **settings})
+        plan = Plan(model=student(**fields), data=data(), recipe=recipe, preprocessing=SEEN)
+        return add_teacher(plan, teacher())[0].objective
 
     assert made({"distill": "none"}) is classification_loss
     for kind, weight in (("hard", 0.5), ("soft", 0.1)):
@@ -138,13 +140,13 @@ def test_tokens_that_are_not_there() -> None:
         check_distillation(on_class, student())
     check_distillation(token, student())
     check_distillation(on_class, student(distilled=False))
-    with pytest.raises(ConfigError, match="an objective beside a teacher"):
+    with pytest.raises(ConfigError, match="either objective or teacher, not both"):
         fit(student(), data(), PLAIN, teacher=teacher(), objective=classification_loss)
     module: Any = Convnet()
     itself = student()
     with pytest.raises(ConfigError, match="the teacher is the student itself"):
         fit(itself, data(), PLAIN, teacher=replace(teacher(), model=itself))
-    with pytest.raises(ConfigError, match="a teacher beside a transform, and no preprocessing"):
+    with pytest.raises(ConfigError, match="a teacher and a transform, but no preprocessing"):
         fit(student(), data(), PLAIN, teacher=teacher(), transform=lambda image: image)
     with pytest.raises(ConfigError, match="answer is 'class'; expected 'both' in training"):
         fit(student(answer="class"), data(), PLAIN)
@@ -181,5 +183,5 @@ class Sick(nn.Module):
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_a_teacher_that_falls_sick_ends_the_training(kind: str) -> None:
     sick = Teacher(model=Sick(), preprocessing=SEEN, labels=pictures().classes)
-    with pytest.raises(DivergedError, match="the loss is nan at step 2"):
+    with pytest.raises(DivergedError, match="the loss became nan at step 2"):
         fit(student(), data(), PLAIN.with_settings({"distill": kind}), teacher=sick, device="cpu")

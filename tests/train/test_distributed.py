@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.train.resume import load_checkpoint
 from vitrail.train.run_folder import RunFolder
 
 PROGRAM = """
@@ -23,17 +24,18 @@ from test_train_fit import EVERYTHING, data, model
 from dataclasses import replace
 from vitrail.train.distributed import join_process_group
 from vitrail.train.fit import fit
+from vitrail.train.resume import load_checkpoint
 from vitrail.train.run_folder import RunFolder
 
 loop = replace(EVERYTHING.loop, epochs=4, batch=8, accumulate=2)
-with join_process_group() as team:
+with join_process_group() as ranks:
     run = RunFolder(Path({folder!r}))
     made, taught = (student(), teacher()) if {distilled!r} else (model(), None)
     recipe = replace(EVERYTHING, loop=loop)
-    result = fit(made, data(), recipe, run=run, ranks=team, device="cpu", teacher=taught)
-    if team.is_first:
+    result = fit(made, data(), recipe, run=run, ranks=ranks, device="cpu", teacher=taught)
+    if ranks.is_first:
         weights = [float(each.double().sum()) for each in result.model.parameters()]
-        found = dict(records=result.records, images=result.evaluation.images, weights=weights, world=team.world_size)
+        found = dict(records=result.records, images=result.evaluation.images, weights=weights, world=ranks.world_size)
         (run.folder / "result.json").write_text(json.dumps(found))
 """
 
@@ -84,7 +86,7 @@ def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) 
     out, err = process.communicate(timeout=100)
     assert f"--resume {folder}" in err, err[-2000:]
     assert out.count("10 classes") == 1, "only the first process speaks"
-    state = RunFolder(folder).load_checkpoint_to_resume()
+    state = load_checkpoint(RunFolder(folder))
     assert state is not None
     assert {"random/0/cpu", "random/1/cpu"} <= set(state.tensors)
     plan = RunFolder(folder).load_plan()

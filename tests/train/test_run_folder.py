@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from vitrail.errors import CheckpointError
+from vitrail.train.resume import load_checkpoint, truncate_log
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.training_state import TrainingState, read_training_state, write_training_state
 
@@ -38,13 +39,13 @@ def test_what_is_no_state_is_said(tmp_path: Path, content: bytes) -> None:
 def test_the_newest_states_stay(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {"steps": 5})
     assert run.load_plan() == {"steps": 5}
-    assert run.load_checkpoint_to_resume() is None
+    assert load_checkpoint(run) is None
     for step in (9, 10, 100_000_000):
         run.save_checkpoint(state(step), step)
     assert [path.stem for path in run.list_checkpoints()] == ["step-00000010", "step-100000000"], (
         "by number, not by letter"
     )
-    latest = run.load_checkpoint_to_resume()
+    latest = load_checkpoint(run)
     assert latest is not None
     assert latest.metadata["step"] == 100_000_000
 
@@ -65,7 +66,7 @@ def test_a_log_cut_off_in_a_line_goes_on_from_a_step(tmp_path: Path) -> None:
     with (run.folder / "log.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     assert [each["step"] for each in run.read_records()] == [0, 1, 2, 3, 4]
-    run.truncate_log(2)
+    truncate_log(run, 2)
     run.append_to_log({"step": 3})
     lines = (run.folder / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]

@@ -28,7 +28,8 @@ from vitrail.train.fit import fit
 from vitrail.train.loop import StoppedError
 from vitrail.train.recipe import Recipe
 from vitrail.train.request import Request
-from vitrail.train.run_folder import RunFolder
+from vitrail.train.resume import load_checkpoint, truncate_log
+from vitrail.train.run_folder import RunFolder, create_numbered_folder
 from vitrail.train.run_list import read_run_summaries, read_run_summary
 from vitrail.train.training_state import HEADER_KEY, TrainingState, read_training_state, write_training_state
 
@@ -92,9 +93,7 @@ def test_a_second_owner_is_told_whose_it_is_and_changes_nothing(copy: RunFolder)
     process.start()
     assert ready.wait(60)
     before = contents(copy.folder)
-    message = (
-        rf"copy is in use by another process \(pid {process.pid}\); wait for it to finish, or start a new run with -o"
-    )
+    message = rf"copy is in use by another process \(pid {process.pid}\); wait for it to finish, or start a new run in "
     with pytest.raises(InUseError, match=message):
         trained(SAVING, copy)
     with pytest.raises(VitrailError):
@@ -141,13 +140,8 @@ def test_several_processes_on_one_folder_with_kills_end_as_one_would(
 
 
 def take(gate: Any, names: Any) -> None:
-    from types import SimpleNamespace
-
-    from vitrail.cli.runner import create_run_folder
-
-    job: Any = SimpleNamespace(data=SimpleNamespace(name="photos"))
     gate.wait(60)
-    names.put(str(create_run_folder(job, Recipe(name="r"))))
+    names.put(str(create_numbered_folder("photos", "r")))
 
 
 def test_starts_without_a_folder_get_different_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +169,7 @@ def test_a_folder_with_files_of_others_is_not_begun_in_whatever_its_run_json_say
     if "request" in plan:
         (tmp_path / "thesis.txt").write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match="holds other things"):
+    with pytest.raises(CheckpointError, match="holds other files"):
         RunFolder.create(tmp_path, {})
     assert contents(tmp_path) == before
 
@@ -220,7 +214,7 @@ def test_damage_to_the_last_checkpoint_falls_back_or_changes_nothing(copy: RunFo
     for number in range(max(mutations // 20, 50)):
         part, rest = (content[:header], content[header:]) if number % 3 else (content, b"")
         last.write_bytes(cut(content, chance) if number % 10 == 0 else flipped(part, chance) + rest)
-        state = copy.load_checkpoint_to_resume()
+        state = load_checkpoint(copy)
         fell_back += same(state, good[0])
         assert same(state, good[0]) or same(state, good[1])
         for aside in last.parent.glob("*.damaged"):
@@ -258,7 +252,7 @@ def test_a_damaged_checkpoint_is_never_called_good(copy: RunFolder) -> None:
         copy.list_checkpoints()[-1].write_bytes(b"damaged")
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
-    with pytest.raises(DataError, match=r"after step 15.*; there is no checkpoint to resume from;"):
+    with pytest.raises(DataError, match="after step 15, there is no checkpoint to resume from"):
         fit(model(), data(), SAVING, run=copy, callback=Watching(damage), device="cpu")
 
 
@@ -267,7 +261,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_checksum(copy: RunFolder) -> 
     state = read_training_state(path)
     assert state.verified
     save_file(dict(state.tensors), path, {HEADER_KEY: json.dumps(dict(state.metadata))})
-    old = copy.load_checkpoint_to_resume()
+    old = load_checkpoint(copy)
     assert same(old, state)
     assert old is not None
     assert not old.verified
@@ -415,8 +409,8 @@ def test_what_is_not_a_file_is_one_line_and_never_waited_for(
     def resume() -> None:
         with copy.hold_lock():
             copy.load_plan()
-            copy.load_checkpoint_to_resume()
-            copy.truncate_log(15)
+            load_checkpoint(copy)
+            truncate_log(copy, 15)
 
     for ask in (read_run_summary, read_run_summaries, find_finished_run, RunFolder.check_folder_is_free):
         assert "\n" not in refusal(lambda ask=ask: ask(copy.folder))
@@ -526,8 +520,8 @@ def test_a_killed_data_worker_is_one_line_and_the_run_resumes(whole: RunFolder, 
     recipe = replace(SAVING, loop=replace(SAVING.loop, save_every=5))
     run = RunFolder.create(tmp_path / "run", {})
     message = (
-        r"^one of 2 data workers was killed after step 6, .*; the last good checkpoint is .*step-00000005\.safetensors"
-        r"; resume with fewer workers: vitrail train --resume .*run --workers 1$"
+        r"^one of 2 data workers was killed, .* fewer `workers`.* after step 6, the last good checkpoint is "
+        r".*step-00000005\.safetensors: continue with `resume` .*run$"
     )
     with pytest.raises(DataError, match=message):
         fit(model(**NOISY), data(), recipe, run=run, workers=2, callback=Watching(kill), device="cpu")

@@ -20,9 +20,10 @@ from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.train.distillation import build_distillation
+from vitrail.train.distillation import add_teacher
 from vitrail.train.fit import fit
 from vitrail.train.losses import DistillationLoss, LossInputs
+from vitrail.train.plan import Plan
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import Teacher, TeacherView
 from vitrail.train.teacher_cache import LogitsFile, open_logits_file, write_array_with_checksum
@@ -34,9 +35,8 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe = PLAIN) -> Any:
-    return build_distillation(
-        which or teacher(), student(), data(), recipe, SEEN, torch.device("cpu"), cache_folder=folder
-    )[0]
+    plan = Plan(model=student(dynamic=True), data=data(), recipe=recipe, preprocessing=SEEN)
+    return add_teacher(plan, which or teacher(), cache_folder=folder)[0].objective
 
 
 def trained(folder: Path | None) -> dict[str, Tensor]:
@@ -125,9 +125,8 @@ def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:
     moved = Convnet()
     moved.head.bias.data[0] += 1
     for number, (which, pictures) in enumerate([(None, shown), (moved, shown), (None, other), (None, turned)], 1):
-        made = build_distillation(
-            teacher(which), student(), pictures, PLAIN, SEEN, torch.device("cpu"), cache_folder=tmp_path
-        )[0]
+        plan = Plan(model=student(), data=pictures, recipe=PLAIN, preprocessing=SEEN)
+        made = add_teacher(plan, teacher(which), cache_folder=tmp_path)[0].objective
         assert len(list(tmp_path.iterdir())) == number
         assert isinstance(made, DistillationLoss)
         lessons = TeacherView(teacher(which), pictures, SEEN, torch.device("cpu"))
@@ -142,9 +141,7 @@ def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:
 )
 def test_only_for_pictures_that_stay_the_same(moving: dict[str, Any], tmp_path: Path) -> None:
     name = next(iter(moving))
-    with pytest.raises(
-        ConfigError, match=rf"look different each time \({name}\); expected .*--{name.replace('_', '-')} "
-    ):
+    with pytest.raises(ConfigError, match=rf"look different each time \({name}\); expected .*`{name}` "):
         objective(tmp_path / "kept", recipe=PLAIN.with_settings(moving))
     assert not (tmp_path / "kept").exists()
 

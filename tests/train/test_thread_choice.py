@@ -162,7 +162,7 @@ def test_a_run_records_its_threads_and_keeps_them(
         seen.append(torch.get_num_threads())
         raise BegunError
 
-    monkeypatch.setattr("vitrail.cli.runner.fit", stop)
+    monkeypatch.setattr("vitrail.train.run.run_training", stop)
     with pytest.raises(BegunError):
         train(f"{TINY} --epochs 2 --out run")
     assert "threads 1: 500 images/s, 2 threads 250" in capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_a_measured_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pyte
 
 def test_numbers_that_are_none() -> None:
     for asked in (0, -1, 10**6):
-        with pytest.raises(ConfigError, match=f"threads is {asked}; expected auto, or a number from 1"):
+        with pytest.raises(ConfigError, match=f"`threads` is {asked}; expected auto, or a number from 1"):
             choose_threads(setup(), asked)
     for recorded in (0, "2", True, 1e9, None):
         with pytest.raises(CheckpointError, match=r"run was trained on .* threads; expected a number from 1"):

@@ -7,7 +7,6 @@ from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
-from vitrail.train.distributed import Ranks
 from vitrail.train.fit import fit
 from vitrail.train.plan import Plan
 from vitrail.train.recipe import LoopSettings, Recipe
@@ -16,10 +15,7 @@ from vitrail.train.throughput import Throughput, measure_throughput
 
 def measured(given: nn.Module, recipe: Recipe) -> Throughput:
     how = Preprocessing(image_size=16, crop=1.0)
-    place = torch.device("cpu")
-    return measure_throughput(
-        Plan(model=given, data=data(), recipe=recipe, preprocessing=how, device=place, ranks=Ranks())
-    )
+    return measure_throughput(Plan(model=given, data=data(), recipe=recipe, preprocessing=how))
 
 
 def test_a_budget_is_filled_with_steps_and_their_evaluations() -> None:
@@ -28,7 +24,7 @@ def test_a_budget_is_filled_with_steps_and_their_evaluations() -> None:
     assert steps == (600 * 0.97 - 10) // (0.5 + 0.1)
     assert speed.estimate_seconds(steps, 100, 1) <= 600
     assert speed.steps_within(600, 100, 0) == (600 * 0.97 - 10) // 0.5
-    with pytest.raises(ConfigError, match="expected more --minutes"):
+    with pytest.raises(ConfigError, match="expected more `minutes`"):
         speed.steps_within(9, 100, 1)
 
 
@@ -62,7 +58,7 @@ def test_pictures_grow_at_the_share_that_was_asked_for() -> None:
         grown, data(), replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, early_size=8, early_share=0.3)), device="cpu"
     )
     assert [size for size in sizes if size] == [8] * 3 + [16] * 7
-    with pytest.raises(ConfigError, match="early_size is 8; expected 0, or a model that is dynamic"):
+    with pytest.raises(ConfigError, match="`early_size` is 8; expected 0, or a model that is dynamic"):
         fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=8, early_size=8)), device="cpu")
 
 

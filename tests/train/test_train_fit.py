@@ -19,9 +19,11 @@ from vitrail.data.augment.config import Augmentation
 from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.train.callbacks import TrainingStart
-from vitrail.train.fit import FitResult, fit
+from vitrail.train.fit import fit
+from vitrail.train.loop import FitResult
 from vitrail.train.losses import LossInputs, classification_loss
 from vitrail.train.recipe import LoopSettings, OptimizationSettings, Recipe
+from vitrail.train.resume import load_checkpoint
 from vitrail.train.run_folder import RunFolder
 
 EVERYTHING = Recipe(
@@ -78,7 +80,7 @@ def trained(
 
 def everything(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The last checkpoint and the log, but for clocks."""
-    state = run.load_checkpoint_to_resume()
+    state = load_checkpoint(run)
     assert state is not None
     clocks = ("seconds", "images_per_second")
     return dict(state.tensors), [
@@ -295,9 +297,9 @@ def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
 
 
 def test_bad_requests_are_one_line() -> None:
-    with pytest.raises(ConfigError, match="batch 64 is more than the 40 pictures"):
+    with pytest.raises(ConfigError, match="`batch` 64 is more than the 40 training images"):
         fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=64)), device="cpu")
-    with pytest.raises(DataError, match="no pictures to train on"):
+    with pytest.raises(DataError, match="no images to train on"):
         fit(model(), replace(data(), train=None), PLAIN, device="cpu")
     with pytest.raises(ConfigError, match="device is 'gpu'"):
         fit(model(), data(), PLAIN, device="gpu")
@@ -329,10 +331,10 @@ def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_
 
     run = RunFolder.create(tmp_path / "run", {})
     recipe = replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1))
-    with pytest.raises(VitrailError, match="the loss is nan at step 4") as caught:
+    with pytest.raises(VitrailError, match="the loss became nan at step 4") as caught:
         fit(model(), data(), recipe, objective=bad, run=run, device="cpu")
     assert str(run.list_checkpoints()[-1]) in str(caught.value)
-    state = run.load_checkpoint_to_resume()
+    state = load_checkpoint(run)
     assert state is not None
     assert state.metadata["step"] == 3
     assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
@@ -353,7 +355,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="step 3") as caught:
         fit(model(), data(), recipe, objective=steep, run=run, device="cpu")
     assert "step-00000002" in str(caught.value)
-    state = run.load_checkpoint_to_resume()
+    state = load_checkpoint(run)
     assert state is not None
     assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
 
@@ -373,7 +375,7 @@ def test_a_full_disk_stops_it_with_the_last_checkpoint_whole(tmp_path: Path, mon
     with pytest.raises(VitrailError, match="No space left on device") as caught:
         trained(replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1)), run)
     assert str(run.list_checkpoints()[-1]) in str(caught.value)
-    state = run.load_checkpoint_to_resume()
+    state = load_checkpoint(run)
     assert state is not None
     assert state.metadata["step"] == 2
     assert [path.name for path in (run.folder / "checkpoints").iterdir() if path.name.startswith(".")] == []
@@ -388,7 +390,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_filters_are_whitened_only_where_they_can_be() -> None:
     recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8, whiten=True))
-    with pytest.raises(ConfigError, match="whiten is true; expected false"):
+    with pytest.raises(ConfigError, match="`whiten` is true; expected false"):
         fit(model(), data(), recipe, device="cpu")
     torch.manual_seed(0)
     small = {"image_size": 20, "width": 16, "depth": 1, "heads": 8, "classes": 4, "stem": (8, 8)}

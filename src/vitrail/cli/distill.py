@@ -1,4 +1,4 @@
-"""vitrail distill: a model that learns from your data and from a teacher."""
+"""vitrail distill: train a model on your data with a teacher."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import RunFlags, start_or_resume_run
+from vitrail.cli.options.train_flags import RunFlags
+from vitrail.cli.train import start_or_resume
 
 
 def distill(
@@ -17,12 +18,12 @@ def distill(
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Train a small model that also learns from a trained one (DeiT): the same run, recipes and flags as `train`.
+    """Train a small model with a trained one as its teacher (DeiT). Runs, recipes and flags are those of `train`.
 
-    The teacher sees the very views that the student sees, augmented and mixed, in its own normalisation and size. Its
-    classes are matched with the data's by name. A student with a distillation token (deit_*_distilled_*) learns the
-    labels with one token and the teacher with the other, and answers with the mean of both heads; any other model
-    learns both with its one head. Afterwards `vitrail compare` shows who disagrees with whom.
+    The teacher receives the same views as the student, augmented and mixed, in its own normalisation and size. Its
+    classes are matched with the data's by name. In a student with a distillation token (deit_*_distilled_*) one token
+    learns the labels and the other the teacher, and the prediction is the mean of both heads; any other model learns
+    both with its one head. Afterwards `vitrail compare` shows which models disagree.
 
     Examples::
 
@@ -39,10 +40,10 @@ def distill(
     teacher_fields
         A config field that the teacher's file does not specify, as FIELD=VALUE; may be repeated.
     teacher_cache
-        A folder that keeps the teacher's answers, so that it is asked once for each picture, in this run and in others;
-        for trainings without augmentation, where a picture looks the same each time.
+        A folder for the teacher's logits, so that each image is predicted once, in this run and in others; for
+        training without augmentation, where an image looks the same each time.
     """
-    start_or_resume_run(
+    start_or_resume(
         flags or RunFlags(),
         collect_given_flags(settings),
         distilling=True,

@@ -1,4 +1,4 @@
-"""vitrail runs: the trainings in a folder, side by side."""
+"""vitrail runs: list the runs in a folder."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.files import check_output_paths
-from vitrail.text import format_table, make_printable
+from vitrail.text import format_duration, format_table, make_printable
 
 COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
 
@@ -22,7 +22,7 @@ def runs(
 ) -> None:
     """List the runs in a folder: model, data, recipe, steps, validation accuracy (best and last), loss, time, state.
 
-    A run is finished, stopped at a step (killed, or still on its way), or damaged, and then it says what is.
+    A run is finished, stopped at a step (killed, or still training), or damaged, with the reason.
 
     Examples::
 
@@ -35,7 +35,7 @@ def runs(
     folder
         A folder of runs, or one run.
     out
-        A picture to draw the curves into, training loss and validation accuracy: .png, .svg or .pdf.
+        A file for a plot of training loss and validation accuracy: .png, .svg or .pdf.
     overwrite
         Replace OUT if it exists.
     as_json
@@ -71,11 +71,3 @@ def runs(
 
 def format_percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
-
-
-def format_duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"

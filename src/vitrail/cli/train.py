@@ -1,11 +1,15 @@
-"""vitrail train: a model on your data."""
+"""vitrail train: train a model on your data."""
 
-from typing import Annotated
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import RunFlags, start_or_resume_run
+from vitrail.cli.options.train_flags import DEFAULT_STUDENT, RunFlags
+from vitrail.cli.summary import parse_fields
+from vitrail.errors import ConfigError
 
 
 def train(
@@ -13,11 +17,11 @@ def train(
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[RecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Train a model: from scratch, from a checkpoint of any layout (--init), or on from where it stopped (--resume).
+    """Train a model from scratch, from a checkpoint of any layout (--init), or resume a run (--resume).
 
-    With nothing said, a small ViT learns the embedded Fashion-MNIST pictures. What a model's preset says a recipe may
-    change, and a flag may change both. The run is a folder: what it was told (run.json), its log, its checkpoints,
-    curves.png, and at the end model/, for `vitrail eval` and `vitrail.load`. Ctrl-C saves before it stops.
+    With no options, a small ViT is trained on the embedded Fashion-MNIST images. Recipes override presets; flags
+    override both. A run is a folder: its settings (run.json), log, checkpoints, curves.png, and at the end model/, for
+    `vitrail eval` and `vitrail.load`. Ctrl-C saves a checkpoint before it stops.
     On several GPUs or machines: torchrun --nproc-per-node 8 -m vitrail train …
 
     Examples::
@@ -28,4 +32,34 @@ def train(
         vitrail train --data photos --model ViT-Ti/16 --set depth=2 --image-size 32 --batch 4 --dry-run
         vitrail train --resume runs/demo
     """
-    start_or_resume_run(flags or RunFlags(), collect_given_flags(settings))
+    start_or_resume(flags or RunFlags(), collect_given_flags(settings))
+
+
+def start_or_resume(
+    flags: RunFlags,
+    changes: dict[str, Any],
+    *,
+    distilling: bool = False,
+    teacher: str | None = None,
+    teacher_fields: list[str] | None = None,
+    teacher_cache: Path | None = None,
+) -> None:
+    """Start a run, or resume one."""
+    start = monotonic()
+    if flags.resume is not None:
+        given = {"teacher": teacher, "teacher_set": teacher_fields, "teacher_cache": teacher_cache}
+        flags.check_resume_alone({**changes, **given})
+        from vitrail.train.run import resume_run
+
+        resume_run(flags.resume, flags.make_runtime(), flags.trusted_code)
+        return
+    recipe = flags.resolve_recipe(flags.recipe, changes, DEFAULT_STUDENT if distilling else None)
+    if distilling and recipe.distillation.distill == "none":
+        teacher = teacher_cache = None
+    elif distilling and teacher is None:
+        raise ConfigError("no --teacher; expected a trained model: a run's folder, a checkpoint, or timm:NAME")
+
+    from vitrail.train.run import start_run
+
+    request = flags.make_request(recipe, teacher, teacher_cache, parse_fields(teacher_fields) or None)
+    start_run(request, flags.out, flags.make_runtime(), start=start, dry_run=flags.dry_run)

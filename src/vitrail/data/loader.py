@@ -258,8 +258,8 @@ def is_worker_death(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def report_dead_workers(workers: int) -> Generator[None]:
-    """Turns torch's traceback for a killed data worker into a one-line error."""
+def report_dead_workers(workers: int, describe_loss: Callable[[], str] = str) -> Generator[None]:
+    """Turn torch's traceback for a killed data worker into a one-line error that ends in what was lost."""
     try:
         yield
     except Exception as error:
@@ -267,7 +267,8 @@ def report_dead_workers(workers: int) -> Generator[None]:
             raise
         raise DataError(
             f"one of {workers} data workers was killed, perhaps because memory ran out; "
-            "use fewer --workers, or more memory"
+            f"use fewer `workers`, or more memory{describe_loss()}",
+            fields=("workers", "resume"),
         ) from None
 
 

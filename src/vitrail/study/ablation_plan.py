@@ -7,25 +7,21 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 import torch
 
-from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
-from vitrail.data.datasets import DatasetSplits
-from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
+from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
 from vitrail.models import family
 from vitrail.train import recipe as recipes
 from vitrail.train.distillation import check_distillation, check_no_random_augmentation
-from vitrail.train.distributed import Ranks
 from vitrail.train.optim import freeze_all_but_last_blocks
-from vitrail.train.plan import Plan
-from vitrail.train.request import ModelAndData, Request, create_model_for_data, load_model_for_data
-from vitrail.train.run_folder import RunFolder
+from vitrail.train.plan import Plan, plan_request
+from vitrail.train.request import Request
 from vitrail.train.teacher import Teacher, TeacherView
 
 INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value that disables it
@@ -99,10 +95,10 @@ class Ablation:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.data = request.open_data()
-        self.jobs = dict[str, ModelAndData]()
+        self.plans = dict[str, Plan]()  # by everything that their model depends on
         full = drop_unused_teacher(request)
-        self.job = self.check_request(full)
-        self.full_settings = collect_settings(full, self.job)
+        self.plan = self.check_request(full)
+        self.full_settings = collect_settings(full, self.plan)
         self.full_row = AblationRow(name="full", request=full)
 
     def list_ingredients(self) -> list[str]:
@@ -172,7 +168,7 @@ class Ablation:
         )
 
     def change_request(self, values: Mapping[str, Any]) -> Request:
-        model_fields = [each.name for each in fields(self.job.model.config)]
+        model_fields = [each.name for each in fields(self.plan.model.config)]
         for name in values:
             if name not in (*SETTING_NAMES, *model_fields):
                 raise unknown_name_error(
@@ -192,46 +188,33 @@ class Ablation:
 
     def request_from_scratch(self) -> Request:
         """The checkpoint's architecture and preprocessing with newly initialised weights."""
-        config = json_round_trip(asdict(self.job.model.config))
+        config = json_round_trip(asdict(self.plan.model.config))
         del config["classes"]  # from the data
-        nearest, _ = find_nearest_preset(self.job.family, self.job.model.config)
-        name = self.request.recipe.model or nearest or next(iter(self.job.family.presets))  # every field is replaced
-        preprocessing = json_round_trip(asdict(self.job.preprocessing))
+        name = self.request.recipe.model
+        if name is None and self.plan.family is not None:
+            nearest, _ = find_nearest_preset(self.plan.family, self.plan.model.config)
+            name = nearest or next(iter(self.plan.family.presets))  # every field is replaced
+        preprocessing = json_round_trip(asdict(self.plan.preprocessing))
         recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": preprocessing})
         return replace(self.request, init=None, recipe=recipe)
 
-    def check_request(self, request: Request) -> ModelAndData:
-        """Model and data of a request, an error if it cannot start; on the meta device unless `init` is set."""
+    def check_request(self, request: Request) -> Plan:
+        """The plan of a request, an error if it cannot start; on the meta device unless `init` is set."""
         recipe = request.recipe
         key = json.dumps(
             [request.init, recipe.model, json_round_trip(recipe.fields), json_round_trip(recipe.preprocessing)]
         )
-        if key not in self.jobs:
-            with warnings.catch_warnings():  # the run itself warns
-                warnings.simplefilter("ignore")
-                self.jobs[key] = (
-                    load_model_for_data(request, self.data) if request.init else build_on_meta(request, self.data)
-                )
-        job = self.jobs[key]
-        Plan(
-            model=job.model,
-            data=job.data,
-            recipe=recipe,
-            preprocessing=job.preprocessing,
-            device=torch.device("cpu"),
-            ranks=Ranks(),
-        )
-        freeze_all_but_last_blocks(job.model, recipe.optimization.train_blocks)
+        if key not in self.plans:
+            with warnings.catch_warnings(), nullcontext() if request.init else torch.device("meta"):
+                warnings.simplefilter("ignore")  # the run itself warns
+                self.plans[key] = plan_request(request, self.data)
+        plan = replace(self.plans[key], recipe=recipe, request=request)
+        freeze_all_but_last_blocks(plan.model, recipe.optimization.train_blocks)
         if request.teacher is not None:
-            check_distillation(recipe, job.model)
+            check_distillation(recipe, plan.model)
         if request.teacher_cache is not None:
             check_no_random_augmentation(recipe)
-        return job
-
-
-def build_on_meta(request: Request, data: DatasetSplits) -> ModelAndData:
-    with torch.device("meta"):
-        return create_model_for_data(request.recipe, data, request.trusted)
+        return plan
 
 
 def drop_unused_teacher(request: Request) -> Request:
@@ -241,13 +224,13 @@ def drop_unused_teacher(request: Request) -> Request:
     return request
 
 
-def collect_settings(request: Request, job: ModelAndData) -> dict[str, Any]:
+def collect_settings(request: Request, plan: Plan) -> dict[str, Any]:
     """Everything that rows may differ in, by name: settings, model config and `init`."""
     flat = request.recipe.to_flat_dict()
     found = {name: flat[name] for name in SETTING_NAMES if name != "seed"}
     if request.teacher is None:
         found["distill"] = "none"
-    return {**found, **asdict(job.model.config), "init": request.init}
+    return {**found, **asdict(plan.model.config), "init": request.init}
 
 
 def json_round_trip(value: Any) -> Any:
@@ -259,76 +242,3 @@ def make_folder_name(text: str) -> str:
     """Make text a folder name; a long one is cut and made unique by a checksum."""
     name = re.sub(r"[^\w.+]+", "-", text.replace("_", "-")).strip("-.")
     return name if len(name) <= MAX_ROW_NAME_LENGTH else f"{name[: MAX_ROW_NAME_LENGTH - 9]}-{crc32(text.encode()):08x}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AblationRun:
-    row: AblationRow
-    seed: int
-    folder: Path
-    request: Request
-    state: Literal["new", "stopped", "finished"]
-
-
-def list_ablation_runs(
-    rows: Sequence[AblationRow], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None
-) -> list[AblationRun]:
-    """All training runs, row by row, with their state on disk."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; expected a folder for the runs")
-    if (folder / PLAN_FILE).exists():
-        raise CheckpointError(f"{folder} is a run itself; expected a folder for several runs")
-    runs = list[AblationRun]()
-    for row in rows:
-        for seed in seeds:
-            place, request = folder / f"{row.name}-{seed}", row.request_for_seed(seed)
-            state = find_run_state(place, request)
-            if state != "new" and request.teacher is not None and teacher is not None:
-                check_same_teacher(place, teacher)
-            runs.append(AblationRun(row=row, seed=seed, folder=place, request=request, state=state))
-    return runs
-
-
-def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", "finished"]:
-    """State of a run's folder; an error if it has trained with other settings."""
-    if not (folder / PLAN_FILE).exists():
-        RunFolder.check_folder_is_free(folder)
-        return "new"
-    run = RunFolder(folder)
-    before = Request.from_json(run.load_plan().get("request"), str(folder))
-    difference = describe_difference(before, request)
-    if difference and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
-        return "new"
-    if difference:
-        raise ConfigError(
-            f"{folder} was trained with other settings: {difference}; use the same, or another `out`", fields=("out",)
-        )
-    return "finished" if is_run_finished(folder) else "stopped"
-
-
-def check_same_teacher(folder: Path, teacher: Teacher) -> None:
-    """Check that all rows have the same teacher, also if its file has changed since."""
-    before: Any = RunFolder(folder).load_plan().get("teacher")
-    if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
-        raise ConfigError(
-            f"{folder} was trained with another teacher; restore it, or use another `out`", fields=("out",)
-        )
-
-
-def describe_difference(before: Request, now: Request) -> str:
-    """The first difference between two requests; empty if there is none."""
-    old, new = flatten_request(before), flatten_request(now)
-    for name in dict.fromkeys((*new, *old)):
-        if old.get(name) != new.get(name):
-            return f"{name} {format_value(old.get(name))}, now {format_value(new.get(name))}"
-    return ""
-
-
-def flatten_request(request: Request) -> dict[str, Any]:
-    flat = json_round_trip(request.to_json())
-    recipe = flat.pop("recipe")
-    preprocessing = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
-    fields = recipe.pop("fields")
-    for size in [name for name in ("image_size", "patch_size") if isinstance(fields.get(name), int)]:
-        fields[size] = 2 * [fields[size]]  # as from the command line
-    return {**flat, **fields, **preprocessing, **recipe}

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.study.ablation_plan import AblationRow, AblationRun
+from vitrail.study.ablation_plan import AblationRow
+from vitrail.study.ablation_runs import AblationRun
 from vitrail.study.result_files import format_json, write_results
 from vitrail.text import format_table
 from vitrail.train.run_list import read_run_summary
@@ -121,7 +123,14 @@ class AblationResults:
         return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), ALIGNMENTS)}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        return write_table_files(folder, self.to_json(), self.to_markdown())
+        """Write table.json, table.md and, with matplotlib, ablation.png."""
+        written = write_table_files(folder, self.to_json(), self.to_markdown())
+        if find_spec("matplotlib"):
+            from vitrail.study.plots import save_ablation_plot
+
+            if save_ablation_plot(self, folder / "ablation.png"):
+                written.append(folder / "ablation.png")
+        return written
 
 
 def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> str:

@@ -7,6 +7,7 @@ sequence, here they are (rows, columns).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,14 @@ class PositionStudyResults:
         return f"{self.ablation.recipe} on {self.ablation.data}: {about}\n\n{table}\n\n{findings}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        return write_table_files(folder, self.to_json(), self.to_markdown())
+        """Write table.json, table.md and, with matplotlib, positions.png."""
+        written = write_table_files(folder, self.to_json(), self.to_markdown())
+        if find_spec("matplotlib"):
+            from vitrail.study.plots import save_position_study_plot
+
+            if save_position_study_plot(self, folder / "positions.png"):
+                written.append(folder / "positions.png")
+        return written
 
 
 def describe_gains(gains: Mapping[PositionCell, float]) -> str:

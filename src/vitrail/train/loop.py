@@ -1,28 +1,71 @@
-"""One sitting of a training: steps, evaluations, logs and checkpoints, until all is done or it is asked to stop."""
+"""The training loop: steps, evaluations, logs and checkpoints, until the last step or a signal to stop."""
 
 import errno
 import signal
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 
-from vitrail.data.datasets import ImageDataset
-from vitrail.data.loader import Batch, is_worker_death
-from vitrail.errors import CheckpointError, DataError, VitrailError, describe_error
+from vitrail.data.loader import report_dead_workers
+from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
 from vitrail.train.evaluate import evaluate
 from vitrail.train.metrics import Evaluation
+from vitrail.train.plan import Plan
+from vitrail.train.resume import ResumePoint, find_newest_checkpoint, load_checkpoint, restore_training
 from vitrail.train.run_folder import RunFolder
+from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
-from vitrail.train.training_state import TrainingState
 
-MAX_SAVE_TIME_SHARE = 0.05  # of the time, at most, where the recipe does not say how often
-MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped pictures that a checkpoint remembers
+MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if the recipe does not fix how often to save
+MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped images that a checkpoint records
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The trained model in eval mode: the one given, or the moving average of its weights."""
+
+    model: Any
+    steps: int
+    evaluation: Evaluation | None
+    records: list[dict[str, float]]
+    skipped: tuple[str, ...]  # why images could not be read
+
+
+def run_training(
+    plan: Plan, run: RunFolder | None = None, callback: Callback | None = None, *, start: float | None = None
+) -> FitResult:
+    """Train to the end, from the newest checkpoint of the run if it has one.
+
+    A budget of minutes counts from `start`, a value of `monotonic()`.
+    """
+    start, ranks = monotonic() if start is None else start, plan.ranks
+    with run.hold_lock() if run and ranks.is_first else nullcontext():
+        state = load_checkpoint(run, ranks) if run else None
+        if plan.fixed_steps is None:
+            planned = state.metadata.get("steps") if state else None
+            known = type(planned) is int and planned > 0
+            plan = plan.with_steps(planned) if known else fix_steps_by_minutes(plan, start)
+        if plan.recipe.loop.whiten:
+            plan.whiten_first_layer()
+        trainer = Trainer(plan)
+        torch.manual_seed(plan.recipe.loop.seed * 1009 + ranks.rank + 1)  # of dropout, not of the starting weights
+        loop = TrainingLoop(plan, trainer, run, callback or CallbackList())
+        with catch_signals() as received_signals:
+            loop.start(restore_training(trainer, state, run))
+            del state  # as large as the model and its optimizer
+            with report_dead_workers(plan.workers, loop.describe_lost_steps):
+                loop.run_steps(received_signals)
+    skipped = set[str]().union(*ranks.all_gather_objects(loop.skipped))
+    return FitResult(
+        trainer.trained_model.eval(), trainer.steps_done, loop.evaluation, loop.records, tuple(sorted(skipped))
+    )
 
 
 class StoppedError(VitrailError):
@@ -30,81 +73,60 @@ class StoppedError(VitrailError):
 
     def __init__(self, signal_number: int, step: int, run_folder: Path | None) -> None:
         saved = (
-            f"go on with: vitrail train --resume {run_folder}"
-            if run_folder
-            else "nothing is kept, since no folder was given"
+            f"continue with `resume` {run_folder}" if run_folder else "nothing is saved, since there is no run folder"
         )
         self.reason = f"stopped by {signal.Signals(signal_number).name} after step {step}"
-        super().__init__(f"{self.reason}; {saved}")
+        super().__init__(f"{self.reason}; {saved}", fields=("resume",))
         self.exit_code = 128 + signal_number
 
 
 @dataclass
 class TrainingLoop:
-    """The training and its surroundings."""
+    """A trainer with its log, evaluations and checkpoints."""
 
+    plan: Plan
     trainer: Trainer
-    val: ImageDataset | None
     run: RunFolder | None
-    workers: int
-    strict: bool
     callback: Callback
     records: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     skipped: set[str] = field(default_factory=set[str])
     evaluation: Evaluation | None = None
-    start_time: float = field(default_factory=monotonic)  # with the seconds of earlier sittings taken off
+    start_time: float = field(default_factory=monotonic)  # minus the seconds before the last resume
     last_log_time: float = field(default_factory=monotonic)
     last_save_time: float = field(default_factory=monotonic)
-    save_seconds: float = 0.0  # seconds that the last checkpoint took
+    save_seconds: float = 0.0  # that the last checkpoint took
 
-    def resume_from(self, state: TrainingState | None) -> None:
-        training = self.trainer
-        if state:
-            try:
-                training.restore_state(state)
-                self.start_time -= float(state.metadata["seconds"])
-                self.skipped = set(map(str, state.metadata.get("skipped", ())))
-            except (LookupError, TypeError, ValueError, RuntimeError) as error:
-                raise CheckpointError(
-                    f"{state.path} does not fit the run: {type(error).__name__}: {describe_error(error)}; "
-                    "expected what `vitrail train` wrote"
-                ) from None
-        if self.run:
-            if training.ranks.is_first:
-                self.run.truncate_log(training.steps_done)
-            self.records = [each for each in self.run.read_records() if each["step"] <= training.steps_done]
-        folder = self.run.folder if self.run else None
+    def start(self, point: ResumePoint) -> None:
+        self.start_time -= point.seconds
+        self.skipped, self.records = set(point.skipped), list(point.records)
         self.callback.on_start(
             TrainingStart(
-                steps=training.steps,
-                steps_per_epoch=training.steps_per_epoch,
-                steps_done=training.steps_done,
-                folder=folder,
+                steps=self.trainer.steps,
+                steps_per_epoch=self.trainer.steps_per_epoch,
+                steps_done=self.trainer.steps_done,
+                folder=self.run.folder if self.run else None,
             )
         )
 
-    def run_to_end(self, batches: Iterator[Batch], received_signals: list[int]) -> None:
-        """Each step is logged, then saved, then evaluated: who stops it does not wait, and resuming evaluates first."""
-        with self.report_dead_worker():
-            self.run_steps(batches, received_signals)
-
-    def run_steps(self, batches: Iterator[Batch], received_signals: list[int]) -> None:
-        training = self.trainer
+    def run_steps(self, received_signals: list[int]) -> None:
+        """Each step is logged, then saved, then evaluated, so that stopping is quick; resuming evaluates first."""
+        trainer = self.trainer
+        batches = self.plan.load_batches(range(trainer.steps_done, trainer.steps))
         try:
             self.evaluate_if_due()
-            while training.steps_done < training.steps:
-                self.add_skipped(training.step(batches))
+            while trainer.steps_done < trainer.steps:
+                self.add_skipped(trainer.step(batches))
                 with self.ignore_closed_terminal():
-                    self.callback.on_step(training.steps_done)
-                last = training.steps_done == training.steps
-                if last or training.steps_done % training.log_every == 0:
+                    self.callback.on_step(trainer.steps_done)
+                last = trainer.steps_done == trainer.steps
+                if last or trainer.steps_done % trainer.log_every == 0:
                     self.log_record(self.collect_metrics())
-                    training.metric_window.clear()
+                    trainer.metric_window.clear()
                 stop, save = self.agree_to_stop_or_save(received_signals)
                 if last or stop or save:
                     self.save_checkpoint()
                 if stop and not last:
-                    raise StoppedError(stop, training.steps_done, self.run.folder if self.run else None)
+                    raise StoppedError(stop, trainer.steps_done, self.run.folder if self.run else None)
                 self.evaluate_if_due()
         finally:
             with self.ignore_closed_terminal():
@@ -120,32 +142,22 @@ class TrainingLoop:
                 raise
             self.callback = CallbackList()
 
-    @contextmanager
-    def report_dead_worker(self) -> Generator[None]:
+    def describe_lost_steps(self) -> str:
         """torch may report a killed data worker at any point, so the current step is not saved."""
-        try:
-            yield
-        except Exception as error:
-            if not is_worker_death(error):
-                raise
-            fewer = f"vitrail train --resume {self.run.folder} --workers {self.workers // 2}" if self.run else ""
-            raise DataError(
-                f"one of {self.workers} data workers was killed after step {self.trainer.steps_done}, perhaps because "
-                f"memory ran out; {self.describe_last_checkpoint()}; resume with fewer workers: "
-                f"{fewer or 'fit(…, workers=…), with a run'}"
-            ) from None
+        resume = f": continue with `resume` {self.run.folder}" if self.run else ""
+        return f"; training stopped after step {self.trainer.steps_done}, {self.describe_last_checkpoint()}{resume}"
 
     def collect_metrics(self) -> dict[str, float]:
-        training, now = self.trainer, monotonic()
-        count = (training.steps_done - 1) % training.log_every + 1
-        speed = count * training.recipe.loop.batch / max(now - self.last_log_time, 1e-9)
+        trainer, now = self.trainer, monotonic()
+        count = (trainer.steps_done - 1) % trainer.log_every + 1
+        speed = count * trainer.recipe.loop.batch / max(now - self.last_log_time, 1e-9)
         self.last_log_time = now
-        lr = training.optimizers[0].param_groups[-1]["lr"]
+        lr = trainer.optimizers[0].param_groups[-1]["lr"]
         with self.add_last_checkpoint_to_error():
-            return {**training.compute_mean_metrics(), "lr": lr, "images_per_second": round(speed, 1)}
+            return {**trainer.compute_mean_metrics(), "lr": lr, "images_per_second": round(speed, 1)}
 
     def check_finite(self) -> None:
-        """Before anything is made of the weights: they and the losses so far are numbers."""
+        """Check the weights and the losses so far before they are evaluated or saved."""
         with self.add_last_checkpoint_to_error():
             if self.trainer.metric_window:
                 self.trainer.compute_mean_metrics()
@@ -161,39 +173,39 @@ class TrainingLoop:
 
     def describe_last_checkpoint(self) -> str:
         """The newest checkpoint that can be resumed from; only a verified one is called good."""
-        state, _ = self.run.find_newest_checkpoint() if self.run else (None, {})
+        state, _ = find_newest_checkpoint(self.run) if self.run else (None, {})
         if state is None:
             return "there is no checkpoint to resume from"
         return f"the last {'good ' if state.verified else ''}checkpoint is {state.path}"
 
     def is_epoch_multiple(self, epochs: int) -> bool:
-        """Whether an epoch just ended after which there is something to do."""
+        """Whether a multiple of `epochs` epochs has just ended; never for 0."""
         return bool(epochs) and self.trainer.steps_done % (epochs * self.trainer.steps_per_epoch) == 0
 
     def agree_to_stop_or_save(self, received_signals: list[int]) -> tuple[int, bool]:
         """The signal to stop by and whether to save, the same for all processes."""
-        training, every = self.trainer, self.trainer.recipe.loop.save_every
+        trainer, every = self.trainer, self.trainer.recipe.loop.save_every
         if every:
-            save = training.steps_done % every == 0
+            save = trainer.steps_done % every == 0
         else:
             pause = max(self.save_seconds / MAX_SAVE_TIME_SHARE, 10.0)
             since = monotonic() - self.last_save_time
             save = since > (pause if self.is_epoch_multiple(1) else max(pause, 120.0))
-        stop, first_saves = training.ranks.all_reduce_max(
-            torch.tensor([received_signals[0] if received_signals else 0, int(save and training.ranks.is_first)])
+        stop, first_saves = trainer.ranks.all_reduce_max(
+            torch.tensor([received_signals[0] if received_signals else 0, int(save and trainer.ranks.is_first)])
         ).tolist()
         return int(stop), bool(first_saves)
 
     def log_record(self, record: dict[str, float]) -> None:
-        training = self.trainer
+        trainer = self.trainer
         line = {
-            "step": training.steps_done,
-            "epoch": round(training.steps_done / training.steps_per_epoch, 4),
+            "step": trainer.steps_done,
+            "epoch": round(trainer.steps_done / trainer.steps_per_epoch, 4),
             **record,
             "seconds": round(monotonic() - self.start_time, 2),
         }
         self.records.append(line)
-        if training.ranks.is_first:
+        if trainer.ranks.is_first:
             if self.run:
                 with self.add_last_checkpoint_to_error():
                     self.run.append_to_log(line)
@@ -201,27 +213,27 @@ class TrainingLoop:
                 self.callback.on_log(line)
 
     def evaluate_if_due(self) -> None:
-        training = self.trainer
-        last = training.steps_done == training.steps
-        known = any(each["step"] == training.steps_done and "val_top1" in each for each in self.records)
+        trainer = self.trainer
+        last = trainer.steps_done == trainer.steps
+        known = any(each["step"] == trainer.steps_done and "val_top1" in each for each in self.records)
         if (
-            self.val is None
-            or not training.steps_done
-            or not (last or self.is_epoch_multiple(training.recipe.loop.eval_every))
+            self.plan.data.val is None
+            or not trainer.steps_done
+            or not (last or self.is_epoch_multiple(trainer.recipe.loop.eval_every))
         ):
             return
         if known and not last:
             return
         self.check_finite()
-        training.ranks.broadcast_buffers(training.trained_model)
+        trainer.ranks.broadcast_buffers(trainer.trained_model)
         found = evaluate(
-            training.trained_model,
-            self.val,
-            training.preprocessing,
-            batch=max(training.recipe.loop.batch // training.ranks.world_size // training.recipe.loop.accumulate, 1),
-            workers=self.workers,
-            device=training.device,
-            ranks=training.ranks,
+            trainer.trained_model,
+            self.plan.data.val,
+            trainer.preprocessing,
+            batch=max(trainer.recipe.loop.batch // trainer.ranks.world_size // trainer.recipe.loop.accumulate, 1),
+            workers=self.plan.workers,
+            device=trainer.device,
+            ranks=trainer.ranks,
         )
         self.add_skipped(set(found.skipped))
         self.evaluation = found
@@ -230,31 +242,31 @@ class TrainingLoop:
         self.last_log_time = monotonic()
 
     def save_checkpoint(self) -> None:
-        training, start = self.trainer, monotonic()
+        trainer, start = self.trainer, monotonic()
         if self.run is None:
             return
         self.check_finite()
         numbers = {
-            "steps": training.steps,
+            "steps": trainer.steps,
             "seconds": monotonic() - self.start_time,
             "skipped": sorted(self.skipped)[:MAX_SKIPPED_IN_CHECKPOINT],
         }
-        state = training.get_state(numbers)
-        if training.ranks.is_first:
+        state = trainer.get_state(numbers)
+        if trainer.ranks.is_first:
             with self.add_last_checkpoint_to_error():
-                self.run.save_checkpoint(state, training.steps_done)
+                self.run.save_checkpoint(state, trainer.steps_done)
         self.last_save_time = monotonic()
         self.save_seconds = self.last_save_time - start
 
     def add_skipped(self, reasons: set[str]) -> None:
-        if reasons and self.strict:
+        if reasons and self.plan.strict:
             raise DataError(min(reasons))
         self.skipped |= reasons
 
 
 @contextmanager
 def catch_signals() -> Generator[list[int]]:
-    """Signals received, handled between steps; a second Ctrl-C stops at once.
+    """Collect signals, to be handled between steps; a second Ctrl-C stops at once.
 
     A closed terminal (SIGHUP) counts too, unless that signal is ignored, as under nohup.
     """

@@ -1,42 +1,64 @@
-"""A training about to begin: model, data and recipe that fit together, and what is made of them."""
+"""A training, resolved: the model, data, recipe and machine that a request comes to. Its JSON is run.json."""
 
+import json
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib.util import find_spec
 from math import floor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from vitrail import __version__
+from vitrail.checkpoint.reading import Checkpoint, get_family, read, warn_about_report
+from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.checkpoint.run_files import find_finished_run
+from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import Batch, BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
+from vitrail.models.catalog import find_preset
+from vitrail.models.checks import pair
+from vitrail.models.family import Family
 from vitrail.train.distributed import Ranks
 from vitrail.train.losses import Objective, classification_loss
 from vitrail.train.recipe import Recipe
-from vitrail.train.trainer import Trainer
+from vitrail.train.request import Request
+from vitrail.train.teacher import Teacher
 
-MAX_WHITENING_IMAGES = 2000  # pictures that filters are whitened by
+MAX_WHITENING_IMAGES = 2000  # images that the first filters are whitened by
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Checked when it is made; `transform` is code of others that takes the place of the recipe's augmentation."""
+    """Everything that a training needs; checked when it is made."""
 
-    model: Any
+    model: Any  # at its starting weights
     data: DatasetSplits
     recipe: Recipe
     preprocessing: Preprocessing
-    device: torch.device
-    ranks: Ranks
+    fixed_steps: int | None = None  # by default the steps of the recipe's epochs
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    ranks: Ranks = Ranks()  # noqa: RUF009  # immutable
     workers: int = 0
+    threads: int | None = None  # None: torch's own number
+    strict: bool = False  # an unreadable image is an error
     objective: Objective = classification_loss
-    transform: Callable[[Any], Any] | None = None
+    transform: Callable[[Any], Any] | None = None  # external code that replaces the recipe's augmentation
+    teacher: Teacher | None = None
+    request: Request | None = None  # None where `fit` was given the model itself
+    family: Family | None = None
+    resampling: ResamplingPolicy = "timm"
+    started_from: str | None = None  # the checkpoint of the starting weights
 
     def __post_init__(self) -> None:
         config, loop, classes = self.model.config, self.recipe.loop, len(self.data.classes)
@@ -53,19 +75,23 @@ class Plan:
             raise ConfigError(f"answer is {config.answer!r}; expected 'both' in training: one head alone learns alone")
         if len(self.preprocessing.mean) != config.channels:
             means = len(self.preprocessing.mean)
-            raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one a channel")
+            raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
         if loop.early_size and not getattr(config, "dynamic", False):
             raise ConfigError(
-                f"early_size is {loop.early_size}; expected 0, or a model that is dynamic: --set dynamic=true"
+                f"`early_size` is {loop.early_size}; expected 0, or a model that is dynamic: `fields` dynamic=true",
+                fields=("early_size", "fields"),
             )
         if loop.whiten and not hasattr(getattr(self.model, "patch_embed", None), "whiten"):
-            raise ConfigError("whiten is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
+            raise ConfigError(
+                "`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32",
+                fields=("whiten",),
+            )
         check_batch_size(self.recipe, len(self.train_images), self.ranks)
 
     @cached_property
     def train_images(self) -> ImageDataset:
         if self.data.train is None or not len(self.data.train):
-            raise DataError(f"{self.data.name} has no pictures to train on; expected some in train/")
+            raise DataError(f"{self.data.name} has no images to train on; expected some in train/")
         return self.data.train
 
     @cached_property
@@ -75,26 +101,23 @@ class Plan:
         return ShuffledSampler(image_count=len(self.train_images), batch=loop.batch, repeats=repeats, seed=loop.seed)
 
     @property
+    def steps_per_epoch(self) -> int:
+        return self.sampler.steps_per_epoch
+
+    @property
     def steps(self) -> int:
-        """That the recipe's epochs come to."""
-        return max(floor(self.recipe.loop.epochs * self.sampler.steps_per_epoch), 1)
+        return self.fixed_steps or max(floor(self.recipe.loop.epochs * self.steps_per_epoch), 1)
 
-    def with_model(self, model: nn.Module) -> "Plan":
-        return replace(self, model=model)
+    @property
+    def epochs(self) -> float:
+        return self.steps / self.steps_per_epoch
 
-    def create_trainer(self, steps: int) -> Trainer:
-        return Trainer(
-            self.model,
-            self.recipe,
-            steps=steps,
-            steps_per_epoch=self.sampler.steps_per_epoch,
-            classes=len(self.data.classes),
-            preprocessing=self.preprocessing,
-            objective=self.objective,
-            device=self.device,
-            ranks=self.ranks,
-            log_every=max(1, min(50, self.sampler.steps_per_epoch // 10)),
-        )
+    @property
+    def model_name(self) -> str:
+        return self.recipe.model or (self.family.name if self.family else type(self.model).__name__)
+
+    def with_steps(self, steps: int | None) -> "Plan":
+        return replace(self, fixed_steps=steps)
 
     def load_batches(self, steps: range) -> Iterator[Batch]:
         views = BatchDataset(
@@ -117,7 +140,7 @@ class Plan:
         )
 
     def whiten_first_layer(self) -> None:
-        """Lets the model's first layer see some of the pictures, spread over all, before it begins."""
+        """Fit the model's first filters to some of the training images, evenly spaced over all of them."""
         count = len(self.train_images)
         some = DatasetSubset(
             self.train_images, np.linspace(0, count - 1, min(MAX_WHITENING_IMAGES, count)).astype(np.int64)
@@ -125,17 +148,138 @@ class Plan:
         seen = (normalise(batch.images, self.preprocessing) for batch in evaluation_batches(some, self.preprocessing))
         self.model.patch_embed.whiten(seen)
 
+    def to_json(self) -> dict[str, Any]:
+        """run.json: what was asked for, and what it came to."""
+        if self.request is None or self.family is None:
+            raise ValueError("a plan without a request cannot be resumed from run.json")
+        request, data = self.request.to_json(), self.data
+        teacher = self.teacher and {"name": self.request.teacher, "fingerprint": self.teacher.fingerprint()}
+        return {
+            "vitrail": __version__,
+            "torch": torch.__version__,
+            "simplejpeg": find_spec("simplejpeg") is not None,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv[1:],
+            "request": request,
+            "data": {
+                "name": data.name,
+                "train": len(data.train or ()),
+                "val": len(data.val or ()),
+                "classes": list(data.classes),
+            },
+            "model": {
+                "name": self.model_name,
+                "family": self.family.name,
+                "config": json.loads(json.dumps(asdict(self.model.config))),  # tuples as lists, as read from a file
+                "preprocessing": json.loads(json.dumps(asdict(self.preprocessing))),
+            },
+            "init": self.request.init,
+            "teacher": teacher,
+            "recipe": request["recipe"],
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "steps_per_epoch": self.steps_per_epoch,
+            "world": self.ranks.world_size,
+            "threads": self.threads or torch.get_num_threads(),
+        }
+
 
 def check_batch_size(recipe: Recipe, image_count: int, ranks: Ranks) -> None:
     batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate
     if batch > image_count:
         raise ConfigError(
-            f"batch {batch} is more than the {image_count} pictures to train on; expected --batch "
-            f"{image_count}, or less"
+            f"`batch` {batch} is more than the {image_count} training images; use {image_count} or less",
+            fields=("batch",),
         )
-    split = f"batch {batch} over {ranks.world_size} processes of {recipe.loop.accumulate} micro-batches"
+    split = f"`batch` {batch} over {ranks.world_size} processes of {recipe.loop.accumulate} micro-batches"
     if batch % parts:
-        raise ConfigError(f"{split}; expected equal parts: a multiple of {parts}")
+        raise ConfigError(f"{split}; expected equal parts: a multiple of {parts}", fields=("batch",))
     mixing = recipe.augmentation.mixup or recipe.augmentation.cutmix
     if mixing and batch // parts % 2 and (parts > 1 or batch == 1):
-        raise ConfigError(f"{split}, with Mixup or CutMix; expected parts of an even size, since two and two are mixed")
+        raise ConfigError(
+            f"{split}, with Mixup or CutMix; expected parts of an even size, since images are mixed in pairs",
+            fields=("batch",),
+        )
+
+
+def plan_request(request: Request, data: DatasetSplits | None = None) -> Plan:
+    """Open the data and make the model of a request, from its seed or from a checkpoint; on the CPU, in one process."""
+    data = request.open_data() if data is None else data
+    torch.manual_seed(request.recipe.loop.seed)
+    return plan_from_checkpoint(request, data) if request.init else plan_from_scratch(request, data)
+
+
+def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
+    """With a new model; grey images get a model of one channel."""
+    recipe = request.recipe
+    if recipe.model is None:
+        raise ConfigError(
+            "no model is named; expected `model`, such as ViT-Ti/16, a `recipe` that names one, or `init`",
+            fields=("model", "recipe", "init"),
+        )
+    family, preset = find_preset(recipe.model, trusted=request.trusted)
+    images = data.train.images if isinstance(data.train, ArrayDataset) else None
+    channels = preset.channels if images is None else images.shape[3]
+    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colours makes grey images RGB
+    config = family.configure(preset, **{"channels": channels, "classes": len(data.classes), **recipe.fields})
+    if config.classes != len(data.classes):
+        raise ConfigError(f"classes is {config.classes}; expected {len(data.classes)}, as many as {data.name} has")
+    size = pair(config.image_size)
+    uncropped = images is not None and images.shape[1:3] == size
+    grey = (0.5,) * config.channels
+    preprocessing = Preprocessing(image_size=size, crop=1.0 if uncropped else 0.9, mean=grey, std=grey)
+    return Plan(
+        model=family.build(config),
+        data=data,
+        recipe=recipe,
+        preprocessing=preprocessing.with_fields(recipe.preprocessing),
+        request=request,
+        family=family,
+    )
+
+
+def plan_from_checkpoint(request: Request, data: DatasetSplits) -> Plan:
+    """With the model of a checkpoint. Its head is kept if it is for the same classes, else a new one starts at zero."""
+    recipe, run = request.recipe, find_finished_run(Path(str(request.init)))
+    init = str(request.init if run is None else run.model)
+    fields: dict[str, Any] = dict(recipe.fields)
+    found = read(init, **fields)
+    if recipe.model is not None:
+        family, preset = find_preset(recipe.model, trusted=request.trusted)
+        check_preset_matches_checkpoint(family, preset, found, init)
+    if found.description.labels != data.classes:
+        fields["classes"] = len(data.classes)
+        found = read(init, **fields)
+    warn_about_report(found, init)
+    model = copy_weights_into_memory(found.model)
+    size = pair(model.config.image_size)
+    preprocessing = found.description.preprocessing or Preprocessing(image_size=size)
+    return Plan(
+        model=model,
+        data=data,
+        recipe=recipe,
+        preprocessing=replace(preprocessing, image_size=size).with_fields(recipe.preprocessing),
+        request=request,
+        family=get_family(found.description.family, init),
+        resampling=found.description.resampling,
+        started_from=init,
+    )
+
+
+def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoint, init: str) -> None:
+    config = found.model.config
+    for name in ("width", "depth", "heads", "patch_size", "stages", "block", "widths"):
+        expected, value = getattr(preset, name, None), getattr(config, name, None)
+        if family.name != found.description.family or expected != value:
+            raise ConfigError(
+                f"`model` is not the model in {init}, a {found.description.family} of {name} {value}; "
+                "expected no `model` together with `init`",
+                fields=("model", "init"),
+            )
+
+
+def copy_weights_into_memory(model: nn.Module) -> Any:
+    """The model with weights in memory of its own: loaded ones may be pages of their file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
+    return model

@@ -1,55 +1,44 @@
-"""From what was asked for to what is trained: data, model, preprocessing put together, the same again on resuming."""
+"""What a training was asked for: everything that a run depends on, as run.json records it for a resume."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
-from torch import nn
-
-from vitrail.checkpoint.reading import Checkpoint, get_family, read, warn_about_report
-from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.checkpoint.run_files import find_finished_run
-from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits, open_data
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import UntrustedCodeError, find_preset, is_external_name, resolve_external_name
-from vitrail.models.checks import pair
-from vitrail.models.family import Family
+from vitrail.models.catalog import UntrustedCodeError, is_external_name, resolve_external_name
 from vitrail.train.opened import TIMM_PREFIX, check_teacher_is_trusted
 from vitrail.train.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """All that a run depends on, and so all that run.json must say."""
+    """Everything that a run depends on."""
 
     data: str
     recipe: Recipe
     init: str | None = None  # a checkpoint of any layout to start from
-    teacher: str | None = None  # a model that the student learns from, by what `open_model` takes
-    teacher_cache: str | None = None  # a folder that keeps its answers
-    teacher_fields: dict[str, Any] | None = None  # of its config, that its file does not specify
+    teacher: str | None = None  # a model that the student learns from: a name that `open_model` takes
+    teacher_cache: str | None = None  # a folder for the teacher's logits
+    teacher_fields: dict[str, Any] | None = None  # of the teacher's config, that its file does not specify
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
-    cache: float = 1.0  # gigabytes; a JPEG that is held is decoded whole, which gives slightly other crops
-    trusted: str | None = field(
-        default=None, compare=False
-    )  # the outside model named by the user; never read from a file
+    cache: float = 1.0  # gigabytes; a cached JPEG is decoded at full size, which changes its crops slightly
+    trusted: str | None = field(default=None, compare=False)  # external model named by the user, never read from a file
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, number = getattr(self, each.name), each.name in ("val_share", "cache")
-            if number and not (type(value) in (int, float) and isfinite(value)):
-                raise ConfigError(f"{each.name} is {value!r}; expected a number")
+            value, is_number = getattr(self, each.name), each.name in ("val_share", "cache")
+            if is_number and not (type(value) in (int, float) and isfinite(value)):
+                raise ConfigError(f"`{each.name}` is {value!r}; expected a number", fields=(each.name,))
             if each.name == "teacher_fields":
                 if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
                     raise ConfigError(f"{each.name} is {value!r}; expected names and values")
-            elif not number and each.name != "recipe" and not isinstance(value, str | None):
-                raise ConfigError(f"{each.name} is {value!r}; expected text")
+            elif not is_number and each.name != "recipe" and not isinstance(value, str | None):
+                raise ConfigError(f"`{each.name}` is {value!r}; expected text", fields=(each.name,))
 
     def open_data(self) -> DatasetSplits:
         real = Path(self.real) if self.real else None
@@ -62,7 +51,7 @@ class Request:
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> "Request":
-        """From an untrusted file: code that it names is not imported, see `with_trusted`."""
+        """Read an untrusted file: code that it names is not imported, see `with_trusted_code`."""
         try:
             given: dict[str, Any] = {**data, "trusted": None}  # a file cannot declare itself trusted
             flat = dict(given.pop("recipe"))
@@ -80,44 +69,22 @@ class Request:
         return [name for name in (self.trusted, teacher) if name is not None]
 
     def with_trusted_code(self, code: Sequence[str], where: str) -> "Request":
-        """The request with the outside model that the user names in `code` instead of the one in the file."""
+        """The request with the external model that the user names in `code` instead of the one in the file."""
         model, left = match_trusted_model(self.recipe.model, code, where)
         if self.teacher is not None:
             left = check_teacher_is_trusted(self.teacher, left, where)
         if left:
-            raise ConfigError(f"--trust-code {left[0]} is not named in {where}; remove the option")
-        outside = model if is_external_name(model) else None
-        return replace(self, recipe=replace(self.recipe, model=model), trusted=outside)
-
-
-@dataclass(frozen=True)
-class ModelAndData:
-    """What a request comes to."""
-
-    model: Any
-    family: Family
-    data: DatasetSplits
-    preprocessing: Preprocessing
-    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    resampling: ResamplingPolicy = "timm"
-
-    def with_data(self, data: DatasetSplits) -> "ModelAndData":
-        return replace(self, data=data)
-
-
-def open_model_and_data(request: Request) -> ModelAndData:
-    """Opens the data, and makes the model for its classes, from the seed or from a checkpoint."""
-    recipe, found = request.recipe, request.open_data()
-    torch.manual_seed(recipe.loop.seed)
-    return (
-        load_model_for_data(request, found) if request.init else create_model_for_data(recipe, found, request.trusted)
-    )
+            raise ConfigError(
+                f"`trust_code` {left[0]} is not named in {where}; remove the option", fields=("trust_code",)
+            )
+        external = model if is_external_name(model) else None
+        return replace(self, recipe=replace(self.recipe, model=model), trusted=external)
 
 
 def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
     """The model to use for the one that a file names, and the entries of `code` that are for something else.
 
-    An outside model is imported from the path given by the user, not the file; both must name the same preset.
+    An external model is imported from the path given by the user, not the file; both must name the same preset.
     """
     if not is_external_name(recorded):
         return recorded, list(code)
@@ -127,72 +94,29 @@ def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -
     preset = str(recorded).rpartition(":")[2]
     if len(models) > 1 or models[0].rpartition(":")[2] != preset:
         raise ConfigError(
-            f"--trust-code {' --trust-code '.join(models)} was given, but {where} names the model {recorded!r}; "
-            f"expected one that ends in :{preset}"
+            f"`trust_code` {' `trust_code` '.join(models)} was given, but {where} names the model {recorded!r}; "
+            f"expected one that ends in :{preset}",
+            fields=("trust_code",),
         )
     return resolve_external_name(models[0]), [name for name in code if name not in models]
 
 
-def create_model_for_data(recipe: Recipe, data: DatasetSplits, trusted: str | None = None) -> ModelAndData:
-    """A new model at its starting weights; grey pictures get a model of one channel."""
-    if recipe.model is None:
-        raise ConfigError(
-            "no model is named; expected --model, such as ViT-Ti/16, a --recipe that names one, or --init"
-        )
-    family, preset = find_preset(recipe.model, trusted=trusted)
-    images = data.train.images if isinstance(data.train, ArrayDataset) else None
-    channels = preset.channels if images is None else images.shape[3]
-    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe's for colours makes grey pictures so
-    config = family.configure(preset, **{"channels": channels, "classes": len(data.classes), **recipe.fields})
-    if config.classes != len(data.classes):
-        raise ConfigError(f"classes is {config.classes}; expected {len(data.classes)}, as many as {data.name} has")
-    size = pair(config.image_size)
-    whole = images is not None and images.shape[1:3] == size
-    grey = (0.5,) * config.channels
-    how = Preprocessing(image_size=size, crop=1.0 if whole else 0.9, mean=grey, std=grey)
-    return ModelAndData(family.build(config), family, data, how.with_fields(recipe.preprocessing))
+@contextmanager
+def no_progress_bar(_total: int | None, _title: str) -> Generator[Callable[[int], object]]:
+    yield lambda _count: None
 
 
-def load_model_for_data(request: Request, data: DatasetSplits) -> ModelAndData:
-    """The checkpoint's model; its head is kept if it was made for the same classes, else a new one starts at zero."""
-    recipe, run = request.recipe, find_finished_run(Path(str(request.init)))
-    init = str(request.init if run is None else run.model)
-    fields: dict[str, Any] = dict(recipe.fields)
-    found = read(init, **fields)
-    if recipe.model is not None:
-        family, preset = find_preset(recipe.model, trusted=request.trusted)
-        check_preset_matches_checkpoint(family, preset, found, init)
-    if found.description.labels != data.classes:
-        fields["classes"] = len(data.classes)
-        found = read(init, **fields)
-    warn_about_report(found, init)
-    model = copy_weights_into_memory(found.model)
-    size = pair(model.config.image_size)
-    how = found.description.preprocessing or Preprocessing(image_size=size)
-    how = replace(how, image_size=size).with_fields(recipe.preprocessing)
-    return ModelAndData(
-        model,
-        get_family(found.description.family, init),
-        data,
-        how,
-        {"started from": init},
-        found.description.resampling,
-    )
+def ignore_line(_line: str) -> None:
+    """The default of `Runtime.report`: nothing is printed."""
 
 
-def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoint, init: str) -> None:
-    ours = found.model.config
-    for name in ("width", "depth", "heads", "patch_size", "stages", "block", "widths"):
-        asked = getattr(preset, name, None)
-        if family.name != found.description.family or asked != getattr(ours, name, None):
-            raise ConfigError(
-                f"--model is another than the one in {init}, a {found.description.family} of {name} "
-                f"{getattr(ours, name, None)}; expected no --model beside --init"
-            )
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What belongs to this process and not to the run, so that it may differ when the run is resumed."""
 
-
-def copy_weights_into_memory(model: nn.Module) -> Any:
-    """The model with weights in memory of its own: loaded ones may be pages of their file."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
-    return model
+    device: str = "auto"
+    workers: int | None = None  # None: as many as help
+    threads: int | Literal["auto"] = "auto"  # auto: measured at the start; a resumed run keeps its number
+    strict: bool = False  # an unreadable image is an error
+    report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
+    progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar

@@ -7,11 +7,7 @@ from typing import Any
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, LOG_FILE, PLAN_FILE, is_run_finished, try_read_plan
 from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
-from vitrail.train import run_folder as runs
-from vitrail.train.run_folder import (
-    LogRecord,
-    count_damaged_lines,
-)
+from vitrail.train.log import LogRecord, TrainingLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +74,9 @@ def may_be_run_folder(folder: Path) -> bool:
 
 def read_run_summary(folder: Path) -> RunSummary:
     """Never fails: what is wrong stands in `state`."""
-    rows, damage = try_read_log(folder / LOG_FILE)
+    log, damage = try_read_log(folder)
     plan, fault = try_read_plan(folder)
+    rows = log.records
     step = int(rows[-1]["step"]) if rows else 0
     state = "finished" if is_run_finished(folder) else f"stopped at step {step}"
     steps = plan.get("steps")
@@ -92,21 +89,17 @@ def read_run_summary(folder: Path) -> RunSummary:
         recipe=get_recorded_name(plan.get("recipe")),
         step=step,
         steps=steps if type(steps) is int else None,
-        records=rows,
+        records=tuple(rows),
     )
 
 
-def try_read_log(path: Path) -> tuple[tuple[LogRecord, ...], str]:
-    """The finite numbers of each line, and what is damaged; a last line that was cut off is no damage, but a kill."""
+def try_read_log(folder: Path) -> tuple[TrainingLog, str]:
+    """The log of a run, and what is wrong with it."""
     try:
-        lines = list(runs.iterate_log(path))
-    except FileNotFoundError:
-        return (), ""
+        log = TrainingLog.read(folder / LOG_FILE)
     except (OSError, ValueError) as error:
-        return (), f"{path.name}: {describe_error(error)}"
-    broken = count_damaged_lines(lines)
-    rows = tuple(record for _, record in lines if record is not None)
-    return rows, f"{broken} broken lines in {path.name}" if broken else ""
+        return TrainingLog(), f"{LOG_FILE}: {describe_error(error)}"
+    return log, f"{log.damaged_lines} broken lines in {LOG_FILE}" if log.damaged_lines else ""
 
 
 def get_recorded_name(part: object) -> str:

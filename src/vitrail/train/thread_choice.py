@@ -7,7 +7,7 @@ compute, and fewer are faster: which it is, a second of steps tells.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
 from statistics import median
@@ -20,6 +20,7 @@ from vitrail.data.loader import report_dead_workers
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import MAX_THREADS, count_cores
 from vitrail.train.plan import Plan
+from vitrail.train.trainer import Trainer
 
 SECONDS = 1.2  # of measured steps, if they are short
 LONGEST = 10.0  # seconds, after which no round is begun: long steps tell enough by themselves
@@ -84,7 +85,9 @@ def get_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto
 
 def check_threads(threads: int) -> int:
     if not 1 <= threads <= MAX_THREADS:
-        raise ConfigError(f"threads is {threads}; expected auto, or a number from 1 to {MAX_THREADS}")
+        raise ConfigError(
+            f"`threads` is {threads}; expected auto, or a number from 1 to {MAX_THREADS}", fields=("threads",)
+        )
     return threads
 
 
@@ -106,7 +109,7 @@ def choose_fewest(speeds: Mapping[int, float]) -> int:
 def measure_threads(plan: Plan, numbers: Sequence[int]) -> Blocks:
     """Seconds a step by the number of threads, in blocks that take turns; nothing of it is left afterwards."""
     chance, before = torch.get_rng_state(), torch.get_num_threads()
-    trainer = plan.with_model(deepcopy(plan.model)).create_trainer(10**6)
+    trainer = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
     if trainer.uses_early_size:  # images grow, and the large ones take most of the time
         trainer.steps_done = trainer.steps - 1000
     try:

@@ -1,10 +1,10 @@
-"""How fast a training would go and what memory it would take, measured on a copy of the model before it begins."""
+"""Speed and memory of a training, measured on a copy of the model before it starts; steps from a budget of minutes."""
 
 import resource
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from time import monotonic
 
@@ -23,35 +23,36 @@ BUDGET_SHARE = 0.97  # of a budget is planned for
 
 @dataclass(frozen=True)
 class Throughput:
-    step_seconds: float  # seconds
-    evaluation_seconds: float  # seconds, of the whole validation part
-    peak_bytes: float  # bytes at the peak, of the process or on the GPU
+    step_seconds: float
+    evaluation_seconds: float  # of all validation images
+    peak_bytes: float  # of the process, or on the GPU
 
     def estimate_seconds(self, steps: int, steps_per_epoch: int, eval_every: int) -> float:
-        """Of a whole training."""
+        """Seconds of a training with its evaluations."""
         evaluations = 1 + (steps // (steps_per_epoch * eval_every) if eval_every else 0)
         return steps * self.step_seconds + evaluations * self.evaluation_seconds
 
     def steps_within(self, seconds: float, steps_per_epoch: int, eval_every: int) -> int:
-        """As many as fit into a budget, with its evaluations."""
+        """How many steps fit into a budget, with their evaluations."""
         left = seconds * BUDGET_SHARE - self.evaluation_seconds
         each = self.step_seconds + (self.evaluation_seconds / (steps_per_epoch * eval_every) if eval_every else 0.0)
         if left < each:
             raise ConfigError(
-                f"a budget of {max(seconds, 0):.0f} s is left, and one step with the evaluation at the end takes "
-                f"{each + self.evaluation_seconds:.1f} s; expected more --minutes"
+                f"{max(seconds, 0):.0f} s are left for training, but one step with the evaluation at the end takes "
+                f"{each + self.evaluation_seconds:.1f} s; expected more `minutes`",
+                fields=("minutes",),
             )
         return floor(left / each)
 
 
 def measure_throughput(plan: Plan) -> Throughput:
-    """Takes a few steps on a copy, and evaluates on a few pictures; nothing of it is left afterwards."""
+    """Time a few steps on a copy of the model and an evaluation of a few images; the plan and the RNG do not change."""
     before, recipe, data = torch.get_rng_state(), plan.recipe, plan.data
-    training = plan.with_model(deepcopy(plan.model)).create_trainer(10**6)
+    training = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
     with report_dead_workers(plan.workers):
         batches = plan.load_batches(range(2000))
         step = measure_step_seconds(training, batches)
-        if training.uses_early_size:  # both halves of a training with growing pictures
+        if training.uses_early_size:  # both parts of progressive resizing
             training.steps_done = training.steps - 1000
             share = recipe.loop.early_share
             step = share * step + (1 - share) * measure_step_seconds(training, batches)
@@ -73,13 +74,23 @@ def measure_throughput(plan: Plan) -> Throughput:
     return plan.ranks.broadcast_object(Throughput(step, seconds, memory))
 
 
+def fix_steps_by_minutes(plan: Plan, start: float, speed: Throughput | None = None) -> Plan:
+    """The plan with the steps that fit into the recipe's `minutes` from `start` on; unchanged if it has no budget."""
+    minutes = plan.recipe.loop.minutes
+    if minutes is None:
+        return plan
+    speed = speed or measure_throughput(plan)
+    left = plan.ranks.broadcast_object(minutes * 60 - (monotonic() - start))
+    return plan.with_steps(speed.steps_within(left, plan.steps_per_epoch, plan.recipe.loop.eval_every))
+
+
 def measure_step_seconds(trainer: Trainer, batches: Iterator[Batch]) -> float:
-    """Seconds a step, once it is compiled and caches are full."""
+    """Seconds per step, once the model is compiled and caches are full."""
     for _ in range(2):
         trainer.step(batches)
     start, steps = monotonic(), 0
     more = torch.ones(1)
-    while more.item():  # as long as any process wants to, since all must take the same steps
+    while more.item():  # until no process needs more: all must take the same steps
         trainer.step(batches)
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)

@@ -1,4 +1,4 @@
-"""A model in training: one step of it, and everything that a step changes, to be saved and restored."""
+"""Training state and one optimizer step. The loop, logging and evaluation live in loop.py."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import mixup_or_cutmix, normalise, random_erase
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.models.checks import pair
-from vitrail.train.distributed import Ranks
-from vitrail.train.losses import LossInputs, Objective
+from vitrail.train.losses import LossInputs
 from vitrail.train.optim import (
     WeightEMA,
     create_optimizers,
@@ -25,7 +23,7 @@ from vitrail.train.optim import (
     set_frozen_batch_norms_to_eval,
     set_lr,
 )
-from vitrail.train.recipe import Recipe
+from vitrail.train.plan import Plan
 from vitrail.train.schedule import lr_factor
 from vitrail.train.training_state import (
     TrainingState,
@@ -36,62 +34,50 @@ from vitrail.train.training_state import (
     restore_random_state,
 )
 
-BATCH_MIXING_KEY = 2**31 - 1  # stands for the picture in the key that a whole batch is mixed by
+BATCH_MIXING_KEY = 2**31 - 1  # takes the place of the image index in the key that a batch is mixed by
 
 
 class Trainer:
-    """`step` by step from the model's starting weights; `model` and `average` are always the plain modules."""
+    """The model of a plan in training. `model` is always the plain module, not its compiled or DDP wrapper."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        *,
-        steps: int,
-        steps_per_epoch: int,
-        classes: int,
-        preprocessing: Preprocessing,
-        objective: Objective,
-        device: torch.device,
-        ranks: Ranks,
-        log_every: int,
-    ) -> None:
-        settings, loop = recipe.optimization, recipe.loop
-        self.model, self.recipe, self.steps, self.classes = model.to(device), recipe, steps, classes
-        self.steps_per_epoch, self.log_every = steps_per_epoch, log_every
-        self.preprocessing, self.objective, self.device, self.ranks = preprocessing, objective, device, ranks
+    def __init__(self, plan: Plan) -> None:
+        self.recipe, self.preprocessing, self.objective = plan.recipe, plan.preprocessing, plan.objective
+        self.device, self.ranks, self.classes = plan.device, plan.ranks, len(plan.data.classes)
+        self.steps, self.steps_per_epoch = plan.steps, plan.steps_per_epoch
+        self.log_every = max(1, min(50, plan.steps_per_epoch // 10))
+        settings, loop = plan.recipe.optimization, plan.recipe.loop
+        self.model: nn.Module = plan.model.to(plan.device)
         freeze_all_but_last_blocks(self.model, settings.train_blocks)
         self.optimizers = create_optimizers(self.model, settings)
         self.ema = WeightEMA(self.model, deepcopy(self.model), loop.ema) if loop.ema else None
-        self.scaler = torch.GradScaler(device.type, enabled=loop.precision == "float16")
-        self.warmup_steps = min(
-            round(settings.warmup * steps_per_epoch), steps // 2
-        )  # a short training must come to its peak
+        self.scaler = torch.GradScaler(plan.device.type, enabled=loop.precision == "float16")
+        warmup = round(settings.warmup * self.steps_per_epoch)
+        self.warmup_steps = min(warmup, self.steps // 2)  # a short training must reach its peak
         self.peak_lr = settings.lr * (loop.batch / settings.lr_batch if settings.lr_batch else 1)
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         compiled = torch.compile(self.model) if loop.compile else self.model
-        self.forward = ranks.wrap_in_ddp(cast(nn.Module, compiled), device)
-        self.steps_done = 0  # steps
+        self.forward = plan.ranks.wrap_in_ddp(cast(nn.Module, compiled), plan.device)
+        self.steps_done = 0
 
     @property
     def trained_model(self) -> nn.Module:
-        """The weights that count: their average where one is kept."""
+        """The result of the training: the moving average of the weights if the recipe has one."""
         return self.ema.averaged_model if self.ema else self.model
 
     @property
     def lr(self) -> float:
-        """Of the step to come."""
+        """The learning rate of the next step."""
         return self.peak_lr * lr_factor(self.steps_done, self.steps, self.warmup_steps, self.recipe.optimization)
 
     @property
     def uses_early_size(self) -> bool:
-        """Whether the step to come is one of those with smaller pictures (progressive resizing)."""
+        """Whether the next step trains on smaller images (progressive resizing)."""
         return bool(self.recipe.loop.early_size) and self.steps_done < self.recipe.loop.early_share * self.steps
 
     def step(self, batches: Iterator[Batch]) -> set[str]:
-        """Takes its micro-batches from `batches` and moves the weights once; gives why pictures were skipped."""
+        """Take the micro-batches of one step from `batches` and update the weights; return why images were skipped."""
         accumulate, skipped = self.recipe.loop.accumulate, set[str]()
-        self.forward.train(self.recipe.optimization.train_blocks != 0)  # what is frozen whole is not to be random
+        self.forward.train(self.recipe.optimization.train_blocks != 0)  # a frozen backbone has no dropout
         set_frozen_batch_norms_to_eval(self.model)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -99,7 +85,7 @@ class Trainer:
             batch = next(batches)
             skipped.update(batch.skipped)
             if not len(batch.labels):
-                raise DataError(f"no picture of a batch can be read, for instance {min(skipped)}")
+                raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
             with waiting:
@@ -125,7 +111,7 @@ class Trainer:
         self.scaler.update()
 
     def prepare_inputs(self, batch: Batch) -> LossInputs:
-        """Normalised, erased and mixed on the device; by what the seed and the step say, whatever the process."""
+        """Normalise, erase and mix on the device. Random choices depend on the seed and the step alone."""
         augmentation, seed = self.recipe.augmentation, self.recipe.loop.seed
         images = batch.images.to(self.device, non_blocking=True)
         labels = batch.labels.to(self.device, non_blocking=True)
@@ -154,12 +140,12 @@ class Trainer:
         place = self.steps_done % self.log_every
         for name, value in values.items():
             if name not in self.metric_window:
-                exact = torch.float32 if self.device.type == "mps" else torch.float64  # which has no other
+                exact = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
                 self.metric_window[name] = torch.zeros(self.log_every, dtype=exact, device=self.device)
             self.metric_window[name][place] += value.to(self.metric_window[name].dtype) * weight
 
     def compute_mean_metrics(self) -> dict[str, float]:
-        """Means since the last log, over all processes; a loss that is no number ends the training."""
+        """Means since the last log over all processes; a loss that is not finite ends the training."""
         count = (self.steps_done - 1) % self.log_every + 1
         rows = torch.stack([values[:count] for values in self.metric_window.values()])
         rows = self.ranks.all_reduce_sum(rows) / self.ranks.world_size
@@ -169,7 +155,7 @@ class Trainer:
         return dict(zip(self.metric_window, rows.mean(1).tolist(), strict=True))
 
     def check_weights_finite(self) -> None:
-        """A finite loss may have an infinite gradient, and be the last that is finite."""
+        """The last finite loss may have an infinite gradient."""
         if not all(weight.isfinite().all() for weight in self.model.parameters()):
             raise DivergedError(self.steps_done, float("nan"))
 
@@ -218,11 +204,12 @@ class Trainer:
 
 
 class DivergedError(VitrailError):
-    """The loss is no number any more."""
+    """The loss became NaN or infinite."""
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(
-            f"the loss is {loss} at step {step}; expected a number: lower lr, set clip to 1, or use float32"
+            f"the loss became {loss} at step {step}: lower `lr`, set `clip` to 1, or use `precision` float32",
+            fields=("lr", "clip", "precision"),
         )
         self.step = step
 

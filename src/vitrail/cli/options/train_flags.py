@@ -1,33 +1,33 @@
-"""What `vitrail train`, `distill` and `ablate` are all asked, and how that becomes a run."""
+"""The options of `vitrail train`, `distill`, `ablate` and `study positions`, and the request that they make."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from vitrail.cli.output.help_text import reflow_docstring
-from vitrail.cli.summary import parse_field, parse_fields, parse_size
+from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError
 from vitrail.train.recipe import Recipe, open_recipe
 
 if TYPE_CHECKING:
-    from vitrail.train.request import Request
+    from vitrail.train.request import Request, Runtime
 
-DEFAULT_STUDENT = "deit_tiny_distilled_patch16_224"  # where nothing names one
-RATE_FIELDS = ("dropout", "stochastic_depth")  # of the model, but people look for them here
+DEFAULT_STUDENT = "deit_tiny_distilled_patch16_224"  # of `distill`, if nothing names another
+RATE_FIELDS = ("dropout", "stochastic_depth")  # config fields of the model that have options of their own
 
 
 @reflow_docstring
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags:
-    """What is no setting of a recipe, and the same for every run of a command.
+    """The options that are not settings of a recipe, for every run of a command.
 
     Parameters
     ----------
     data
-        fashion (embedded), or a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, of which a part is kept
+        fashion (embedded), or a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, of which a part is used
         for validation; CIFAR-10 or -100, MNIST files; ImageNet.
     model
         A name that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
@@ -38,27 +38,27 @@ class TrainFlags:
     fields
         Any field of the model's config, as FIELD=VALUE; may be repeated.
     dropout
-        Rate of the model's dropout.
+        Dropout rate of the model.
     stochastic_depth
-        Rate at which the last block is left out; it grows from 0 at the first.
+        Rate at which the last block is skipped; it grows linearly from 0 at the first block.
     device
         auto, cpu, cuda, cuda:1, mps.
     workers
-        Processes that prepare pictures; without it as many as help.
+        Processes that load images (default: automatic).
     threads
-        CPU threads, or auto: measured at the start, since on a busy machine fewer are faster. A resumed run keeps its
+        CPU threads, or auto: measured at the start, since fewer are faster on a busy machine. A resumed run keeps its
         number.
     cache
-        Gigabytes up to which decoded pictures are held in memory; 1 unless said, 0: none.
+        Cache decoded images in memory if they take at most this many gigabytes (default: 1); 0 disables it.
     val_share
-        Share of a folder without a validation part that is kept for validation; 0.2 unless said.
+        Share of a folder without a validation part that is used for validation (default: 0.2).
     real
-        ReaL labels of ImageNet's validation pictures, a .json file.
+        ReaL labels of ImageNet's validation images, a .json file.
     strict
-        An unreadable picture is an error; else it is skipped and named at the end.
+        Stop at an unreadable image; by default it is skipped and named at the end.
     trust_code
         Code that a run or a recipe file may import: FILE.py:NAME or MODULE:NAME for a model of your own, timm:NAME for
-        a teacher from outside timm. Code is imported only if it is named here or by --model; may be repeated.
+        a teacher from timm. Code is imported only if it is named here or by --model; may be repeated.
     """
 
     data: str | None = None
@@ -82,11 +82,11 @@ class TrainFlags:
         return {name: getattr(self, name) for name in RATE_FIELDS if getattr(self, name) is not None}
 
     def resolve_recipe(self, name: str | None, changes: dict[str, Any], default_model: str | None = None) -> Recipe:
-        """The recipe of that name with everything that was asked in it; `model` is for where nothing names one."""
+        """The recipe of that name with the given settings; `default_model` is used if nothing names a model."""
         if "epochs" in changes:
             if "minutes" in changes:
-                raise ConfigError("--minutes beside --epochs; expected one of them")
-            changes = {**changes, "minutes": None}  # a recipe's budget gives way
+                raise ConfigError("pass either --minutes or --epochs, not both")
+            changes = {**changes, "minutes": None}  # instead of the recipe's budget
         at_model = {**dict(parse_field(item) for item in self.fields or ()), **self.given_rates}
         if self.image_size is not None:
             at_model["image_size"] = parse_size(self.image_size)
@@ -94,7 +94,7 @@ class TrainFlags:
         usual = "finetune" if self.init else "fashion" if embedded else "scratch"
         recipe = open_recipe(usual if name is None else name)
         if recipe.model is not None and (self.init or self.model not in (None, recipe.model)):
-            # they are for the starting weights of the model that it names
+            # they are for the model that the recipe names
             recipe = replace(recipe, model=None, fields={}, preprocessing={})
             recipe = recipe.with_settings({"whiten": False, "early_size": 0})
         named = self.model or recipe.model or (None if self.init else default_model)
@@ -102,7 +102,7 @@ class TrainFlags:
 
     @property
     def trusted_code(self) -> list[str]:
-        """All outside code named on this command line."""
+        """All external code named on this command line."""
         from vitrail.models.catalog import is_external_name
 
         by_model = [self.model] if self.model is not None and is_external_name(self.model) else []
@@ -115,12 +115,12 @@ class TrainFlags:
         teacher_cache: Path | None = None,
         teacher_fields: dict[str, Any] | None = None,
     ) -> "Request":
-        """All that a run of this recipe depends on; `kept` is a folder for the teacher's answers."""
+        """The request for a run of this recipe."""
         if self.cache is not None and self.cache < 0:
-            raise ConfigError(f"--cache {self.cache}; expected gigabytes, or 0 for none")
+            raise ConfigError(f"--cache {self.cache}; expected gigabytes, or 0 to disable it")
         from vitrail.train.request import Request
 
-        asked = Request(
+        request = Request(
             data=resolve_if_path("fashion" if self.data is None else self.data),
             recipe=recipe,
             init=None if self.init is None else resolve_if_path(self.init),
@@ -131,28 +131,39 @@ class TrainFlags:
             real=None if self.real is None else resolve_if_path(str(self.real)),
             cache=1.0 if self.cache is None else self.cache,
         )
-        named = (
-            [teacher] if teacher is not None and teacher.startswith("timm:") else []
-        )  # named by the user, not by a file
-        return asked.with_trusted_code([*self.trusted_code, *named], f"the recipe {recipe.name}")
+        timm = [teacher] if teacher is not None and teacher.startswith("timm:") else []  # named here, not by a file
+        return request.with_trusted_code([*self.trusted_code, *timm], f"the recipe {recipe.name}")
+
+    def make_runtime(self) -> "Runtime":
+        from vitrail.cli.output.progress import progress_bar
+        from vitrail.train.request import Runtime
+
+        return Runtime(
+            device=self.device,
+            workers=self.workers,
+            threads=self.threads,
+            strict=self.strict,
+            report=partial(print, flush=True),
+            progress=progress_bar,
+        )
 
 
 @reflow_docstring
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(TrainFlags):
-    """All that is no setting of a recipe, for one run.
+    """The options that are not settings of a recipe, for one run.
 
     Parameters
     ----------
     recipe
         fashion, cifar10-cpu, cifar10-distill, positions, finetune, probe, vit, deit, scratch, or a .yaml file of your
-        own. Without it: finetune with --init, fashion for that data, else scratch.
+        own. By default finetune with --init, fashion for that data, else scratch.
     out
-        The folder of the run; else a new one in runs/.
+        The folder of the run (default: a new one in runs/).
     resume
-        The folder of a run to go on with, to the bit as if it had not stopped.
+        The folder of a run to resume, bit-identical to a run that was never stopped.
     dry_run
-        Check data, model, memory and speed, say how long it will take, and write nothing.
+        Check data, model, memory and speed, estimate the time, and write nothing.
     """
 
     recipe: str | None = None
@@ -161,55 +172,47 @@ class RunFlags(TrainFlags):
     dry_run: Annotated[bool, Parameter(negative=())] = False
 
     def check_resume_alone(self, others: dict[str, Any]) -> None:
-        """Beside --resume nothing may be said of the run itself."""
+        """Refuse options of the run itself together with --resume."""
         names = ("data", "model", "recipe", "init", "out", "val_share", "real", "cache", "image_size")
         told = {**{name: getattr(self, name) for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
         other = [name for name, value in {**told, **self.given_rates, **others}.items() if value is not None]
         if other:
             raise ConfigError(
-                f"--resume {self.resume} beside --{other[0].replace('_', '-')}; expected it alone: a run goes on as it "
-                "began; for another, start a new one, from its weights with --init"
+                f"--resume {self.resume} with --{other[0].replace('_', '-')}; expected it alone: a run keeps its "
+                "settings; to change them, start a new run from its weights with --init"
             )
 
 
-def start_or_resume_run(
-    flags: RunFlags,
-    changes: dict[str, Any],
-    *,
-    distilling: bool = False,
-    teacher: str | None = None,
-    teacher_fields: list[str] | None = None,
-    teacher_cache: Path | None = None,
-) -> None:
-    """Begins a run, or goes on with one."""
-    start = monotonic()
-    if flags.resume is not None:
-        flags.check_resume_alone(
-            {**changes, "teacher": teacher, "teacher_set": teacher_fields, "teacher_cache": teacher_cache}
-        )
-        from vitrail.cli.runner import Runtime, resume_run
+@reflow_docstring
+@dataclass(frozen=True, kw_only=True)
+class StudyFlags(TrainFlags):
+    """The options of a study of several runs.
 
-        resume_run(
-            flags.resume,
-            Runtime(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict),
-            flags.trusted_code,
-        )
-        return
-    recipe = flags.resolve_recipe(flags.recipe, changes, DEFAULT_STUDENT if distilling else None)
-    if distilling and recipe.distillation.distill == "none":
-        teacher = teacher_cache = None
-    elif distilling and teacher is None:
-        raise ConfigError("no --teacher; expected a trained model: a run's folder, a checkpoint, or timm:NAME")
+    Parameters
+    ----------
+    seeds
+        Runs of each row, with seeds from 0 (or --seed); the table has their mean ± standard deviation.
+    out
+        The folder of the study (default: RECIPE-ablation or DATA-positions in runs/).
+    dry_run
+        Check and print the rows, and write nothing.
+    as_json
+        Print the table as JSON, and everything else on stderr.
+    """
 
-    from vitrail.cli.runner import Runtime, start_run
+    seeds: int = 1
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
+    dry_run: Annotated[bool, Parameter(negative=())] = False
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False
 
-    request = flags.make_request(recipe, teacher, teacher_cache, parse_fields(teacher_fields) or None)
-    here = Runtime(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
-    start_run(request, flags.out, here, start=start, dry_run=flags.dry_run)
+    def list_seeds(self, recipe: Recipe) -> range:
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds {self.seeds}; expected at least 1")
+        return range(recipe.loop.seed, recipe.loop.seed + self.seeds)
 
 
 def resolve_if_path(path_or_name: str) -> str:
-    """A path so that it can be resumed from another folder; a name as it is."""
+    """A path made absolute, so that the run can be resumed from another folder; a name as it is."""
     return (
         str(Path(path_or_name).resolve())
         if path_or_name not in ("", "fashion") and Path(path_or_name).exists()

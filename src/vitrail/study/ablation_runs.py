@@ -1,0 +1,147 @@
+"""The runs of an ablation or a study of positions: how far each is on disk, and training what is left."""
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
+from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.study.ablation_plan import AblationRow, format_value, json_round_trip
+from vitrail.train.distributed import Ranks
+from vitrail.train.loop import StoppedError
+from vitrail.train.request import Request, Runtime
+from vitrail.train.run import report_lines, resume_run, start_run
+from vitrail.train.run_folder import RunFolder
+from vitrail.train.teacher import Teacher
+from vitrail.train.trainer import DivergedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationRun:
+    row: AblationRow
+    seed: int
+    folder: Path
+    request: Request
+    state: Literal["new", "stopped", "finished"]
+
+
+def list_ablation_runs(
+    rows: Sequence[AblationRow], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None
+) -> list[AblationRun]:
+    """All training runs, row by row, with their state on disk."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; expected a folder for the runs")
+    if (folder / PLAN_FILE).exists():
+        raise CheckpointError(f"{folder} is a run itself; expected a folder for several runs")
+    runs = list[AblationRun]()
+    for row in rows:
+        for seed in seeds:
+            place, request = folder / f"{row.name}-{seed}", row.request_for_seed(seed)
+            state = find_run_state(place, request)
+            if state != "new" and request.teacher is not None and teacher is not None:
+                check_same_teacher(place, teacher)
+            runs.append(AblationRun(row=row, seed=seed, folder=place, request=request, state=state))
+    return runs
+
+
+def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", "finished"]:
+    """State of a run's folder; an error if it has trained with other settings."""
+    if not (folder / PLAN_FILE).exists():
+        RunFolder.check_folder_is_free(folder)
+        return "new"
+    run = RunFolder(folder)
+    before = Request.from_json(run.load_plan().get("request"), str(folder))
+    difference = describe_difference(before, request)
+    if difference and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
+        return "new"
+    if difference:
+        raise ConfigError(
+            f"{folder} was trained with other settings: {difference}; use the same, or another `out`", fields=("out",)
+        )
+    return "finished" if is_run_finished(folder) else "stopped"
+
+
+def check_same_teacher(folder: Path, teacher: Teacher) -> None:
+    """Check that all rows have the same teacher, also if its file has changed since."""
+    before: Any = RunFolder(folder).load_plan().get("teacher")
+    if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
+        raise ConfigError(
+            f"{folder} was trained with another teacher; restore it, or use another `out`", fields=("out",)
+        )
+
+
+def describe_difference(before: Request, now: Request) -> str:
+    """The first difference between two requests; empty if there is none."""
+    old, new = flatten_request(before), flatten_request(now)
+    for name in dict.fromkeys((*new, *old)):
+        if old.get(name) != new.get(name):
+            return f"{name} {format_value(old.get(name))}, now {format_value(new.get(name))}"
+    return ""
+
+
+def flatten_request(request: Request) -> dict[str, Any]:
+    flat = json_round_trip(request.to_json())
+    recipe = flat.pop("recipe")
+    preprocessing = {f"preprocessing {name}": value for name, value in recipe.pop("preprocessing").items()}
+    fields = recipe.pop("fields")
+    for size in [name for name in ("image_size", "patch_size") if isinstance(fields.get(name), int)]:
+        fields[size] = 2 * [fields[size]]  # as from the command line
+    return {**flat, **fields, **preprocessing, **recipe}
+
+
+class StudyTable(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+    def write(self, folder: Path) -> list[Path]: ...
+
+
+class StudyStoppedError(VitrailError):
+    """A run was stopped; the same command resumes the study."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(f"{message}; to resume, give the same command again")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStudy:
+    """Rows that are trained with each seed and compared in a table."""
+
+    title: str
+    rows: Sequence[AblationRow]
+    runs: Sequence[AblationRun]
+    folder: Path
+    read_table: Callable[[Sequence[AblationRun], Mapping[str, str]], StudyTable]  # from the runs and why some failed
+
+    def describe(self) -> list[str]:
+        states, width = [run.state for run in self.runs], max(len(row.name) for row in self.rows)
+        known = [("finished", "finished"), ("stopped", "to resume")]
+        some = ", ".join(f"{count} {words}" for state, words in known if (count := states.count(state)))
+        counts = f"{len(self.runs)} runs" + (f" ({some})" if some else "")
+        rows = [f"  {row.name.ljust(width)}  {row.description}" for row in self.rows]
+        return [f"{self.title}: {counts} in {self.folder}", *rows]
+
+    def train(self, runtime: Runtime, ranks: Ranks) -> dict[str, DivergedError]:
+        """Bring every run to its end; return those that diverged, since they are a result, too."""
+        failed = dict[str, DivergedError]()
+        for number, run in enumerate(self.runs, 1):
+            if run.state == "finished":
+                continue
+            name = run.folder.name
+            report_lines(runtime, ranks, f"\n── {number}/{len(self.runs)} {name}: {run.row.description}")
+            try:
+                if run.state == "stopped":
+                    resume_run(run.folder, runtime, run.request.trusted_code)
+                else:
+                    start_run(run.request, run.folder, runtime, start=monotonic())
+            except StoppedError as error:
+                raise StudyStoppedError(f"{name} {error.reason}", error.exit_code) from None
+            except KeyboardInterrupt:
+                raise StudyStoppedError(f"{name} stopped by SIGINT", 128 + signal.SIGINT) from None
+            except DivergedError as error:
+                failed[name] = error
+                report_lines(runtime, ranks, f"failed {error}")
+        return failed

@@ -1,0 +1,263 @@
+"""Runs from start to finish: a request or a run folder becomes a plan, is trained, and leaves a model and curves.
+
+This is what `vitrail train` and `vitrail distill` call. From Python: start_run(Request(data="photos", recipe=…)).
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from time import monotonic
+
+import torch
+
+from vitrail.checkpoint.run_files import CURVES_FILE, MODEL_FOLDER, is_run_finished
+from vitrail.checkpoint.writing import write
+from vitrail.data.datasets import DatasetSplits
+from vitrail.data.image_cache import CachedDataset, cache_if_small
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.machine import count_cores, restore_threads
+from vitrail.text import format_duration
+from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
+from vitrail.train.distillation import add_teacher, check_no_random_augmentation
+from vitrail.train.distributed import Ranks, join_process_group, resolve_device
+from vitrail.train.loop import run_training
+from vitrail.train.plan import Plan, plan_request
+from vitrail.train.plots import plot_training_curves
+from vitrail.train.recipe import Recipe, list_setting_names
+from vitrail.train.request import Request, Runtime
+from vitrail.train.resume import check_unchanged
+from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
+from vitrail.train.run_list import get_recorded_name
+from vitrail.train.teacher import Teacher
+from vitrail.train.thread_choice import choose_threads, get_recorded_threads
+from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
+
+MAX_LISTED_IMAGES = 10  # skipped images that are named
+HIDDEN_SETTINGS = ("name", "model", "fields", "preprocessing", "seed")  # of the line that describes a recipe
+
+
+def start_run(
+    request: Request,
+    folder: Path | None = None,
+    runtime: Runtime | None = None,
+    *,
+    start: float | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Start a new run in a folder, by default a numbered one in runs/. A dry run measures speed and writes nothing.
+
+    A budget of minutes counts from `start`, a value of `monotonic()`.
+    """
+    start, runtime = monotonic() if start is None else start, runtime or Runtime()
+    keep_freed_memory()
+    if folder is not None and not dry_run:
+        RunFolder.check_folder_is_free(folder)  # at once, and again when it is made
+    with join_process_group() as ranks, restore_threads():
+        plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
+        choice = choose_threads(plan, runtime.threads)
+        plan = use_threads(plan, choice.threads)
+        report_lines(runtime, ranks, *describe_plan(plan, request), str(choice))
+        if request.recipe.loop.minutes is not None or dry_run:
+            report_lines(runtime, ranks, "speed  is being measured …")
+            speed = measure_throughput(plan)
+            plan = fix_steps_by_minutes(plan, start, speed)
+            report_lines(runtime, ranks, *describe_speed(speed, plan))
+        if dry_run:
+            return
+        if folder is None and ranks.is_first:
+            folder = create_numbered_folder(plan.data.name, request.recipe.name)
+        run = RunFolder(ranks.broadcast_object(folder))
+        if ranks.is_first:
+            RunFolder.check_folder_is_free(run.folder)
+        with run.hold_lock() if ranks.is_first else nullcontext():
+            if ranks.is_first:
+                RunFolder.create(run.folder, plan.to_json())
+            report_lines(runtime, ranks, f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
+            train_and_save(run, plan, runtime)
+
+
+def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str] = ()) -> None:
+    """Resume a run from its newest checkpoint, or from its beginning if there is none yet.
+
+    `code` is the code named by the user: an external model in run.json is imported only if it is listed there.
+    """
+    runtime = runtime or Runtime()
+    keep_freed_memory()
+    run = RunFolder(folder)
+    with join_process_group() as ranks, restore_threads():
+        if is_training_complete(run):
+            report_lines(runtime, ranks, f"run    {folder} is finished; evaluate it with: vitrail eval {folder}")
+            return
+        with run.hold_lock() if ranks.is_first else nullcontext():
+            recorded = run.load_plan()
+            request = Request.from_json(recorded.get("request"), str(folder)).with_trusted_code(code, str(folder))
+            steps = recorded.get("steps")
+            if type(steps) is not int or steps < 1:
+                raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")
+            threads = get_recorded_threads(recorded, runtime.threads, str(folder))
+            plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
+            now = plan.to_json()
+            if request.trusted is not None:  # the user may name the same code by another path
+                now["model"]["name"] = get_recorded_name(recorded.get("model"))
+            for note in check_unchanged(recorded, now, folder):
+                report_lines(runtime, ranks, f"note   {note}")
+            train_and_save(run, plan, runtime, resumed=True)
+
+
+def is_training_complete(run: RunFolder) -> bool:
+    states, steps = run.list_checkpoints(), run.load_plan().get("steps")
+    return bool(states) and step_from_file_name(states[-1]) == steps and is_run_finished(run.folder)
+
+
+def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: bool = False) -> Plan:
+    """The plan of a request on this machine: images in memory if they fit, device, workers and teacher."""
+    device = resolve_device(runtime.device, ranks)
+    plan = plan_request(request)
+    report_lines(runtime, ranks, *(f"note   {note}" for note in plan.data.notes))
+    with runtime.progress(None if ranks.is_first else 0, "decoding") as advance:
+        data = cache_if_small(plan.data, request.cache * 1e9, lambda: advance(1))
+    workers = choose_worker_count(data, runtime.workers, ranks)
+    plan = replace(plan, data=data, device=device, ranks=ranks, workers=workers, strict=runtime.strict)
+    if request.teacher is None:
+        return plan
+    if request.teacher_cache is not None:
+        check_no_random_augmentation(request.recipe)
+    cache_folder = None if request.teacher_cache is None or dry_run else Path(request.teacher_cache)
+    fields = request.teacher_fields
+    with runtime.progress(len(plan.train_images) if cache_folder and ranks.is_first else 0, "teacher") as advance:
+        teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
+        plan, notes = add_teacher(plan, teacher, cache_folder=cache_folder, progress=advance)
+    report_lines(runtime, ranks, *(f"note   {note}" for note in notes))
+    return plan
+
+
+def use_threads(plan: Plan, threads: int) -> Plan:
+    """Set torch's number of threads, and record it in the plan: sums depend on it."""
+    torch.set_num_threads(threads)
+    return replace(plan, threads=threads)
+
+
+def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) -> int:
+    """By default none if the images are in memory, else one per core, shared by the ranks of a machine."""
+    if asked is not None:
+        if asked < 0:
+            raise ConfigError(f"`workers` is {asked}; expected at least 0", fields=("workers",))
+        return asked
+    in_memory = isinstance(data.train, CachedDataset) or hasattr(data.train, "images")
+    return 0 if in_memory else max(1, min(8, count_cores() // ranks.world_size))
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory instead of returning it and faulting it in again: 3 to 5 % of a step."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+            libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its maximum
+
+
+def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: bool = False) -> None:
+    """Train to the end; write the model and the curves, and report the result."""
+    result = run_training(plan, run, build_callback(plan.ranks, runtime, resumed=resumed))
+    if not plan.ranks.is_first:
+        return
+    evaluation, model_folder = result.evaluation, run.folder / MODEL_FOLDER
+    write(
+        result.model,
+        model_folder,
+        preprocessing=plan.preprocessing,
+        labels=plan.data.classes,
+        provenance={
+            **({"started from": plan.started_from} if plan.started_from else {}),
+            "data": plan.data.name,
+            "recipe": plan.recipe.name,
+            "validation": evaluation and {"top1": evaluation.top1, "top5": evaluation.top5},
+        },
+        resampling=plan.resampling,
+        family=plan.family,
+    )
+    curves = ""
+    if find_spec("matplotlib"):
+        plot_training_curves({run.folder.name: run.read_records()}, run.folder / CURVES_FILE)
+        curves = f", curves in {run.folder / CURVES_FILE}"
+    done = evaluation and f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}{curves}"
+    report_lines(
+        runtime,
+        plan.ranks,
+        *describe_skipped_images(result.skipped),
+        *([done] if done else []),
+        f"model  {model_folder}: vitrail eval {quote(str(run.folder))}, "
+        f"vitrail predict {quote(str(run.folder))} photo.jpg, "
+        f'or in Python vitrail.Predictor("{model_folder}").predict("photo.jpg")',
+    )
+
+
+def build_callback(ranks: Ranks, runtime: Runtime, *, resumed: bool) -> Callback:
+    if not ranks.is_first:
+        return CallbackList()
+    resume = [ResumeCallback(report=runtime.report)] if resumed else []
+    board = [TensorBoardCallback()] if find_spec("tensorboard") else []
+    return CallbackList([*resume, TerminalCallback(), *board])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeCallback(CallbackList):
+    """Reports the step from which a run resumes, known once its checkpoint is verified."""
+
+    report: Callable[[str], object]
+
+    def on_start(self, start: TrainingStart) -> None:
+        where = f"step-{start.steps_done:08}" if start.steps_done else "its beginning"
+        self.report(f"run    {start.folder}: resuming from {where} of {start.steps} steps")
+
+
+def report_lines(runtime: Runtime, ranks: Ranks, *lines: str) -> None:
+    """Only the first of several processes reports."""
+    if ranks.is_first:
+        for line in lines:
+            runtime.report(line)
+
+
+def describe_plan(plan: Plan, request: Request) -> list[str]:
+    data, recipe = plan.data, plan.recipe
+    parameters = sum(weight.numel() for weight in plan.model.parameters())
+    size = "×".join(map(str, plan.model.config.image_size))
+    start = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
+    default = Recipe().to_flat_dict()
+    hidden = (*HIDDEN_SETTINGS, *(list_setting_names("distillation") if request.teacher is None else ()))
+    settings = [
+        f"{name} {value}"
+        for name, value in recipe.to_flat_dict().items()
+        if value != default[name] and name not in hidden
+    ]
+    return [
+        f"data   {data.name}: {len(plan.train_images)} training images, {len(data.val or ())} validation images, "
+        f"{len(data.classes)} classes",
+        f"model  {plan.model_name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {start}",
+        *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
+        f"recipe {recipe.name}: {', '.join(settings)}",
+        f"device {plan.device}, {plan.workers} workers",
+    ]
+
+
+def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
+    loop = plan.recipe.loop
+    total = speed.estimate_seconds(plan.steps, plan.steps_per_epoch, loop.eval_every)
+    return [
+        f"speed  {loop.batch / speed.step_seconds:.1f} images/s, {speed.step_seconds:.3f} s per step of {loop.batch}; "
+        f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
+        f"time   {plan.steps} steps ({plan.epochs:.4g} epochs) take about {format_duration(total)}",
+    ]
+
+
+def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
+    if not skipped:
+        return []
+    more = f" … and {len(skipped) - MAX_LISTED_IMAGES} more" if len(skipped) > MAX_LISTED_IMAGES else ""
+    lines = [f"       {reason}" for reason in skipped[:MAX_LISTED_IMAGES]]
+    return [f"skipped {len(skipped)} images that could not be read:", *lines, *([more] if more else [])]
