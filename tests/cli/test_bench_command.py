@@ -83,7 +83,7 @@ BAD = {
     "": "no model; expected one at least",
     "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/16'?",
     "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
-    "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers with commas",
+    "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers separated by commas",
     "MODEL --peers pytorch": "unknown peer 'pytorch'",
     "MODEL --batches 1,0": "--batches '1,0'; expected whole numbers of at least 1",
     "MODEL --batches ten": "--batches 'ten'; expected whole numbers of at least 1",

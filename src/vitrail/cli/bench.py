@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.summary import parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 
@@ -76,18 +76,18 @@ def bench(
         raise ConfigError("no model; expected one at least: a name such as ViT-Ti/16, a checkpoint, an exported folder")
     if rounds is not None and seconds is not None:
         raise ConfigError("--rounds beside --seconds; expected one of them")
-    sizes = [None] if image_size is None else [parse_size(each) for each in split_commas(image_size, "image-size")]
+    sizes = [None] if image_size is None else [parse_size(each) for each in split_commas(image_size, "--image-size")]
 
     from vitrail.study.bench import BenchRequest
     from vitrail.study.bench import run_benchmark as measured
 
     request = BenchRequest(
         models=models,
-        engines=None if engines is None else split_commas(engines, "engines"),
+        engines=None if engines is None else split_commas(engines, "--engines"),
         sizes=sizes,
-        batches=parse_integers(batches, "batches"),
-        threads=parse_integers(threads, "threads"),
-        peers=split_commas(peers, "peers") if peers else (),
+        batches=parse_integers(batches, "--batches"),
+        threads=parse_integers(threads, "--threads"),
+        peers=split_commas(peers, "--peers") if peers else (),
         rounds=rounds,
         seconds=3.0 if seconds is None else seconds,
         starts=starts,
@@ -117,18 +117,3 @@ def bench(
         print("\n".join(format_table(*found.throughput_cells())))
     if written:
         print(f"\nwritten: {', '.join(map(str, written))}")
-
-
-def split_commas(text: str, option: str) -> tuple[str, ...]:
-    """Each once, in the order given."""
-    found = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
-    if not all(found):
-        raise ConfigError(f"--{option} {text!r}; expected names or numbers with commas between them")
-    return found
-
-
-def parse_integers(text: str, option: str) -> tuple[int, ...]:
-    found = split_commas(text, option)
-    if not all(each.isdecimal() and len(each) < 7 and int(each) for each in found):
-        raise ConfigError(f"--{option} {text!r}; expected whole numbers of at least 1, six digits at most")
-    return tuple(map(int, found))

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field, parse_fields, parse_size
-from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text
+from vitrail.cli.options.values import parse_field, parse_fields, parse_size, read_labels_file
+from vitrail.errors import ConfigError
 
 LOAD_SNIPPETS = {  # how the result is opened where it belongs
     "vitrail": "vitrail.load({path!r})",
@@ -120,12 +119,3 @@ def convert(
     )
     opens = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
     print(f"{out}: {to} layout, whole{f'; open it with {opens}' if opens else ''}")
-
-
-def read_labels_file(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(read_text(path).splitlines())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--labels {path} cannot be read: {describe_error(error)}; expected a text, one label a line"
-        ) from None

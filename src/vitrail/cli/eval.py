@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.values import parse_field, parse_fields, parse_size
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import print_report, write_json_report
-from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:

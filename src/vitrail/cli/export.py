@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field, parse_fields, parse_size
+from vitrail.cli.options.values import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 
@@ -87,7 +87,7 @@ def export(
     check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
 
     from vitrail.checkpoint.reading import describe, read, warn_about_report
-    from vitrail.cli.convert import read_labels_file
+    from vitrail.cli.options.values import read_labels_file
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.export.export import export_model
     from vitrail.predict.viewer import Viewer

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field
+from vitrail.cli.options.values import parse_field
 from vitrail.errors import CheckpointError
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.help_text import reflow_docstring
-from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError, VitrailError, unknown_name_error
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def predict(
 
     names = None
     if labels is not None:
-        from vitrail.cli.convert import read_labels_file
+        from vitrail.cli.options.values import read_labels_file
 
         names = read_labels_file(labels)
     PredictJob(model, images, flags, "logits", partial, {"format": found}, names).run(sink_for, write)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.bench import parse_integers
+from vitrail.cli.options.values import parse_integers
 from vitrail.cli.output.progress import progress_bar
 
 
@@ -51,7 +51,7 @@ def cost(
     as_json
         Print JSON and nothing else.
     """
-    lengths = None if tokens is None else parse_integers(tokens, "tokens")
+    lengths = None if tokens is None else parse_integers(tokens, "--tokens")
 
     from vitrail.study.sequence_cost import DEFAULT_TOKENS, PROGRESS_PARTS, CostRequest
     from vitrail.study.sequence_cost import measure_sequence_cost as measured

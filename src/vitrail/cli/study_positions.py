@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from vitrail.cli.ablate import count_run_states, train_runs
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import TrainFlags
-from vitrail.cli.summary import parse_field
+from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:

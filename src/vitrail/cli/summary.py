@@ -1,16 +1,12 @@
 """vitrail summary: a model layer by layer."""
 
 import json
-import re
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.errors import ConfigError
-from vitrail.json_yaml import parse_yaml
+from vitrail.cli.options.values import parse_field, parse_size
 
 
 def summary(
@@ -67,31 +63,3 @@ def summary(
     with torch.device("meta"):
         found = summarize(create(model, **given), batch=batch, depth=depth)
     print(json.dumps(asdict(found), indent=2) if as_json else found)
-
-
-def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
-    parts = text.replace("×", "x").split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise ConfigError(f"{option} {text!r}; expected pixels such as 384, or rows x columns such as 384x256")
-    return (int(parts[0]), int(parts[-1]))
-
-
-def parse_fields(items: Iterable[str] | None) -> dict[str, Any]:
-    """The values of --set for a checkpoint: config fields, or trained_size."""
-    given = dict(parse_field(item) for item in items or ())
-    if no_fields := given.keys() & {"path", "source", "family", "policy"}:  # other arguments of `read`
-        raise ConfigError(f"--set {min(no_fields)}=…; expected a field of the config, such as heads=3")
-    return given
-
-
-def parse_field(text: str, option: str = "--set") -> tuple[str, Any]:
-    """FIELD=VALUE; a value is read as YAML, but 1e-5 as the number that everyone means by it, and 32x128 as a size."""
-    name, equals, value = text.partition("=")
-    if name and equals:
-        if re.fullmatch(r"\d{1,9}[x×]\d{1,9}", value):
-            return name.replace("-", "_"), parse_size(value)
-        with suppress(ValueError):
-            return name.replace("-", "_"), float(value) if set(value) & set(".eE") else int(value)
-        with suppress(ValueError):
-            return name.replace("-", "_"), parse_yaml(value)
-    raise ConfigError(f"{option} {text[:60]!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.summary import parse_fields
+from vitrail.cli.options.values import parse_fields
 from vitrail.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def open_explainer(
     checkpoint: str, labels: Path | None, device: str, fields: Sequence[str] | None = None
 ) -> "tuple[LoadedModel, Explainer]":
     """The model of that name, as something that can be asked; `fields` are the values of --set."""
-    from vitrail.cli.convert import read_labels_file
+    from vitrail.cli.options.values import read_labels_file
     from vitrail.inspection.explain import Explainer
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.opened import TIMM_PREFIX, open_model
