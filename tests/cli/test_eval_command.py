@@ -116,7 +116,7 @@ def test_a_run_is_evaluated_on_what_it_did_not_see(
 def test_a_run_that_has_not_finished(photos: Path, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", photos)
     (folder / "model" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"is a run that has not finished; .*: vitrail train --resume "):
+    with pytest.raises(ConfigError, match=r"is a run that has not finished.* `resume` "):
         run(folder, "--data", photos)
 
 

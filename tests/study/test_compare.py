@@ -18,6 +18,7 @@ from support.toy_datasets import write_class_folders
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.decoding.rgb_image import open_image
@@ -28,7 +29,6 @@ from vitrail.study.compare_results import Comparison, TokenSimilarity, Voter
 from vitrail.study.plots import save_comparison_plot
 from vitrail.train.evaluate import evaluate
 from vitrail.train.opened import LoadedModel
-from vitrail.train.run_list import FinishedRun
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from test_train_fit import EVERYTHING, NOISY, assert_same, data, model, trained
 
+from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.loader import is_worker_death
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.locks import InUseError
@@ -28,7 +29,7 @@ from vitrail.train.loop import StoppedError
 from vitrail.train.recipe import Recipe
 from vitrail.train.request import Request
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.run_list import find_finished_run, read_run_summaries, read_run_summary
+from vitrail.train.run_list import read_run_summaries, read_run_summary
 from vitrail.train.training_state import HEADER_KEY, TrainingState, read_training_state, write_training_state
 
 SAVING = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=1))

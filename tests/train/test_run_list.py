@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.errors import ConfigError, DataError
-from vitrail.train.run_list import FinishedRun, find_finished_run, read_run_summaries, read_run_summary
+from vitrail.train.run_list import read_run_summaries, read_run_summary
 
 PLAN: dict[str, Any] = {
     "vitrail": "0.1.0",
@@ -138,5 +139,5 @@ def test_what_a_run_leaves_for_evaluation(tmp_path: Path) -> None:
     (folder / "run.json").write_text("{")
     with pytest.warns(match="its validation images are unknown"):
         assert find_finished_run(folder) == FinishedRun(model=folder / "model")
-    with pytest.raises(ConfigError, match=r"is a run that has not finished; .* vitrail train --resume .*unfinished$"):
+    with pytest.raises(ConfigError, match=r"is a run that has not finished.* `resume` .*unfinished$"):
         find_finished_run(make_run(tmp_path / "unfinished", finished=False))

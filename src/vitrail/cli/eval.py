@@ -85,6 +85,7 @@ def eval(  # noqa: A001
 
     from vitrail.checkpoint.class_mapping import map_classes
     from vitrail.checkpoint.reading import describe, read, warn_about_report
+    from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.figures import new_figure
     from vitrail.files import make_folder
@@ -92,7 +93,6 @@ def eval(  # noqa: A001
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.evaluate import evaluate
     from vitrail.train.opened import get_validation_images, open_evaluation_data
-    from vitrail.train.run_list import find_finished_run
 
     place = resolve_device(device, Ranks())
     run = find_finished_run(Path(checkpoint))

@@ -87,11 +87,11 @@ def export(
     check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
 
     from vitrail.checkpoint.reading import describe, read, warn_about_report
+    from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.cli.options.values import read_labels_file
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.export.export import export_model
     from vitrail.predict.viewer import Viewer
-    from vitrail.train.run_list import find_finished_run
 
     run = find_finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model

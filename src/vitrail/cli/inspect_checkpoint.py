@@ -49,8 +49,9 @@ def inspect_checkpoint(
     """
     known = dict(parse_field(item) for item in fields or ())
 
+    from vitrail.checkpoint.run_files import is_run_folder
     from vitrail.export.description import is_exported
-    from vitrail.inspection.checkpoints.checksum_verification import is_run_folder, verify_checksums
+    from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
     from vitrail.inspection.checkpoints.report import format_checksum_table
 
     if is_run_folder(Path(file)) or is_exported(file):

@@ -220,7 +220,7 @@ class PredictJob:
 
         if is_exported(self.model):
             return self.model
-        from vitrail.train.run_list import find_finished_run
+        from vitrail.checkpoint.run_files import find_finished_run
 
         run = find_finished_run(Path(self.model))
         return self.model if run is None else run.model

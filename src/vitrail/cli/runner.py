@@ -19,6 +19,7 @@ import torch
 
 from vitrail import __version__
 from vitrail.checkpoint.files.raw_contents import CONFIG_FILE
+from vitrail.checkpoint.run_files import CURVES_FILE, MODEL_FOLDER
 from vitrail.checkpoint.writing import write
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.runs import format_duration
@@ -34,7 +35,7 @@ from vitrail.train.plan import Plan
 from vitrail.train.plots import plot_training_curves
 from vitrail.train.recipe import Recipe, list_setting_names
 from vitrail.train.request import ModelAndData, Request, open_model_and_data
-from vitrail.train.run_folder import CURVES_FILE, MODEL_FOLDER, RunFolder, step_from_file_name
+from vitrail.train.run_folder import RunFolder, step_from_file_name
 from vitrail.train.run_list import get_recorded_name
 from vitrail.train.teacher import Teacher
 from vitrail.train.throughput import Throughput, measure_throughput

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import torch
 
+from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
@@ -24,8 +25,7 @@ from vitrail.train.distributed import Ranks
 from vitrail.train.optim import freeze_all_but_last_blocks
 from vitrail.train.plan import Plan
 from vitrail.train.request import ModelAndData, Request, create_model_for_data, load_model_for_data
-from vitrail.train.run_folder import PLAN_FILE, RunFolder
-from vitrail.train.run_list import is_run_finished
+from vitrail.train.run_folder import RunFolder
 from vitrail.train.teacher import Teacher, TeacherView
 
 INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value at which it is not there

@@ -175,8 +175,8 @@ def open_benchmark_model(
 
     from vitrail.checkpoint.hub import is_hub_name
     from vitrail.checkpoint.reading import read, warn_about_report
+    from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.models.catalog import create
-    from vitrail.train.run_list import find_finished_run
 
     fields: dict[str, Any] = {**(known or {}), **({} if size is None else {"image_size": size})}
     if Path(model).exists() or is_hub_name(model):

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from vitrail.checkpoint.reading import read, warn_about_report
+from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
 from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, describe_error
-from vitrail.train.run_list import FinishedRun, find_finished_run
 
 TIMM_PREFIX = "timm:"
 TIMM_REGISTRY_NAME = re.compile(

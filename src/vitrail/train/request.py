@@ -11,6 +11,7 @@ from torch import nn
 
 from vitrail.checkpoint.reading import Checkpoint, get_family, read, warn_about_report
 from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.data.preprocessing import Preprocessing
@@ -20,7 +21,6 @@ from vitrail.models.checks import pair
 from vitrail.models.family import Family
 from vitrail.train.opened import TIMM_PREFIX, check_teacher_is_trusted
 from vitrail.train.recipe import Recipe
-from vitrail.train.run_list import find_finished_run
 
 
 @dataclass(frozen=True, kw_only=True)

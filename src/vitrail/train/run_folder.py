@@ -18,9 +18,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from vitrail.checkpoint.run_files import (
+    CHECKPOINTS_FOLDER,
+    CURVES_FILE,
+    LOG_FILE,
+    MODEL_FOLDER,
+    PLAN_FILE,
+    RUN_SUBFOLDERS,
+    TENSORBOARD_FOLDER,
+    read_plan,
+)
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import FILE_KINDS, is_temporary_file, make_folder, read_lines, read_text, remove_file, write_text
-from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
 from vitrail.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.train.training_state import (
     DamagedCheckpointError,
@@ -29,15 +39,6 @@ from vitrail.train.training_state import (
     write_training_state,
 )
 
-PLAN_FILE, LOG_FILE, CHECKPOINTS_FOLDER, MODEL_FOLDER, CURVES_FILE, TENSORBOARD_FOLDER = (
-    "run.json",
-    "log.jsonl",
-    "checkpoints",
-    "model",
-    "curves.png",
-    "tensorboard",
-)
-RUN_SUBFOLDERS = (CHECKPOINTS_FOLDER, MODEL_FOLDER, TENSORBOARD_FOLDER)
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # temporary names of safetensors
 MAX_LOG_VALUE = 1e300  # of a number in the log
@@ -113,7 +114,7 @@ class RunFolder:
 
     def load_plan(self) -> dict[str, Any]:
         try:
-            return read_plan(self.folder / PLAN_FILE)
+            return read_plan(self.folder)
         except FileNotFoundError:
             raise CheckpointError(f"{self.folder} holds no {PLAN_FILE}; expected the folder of a run") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -207,14 +208,6 @@ class RunFolder:
         if lines:
             kept = [line.rstrip("\n") for line, record in lines if record is not None and record["step"] <= step]
             write_text(self.folder / LOG_FILE, "".join(f"{line}\n" for line in kept))
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """The plan of a run, once its checksum is verified."""
-    found: Any = parse_json(read_text(path))
-    if not isinstance(found, dict):
-        raise ValueError("it is not a run's plan")  # noqa: TRY004  # what is in a file, not an argument
-    return verify_and_remove_checksum(found)
 
 
 def is_plan_file(path: Path) -> bool:

@@ -1,19 +1,14 @@
 """Run folders as trainings left them, also where one was killed or damaged: what each says of itself."""
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.files.raw_contents import CONFIG_FILE
-from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, LOG_FILE, PLAN_FILE, is_run_finished, try_read_plan
+from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
 from vitrail.train import run_folder as runs
 from vitrail.train.run_folder import (
-    CHECKPOINTS_FOLDER,
-    LOG_FILE,
-    MODEL_FOLDER,
-    PLAN_FILE,
     LogRecord,
     count_damaged_lines,
 )
@@ -62,7 +57,7 @@ def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
         places = (
             [folder]
             if (folder / PLAN_FILE).exists()
-            else sorted(each for each in folder.iterdir() if is_run_folder(each))
+            else sorted(each for each in folder.iterdir() if may_be_run_folder(each))
         )
     except OSError as error:
         hint = "expected a folder of runs, as vitrail train makes"
@@ -72,7 +67,7 @@ def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
     return tuple(map(read_run_summary, places))
 
 
-def is_run_folder(folder: Path) -> bool:
+def may_be_run_folder(folder: Path) -> bool:
     """Holds something of a run, or nothing at all: one that was killed as it began."""
     try:
         names = {each.name for each in folder.iterdir()}
@@ -84,7 +79,7 @@ def is_run_folder(folder: Path) -> bool:
 def read_run_summary(folder: Path) -> RunSummary:
     """Never fails: what is wrong stands in `state`."""
     rows, damage = try_read_log(folder / LOG_FILE)
-    plan, fault = try_read_plan(folder / PLAN_FILE)
+    plan, fault = try_read_plan(folder)
     step = int(rows[-1]["step"]) if rows else 0
     state = "finished" if is_run_finished(folder) else f"stopped at step {step}"
     steps = plan.get("steps")
@@ -99,15 +94,6 @@ def read_run_summary(folder: Path) -> RunSummary:
         steps=steps if type(steps) is int else None,
         records=rows,
     )
-
-
-def try_read_plan(path: Path) -> tuple[dict[str, Any], str]:
-    """What the run was told, and what is damaged."""
-    try:
-        plan = runs.read_plan(path)
-    except (OSError, ValueError, RecursionError) as error:
-        return {}, f"{path.name}: {describe_error(error)}"
-    return (plan, "") if plan else ({}, f"{path.name}: it is not a run's plan")
 
 
 def try_read_log(path: Path) -> tuple[tuple[LogRecord, ...], str]:
@@ -127,39 +113,3 @@ def get_recorded_name(part: object) -> str:
     """Of the model, the data or the recipe in a plan."""
     name = part.get("name") if isinstance(part, dict) else part
     return name if isinstance(name, str) else ""
-
-
-def is_run_finished(folder: Path) -> bool:
-    return (folder / MODEL_FOLDER / CONFIG_FILE).is_file()  # which `save` writes last
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedRun:
-    """The model of a finished run, and which pictures it was not trained on."""
-
-    model: Path
-    data: str | None = None
-    seed: int = 0
-    val_share: float = 0.2
-
-
-def find_finished_run(folder: Path) -> FinishedRun | None:
-    """None where it is no run's folder; a run that has no model yet is refused."""
-    if not (folder / PLAN_FILE).is_file():
-        return None
-    if not is_run_finished(folder):
-        hint = f"go on with it: vitrail train --resume {folder}"
-        raise ConfigError(
-            f"{folder} is a run that has not finished; expected one with its {MODEL_FOLDER}/ inside: {hint}"
-        )
-    plan, fault = try_read_plan(folder / PLAN_FILE)
-    if fault:
-        warnings.warn(f"{folder}: {fault}; its validation images are unknown", stacklevel=2)
-    asked, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
-    data, seed, share = asked.get("data"), recipe.get("seed"), asked.get("val_share")
-    return FinishedRun(
-        model=folder / MODEL_FOLDER,
-        data=data if isinstance(data, str) else None,
-        seed=seed if isinstance(seed, int) else 0,
-        val_share=share if isinstance(share, float) else 0.2,
-    )

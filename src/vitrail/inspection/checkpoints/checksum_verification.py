@@ -10,13 +10,12 @@ from safetensors import SafetensorError, safe_open
 
 from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, is_intact
 from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, read_weight_file
+from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, MODEL_FOLDER, is_run_folder
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import check_regular_file, file_checksum, read_text
 from vitrail.json_yaml import CHECKSUM_KEY as ENTRY
 from vitrail.json_yaml import parse_json, verify_and_remove_checksum
 
-RUN_FILE = "run.json"
-RUN_SUBFOLDERS = ("checkpoints", "model")  # folders of a run
 CHECKSUMMED_NAME = re.compile(r"(config|run)\.json|.*\.safetensors")
 ChecksumVerdict = Literal["intact", "damaged", "no checksum"]
 
@@ -30,15 +29,11 @@ class FileCheck:
     reason: str = ""
 
 
-def is_run_folder(place: Path) -> bool:
-    return (place / RUN_FILE).is_file()
-
-
 def verify_checksums(place: Path) -> tuple[FileCheck, ...]:
     """Checks every file of a folder that may carry a checksum, or a single file."""
     if not place.is_dir():
         return tuple(verify_file(place, place.name))
-    folders = [place, *(place / name for name in RUN_SUBFOLDERS if is_run_folder(place))]
+    folders = [place, *(place / name for name in (CHECKPOINTS_FOLDER, MODEL_FOLDER) if is_run_folder(place))]
     files = [each for folder in folders if folder.is_dir() for each in sorted(folder.iterdir())]
     signed = [each for each in files if CHECKSUMMED_NAME.fullmatch(each.name)]
     return tuple(check for each in signed for check in verify_file(each, str(each.relative_to(place))))

@@ -1,0 +1,71 @@
+"""The files of a run folder, as far as opening its model needs them. Reading them never imports torch."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import ConfigError, describe_error
+from vitrail.files import read_text
+from vitrail.json_yaml import parse_json, verify_and_remove_checksum
+
+PLAN_FILE, LOG_FILE, CURVES_FILE = "run.json", "log.jsonl", "curves.png"
+CHECKPOINTS_FOLDER, MODEL_FOLDER, TENSORBOARD_FOLDER = RUN_SUBFOLDERS = ("checkpoints", "model", "tensorboard")
+LAST_WRITTEN_FILE = f"{MODEL_FOLDER}/config.json"  # saving a model writes its config last
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """The model of a finished run, and how to find the images that it was not trained on."""
+
+    model: Path
+    data: str | None = None
+    seed: int = 0
+    val_share: float = 0.2
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / PLAN_FILE).is_file()
+
+
+def is_run_finished(folder: Path) -> bool:
+    return (folder / LAST_WRITTEN_FILE).is_file()
+
+
+def find_finished_run(folder: Path) -> FinishedRun | None:
+    """The finished run in a folder; None if the folder is not a run. A run without its model is an error."""
+    if not is_run_folder(folder):
+        return None
+    if not is_run_finished(folder):
+        raise ConfigError(
+            f"{folder} is a run that has not finished, so it has no {MODEL_FOLDER}/: finish it with `resume` {folder}",
+            fields=("resume",),
+        )
+    plan, damage = try_read_plan(folder)
+    if damage:
+        warnings.warn(f"{folder}: {damage}; its validation images are unknown", stacklevel=2)
+    request, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
+    data, seed, share = request.get("data"), recipe.get("seed"), request.get("val_share")
+    return FinishedRun(
+        model=folder / MODEL_FOLDER,
+        data=data if isinstance(data, str) else None,
+        seed=seed if isinstance(seed, int) else 0,
+        val_share=share if isinstance(share, float) else 0.2,
+    )
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The contents of run.json, once its checksum is verified."""
+    found: Any = parse_json(read_text(folder / PLAN_FILE))
+    if not isinstance(found, dict):
+        raise ValueError("it is not a run's plan")  # noqa: TRY004  # what is in a file, not an argument
+    return verify_and_remove_checksum(found)
+
+
+def try_read_plan(folder: Path) -> tuple[dict[str, Any], str]:
+    """The contents of run.json, and what is wrong with it."""
+    try:
+        plan = read_plan(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{PLAN_FILE}: {describe_error(error)}"
+    return (plan, "") if plan else ({}, f"{PLAN_FILE}: it is not a run's plan")
