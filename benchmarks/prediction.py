@@ -31,9 +31,10 @@ from rich.console import Console
 
 import vitrail
 from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.machine import describe_machine
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench import BenchCase, BenchRequest, run_benchmark
-from vitrail.study.bench_results import BenchLine, collect_versions, describe_machine, format_quartiles
+from vitrail.study.bench_results import BenchLine, collect_versions, format_quartiles
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -80,7 +80,7 @@ def test_an_exported_folder_needs_no_engine_named(vitrail_: Run, exported: Path)
 
 
 BAD = {
-    "": "no model; expected one at least",
+    "": "no models; expected at least one",
     "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/16'?",
     "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
     "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers separated by commas",
@@ -90,7 +90,7 @@ BAD = {
     "MODEL --threads 0": "--threads '0'; expected whole numbers of at least 1",
     "MODEL --image-size 32,x": "--image-size 'x'; expected pixels such as 384",
     "MODEL --rounds 0": "--rounds 0; expected at least 1",
-    "MODEL --rounds 2 --seconds 1": "--rounds beside --seconds; expected one of them",
+    "MODEL --rounds 2 --seconds 1": "--rounds with --seconds; use one of them",
     "MODEL --seconds -1": "--seconds -1; expected more than 0",
     "MODEL --starts -1": "--starts -1; expected at least 0",
     "MODEL -o file": "cannot make the folder file: ",

@@ -138,7 +138,7 @@ def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> Non
     (tmp_path / "real.json").write_text(json.dumps([[0]] * 50_000))
     real = tmp_path / "real.json"
     for words, message in (
-        ((model,), r"^no --data; expected fashion, or a folder of pictures"),
+        ((model,), r"^no `data`; expected fashion, or a folder of images"),
         ((model, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
         (

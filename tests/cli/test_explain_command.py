@@ -144,12 +144,12 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, t
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
     assert second == f"vitrail: '{nowhere}' does not exist; expected an image"
-    assert last == f"vitrail: 2 of 3 pictures could not be read; the others are in {out}"
+    assert last == f"vitrail: 2 of 3 images could not be read; the others are in {out}"
     said = vitrail_("explain", model, broken, photo, "-o", out, "--json")
     assert (said.code, len(json.loads(said.out))) == (2, 1)
     said = vitrail_("explain", model, broken, nowhere, "-o", out)
     assert (said.code, said.out) == (2, "")
-    assert said.err.endswith("vitrail: 2 of 2 pictures could not be read\n")
+    assert said.err.endswith("vitrail: 2 of 2 images could not be read\n")
     said = vitrail_("explain", model, nowhere, "-o", out)
     assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected an image\n")
 
@@ -162,7 +162,7 @@ def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{thin}': a picture of 60000×1 pixels would be resized to ")
     assert second.endswith("x' cannot be read: File name too long; expected a complete and readable image")
-    assert last.startswith("vitrail: 2 of 3 pictures could not be read; the others are in ")
+    assert last.startswith("vitrail: 2 of 3 images could not be read; the others are in ")
 
 
 def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
@@ -171,9 +171,7 @@ def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path
     vitrail.save(model, tmp_path / "untrained", preprocessing=vitrail.Preprocessing(image_size=32))
     said = vitrail_("explain", tmp_path / "untrained", photo, "-o", tmp_path, "--method", "grad-rollout", "--check")
     assert said.code == 0
-    expected = (
-        f"{photo}: nothing of the attention speaks for the class, so the map is 0 everywhere; a check means nothing"
-    )
+    expected = f"{photo}: no attention supports the class, so the map is 0 everywhere; the check means nothing"
     assert said.err == f"vitrail: note: {expected}\n"
     seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert seen.is_empty
@@ -221,8 +219,8 @@ BAD = {
     "--discard 1": "discard is 1.0; expected a share from 0 up to, but not, 1",
     "--method pool": "method 'pool' of a model without an attention pool; expected another method",
     "--method attention --discard 0.5": "discard 0.5 with method 'attention'; expected it with 'rollout' alone",
-    "--method norms --check": "--check with --method norms, which is no attention; expected another method",
-    "--method attention --head all --check": "--check of all layers or heads; expected one map to be checked",
+    "--method norms --check": "--check with --method norms, which is not attention; use another method",
+    "--method attention --head all --check": "--check with all layers or heads; expected a single map",
     "--method gradcam": 'Invalid value "gradcam" for --method',
     "--labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
     "--device gpu": "device is 'gpu'; expected auto, cpu",
@@ -248,10 +246,10 @@ def test_places_that_do_not_fit(
     for words, message in (
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         ((convnet, photo, *out), "ResNet has no attention to look at; expected a transformer"),
-        (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs on timm's code, not to be looked into; expected its"),
-        ((model, *out), "no pictures; expected at least one: a file, or a folder of them"),
+        (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs timm's code, whose layers differ; use its"),
+        ((model, *out), "no images; expected at least one: a file, or a folder"),
         ((model, tmp_path / "empty", *out), f"{tmp_path / 'empty'} holds no pictures; expected some right in it"),
-        ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one a class"),
+        ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one per class"),
         ((model, photo, "-o", photo), f"cannot make the folder {photo}: "),
         ((model, photo, "-o", photo / "inside"), f"cannot make the folder {photo / 'inside'}: "),
     ):
@@ -294,5 +292,5 @@ def test_a_check_needs_a_map(vitrail_: Run, tmp_path: Path) -> None:
     why = "its keys are mixtures of all tokens, so no token has a share of its own"
     assert (said.code, said.err) == (
         2,
-        f"vitrail: --check of {linear}: there are no maps, {why}; expected no --check\n",
+        f"vitrail: --check for {linear}, which has no attention maps: {why}; omit --check\n",
     )

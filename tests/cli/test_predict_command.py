@@ -161,7 +161,7 @@ BAD = {
     "photos --exact --fast": "--exact beside --fast, which is not exact; expected one of them",
     "photos --exact --engine int8": "--exact beside --engine int8, which is not exact",
     "photos --labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
-    "photos --labels there.csv": "0 labels for 3 classes; expected one a class",
+    "photos --labels there.csv": "0 labels for 3 classes; expected one per class",
 }
 
 

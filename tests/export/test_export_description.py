@@ -144,7 +144,7 @@ def test_the_description_beside_the_file_goes_before_the_one_inside(exported: Ex
     assert read_description(tmp_path / "own" / ONNX_FILE, inside).labels == LABELS, "the file was given, not the folder"
     (tmp_path / "own" / CONFIG_FILE).unlink()
     assert read_description(tmp_path / "own", inside).labels == LABELS
-    with pytest.raises(CheckpointError, match="does not say how it sees pictures"):
+    with pytest.raises(CheckpointError, match="has no preprocessing"):
         read_description(tmp_path / "own", {})
     (tmp_path / "own" / CONFIG_FILE).mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):

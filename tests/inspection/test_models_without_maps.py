@@ -31,7 +31,7 @@ def test_the_length_of_tokens_is_what_is_shown(dynamic: bool) -> None:
     found, (photo,) = asked.explain(pictures(1)[0], layer="all"), pictures(1)
     assert (asked.default_method, found.options.method, found.maps.shape) == ("norms", "norms", (2, 1, 2, 3))
     with capture_tokens(asked.model) as states:
-        asked.model.tokens(asked.viewer.see([photo]))
+        asked.model.tokens(asked.loaded.make_batch([photo]))
     expected = [state[0, 1:].norm(dim=-1).reshape(1, 2, 3).detach().numpy() for state in states[1:3]]
     np.testing.assert_allclose(found.maps, expected, rtol=1e-5)
 
@@ -65,7 +65,7 @@ def test_only_the_grid_may_be_asked_for() -> None:
     model = asked.model
     assert asked.no_maps_reason == why_no_attention_maps(model) == WHY
     with capture_attention(model, []) as seen:
-        model(asked.viewer.see(pictures(1)))
+        model(asked.loaded.make_batch(pictures(1)))
     assert (seen.patch_grid, seen.prefix, seen.maps) == ((2, 3), 1, [])
     with pytest.raises(ConfigError, match="Linformer has no attention to look at"), capture_attention(model, [0]):
         raise AssertionError("not reached")

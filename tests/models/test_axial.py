@@ -231,7 +231,7 @@ def test_every_way_to_look() -> None:
     norms = explainer.explain(picture, "norms", layer="all").maps[:, 0]
     assert norms.shape == (4, *GRID)
     with torch.no_grad(), capture_tokens(model) as states:
-        model.tokens(explainer.viewer.see([picture]))
+        model.tokens(explainer.loaded.make_batch([picture]))
     for layer in range(4):  # after the block that a layer stands in
         expected = states[layer // 2 + 1].norm(dim=-1).reshape(GRID)
         torch.testing.assert_close(torch.from_numpy(norms[layer]), expected)

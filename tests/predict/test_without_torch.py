@@ -108,7 +108,7 @@ def test_it_is_bare(bare: Path, name: str) -> None:
 
 def test_where_torch_is_not_installed(bare: Path, exported: ExportFinder, photos: Path) -> None:
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos, "--format", "json")
-    assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 pictures\n")
+    assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 images\n")
     same_as_eager(json.loads(done.stdout), photos)
     alone = run(bare, "-m", "vitrail", "predict", exported("onnx") / "model.onnx", photos / "a.png", "--format", "json")
     assert json.loads(alone.stdout)[0]["top"] == json.loads(done.stdout)[0]["top"]

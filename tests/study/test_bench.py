@@ -346,7 +346,7 @@ def test_an_exported_folder_has_one_engine_and_one_size(stock: ModelFiles, tmp_p
 
 def test_a_model_without_answers(tmp_path: Path) -> None:
     headless = write_model_folder(tmp_path / "model", labels=None, classes=0)
-    with pytest.raises(ConfigError, match="has no head, so no answers"):
+    with pytest.raises(ConfigError, match="has no head, so no outputs"):
         ModelFiles(str(headless), None, tmp_path)
     with pytest.raises((ConfigError, CheckpointError), match="ViT-Tu"):
         ModelFiles("ViT-Tu/16", None, tmp_path)

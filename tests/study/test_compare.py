@@ -24,11 +24,11 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.loading import LoadedModel
 from vitrail.study.compare import ComparedModel, compare, predict_classes
 from vitrail.study.compare_results import Comparison, TokenSimilarity, Voter
 from vitrail.study.plots import save_comparison_plot
 from vitrail.train.evaluate import evaluate
-from vitrail.train.opened import LoadedModel
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)
@@ -38,7 +38,7 @@ NARROW = Preprocessing(image_size=32, crop=0.6, mean=(0.4, 0.5, 0.6), std=(0.2, 
 def toy(name: str, preset: str = "vit_tiny_patch16_224", seen_as: Preprocessing = WIDE, **fields: Any) -> LoadedModel:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
     model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
-    return LoadedModel(name=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
+    return LoadedModel(source=name, model=model, preprocessing=seen_as, classes=7, labels=CLASSES)
 
 
 def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
@@ -114,7 +114,7 @@ def test_a_matrix_of_distances(models: int, count: int, batch: int, seed: int) -
         head = nn.Linear(12, 3)
         nn.init.normal_(head.weight, generator=draw)
         model = nn.Sequential(nn.Flatten(), head)
-        asked.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
+        asked.append(LoadedModel(source=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
     found = compare(asked, pictures, batch=batch)
     matrix = torch.tensor(found.disagreement, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)
@@ -149,7 +149,7 @@ def test_a_model_of_more_classes_chooses_among_the_data_s(pictures: ArrayDataset
     large = replace(large, classes=9, labels=("x", *CLASSES, "y"))
     found = compare([large], pictures)
     with torch.inference_mode():
-        best = large.model(inputs(pictures, WIDE))[:, 1:8].argmax(1)
+        best = large.module(inputs(pictures, WIDE))[:, 1:8].argmax(1)
     labels = torch.tensor([pictures.label(n) for n in range(23)])
     assert found.voters[1].accuracy == (best == labels).double().mean().item()
     assert found.notes == ("large: of its 9 classes it may only answer the data's 7",)
@@ -183,8 +183,8 @@ def test_the_tokens_grow_alike_as_by_the_parts_of_the_model(pictures: ArrayDatas
 
 def test_a_distilled_model_answers_thrice_by_one_pass(pictures: ArrayDataset) -> None:
     learner, passes = student(), list[int]()
-    learner.model.train()
-    part: Any = learner.model.patch_embed
+    learner.module.train()
+    part: Any = learner.module.patch_embed
 
     def count(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         passes.append(len(given[0]))
@@ -192,7 +192,7 @@ def test_a_distilled_model_answers_thrice_by_one_pass(pictures: ArrayDataset) ->
     part.register_forward_pre_hook(count)
     compare([learner], pictures, batch=10)
     assert passes == [10, 10, 3]
-    assert all(module.training for module in learner.model.modules()), "its mode is left as it was"
+    assert all(module.training for module in learner.module.modules()), "its mode is left as it was"
 
 
 def test_unreadable_pictures_are_left_out_for_all(tmp_path: Path) -> None:
@@ -328,14 +328,14 @@ def test_what_does_not_fit(pictures: ArrayDataset, tmp_path: Path) -> None:
     one, nothing = toy("one"), DatasetSplits(name="no", train=pictures, val=None, classes=CLASSES)
     sick = toy("sick")
     with torch.no_grad():
-        next(sick.model.parameters()).fill_(float("nan"))
+        next(sick.module.parameters()).fill_(float("nan"))
     headless = replace(toy("headless", classes=0), classes=0, labels=None)
     cases: list[tuple[Any, Any, str]] = [
         ([], pictures, r"^no models; expected at least one"),
-        ([one], None, r"^no --data; expected fashion"),
+        ([one], None, r"^no `data`; expected fashion"),
         ([one], tmp_path / "nowhere", r"nowhere' does not exist; expected 'fashion'"),
         ([tmp_path / "nowhere"], pictures, r"nowhere does not exist; expected a checkpoint"),
-        ([one], nothing, r"^no has no validation pictures; expected some"),
+        ([one], nothing, r"^no has no validation images; expected some"),
         (
             [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
             pictures,
@@ -359,7 +359,7 @@ def test_what_does_not_fit(pictures: ArrayDataset, tmp_path: Path) -> None:
 
 def test_a_model_may_be_named_and_stand_alone(pictures: ArrayDataset, tmp_path: Path) -> None:
     one = toy("one")
-    vitrail.save(one.model, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
+    vitrail.save(one.module, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
     expected = compare([one], pictures)
     for models in (tmp_path / "one", str(tmp_path / "one"), [tmp_path / "one"], one):
         assert replace(vitrail.compare(models, pictures), seconds=expected.seconds) == expected

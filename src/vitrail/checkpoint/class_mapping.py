@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from vitrail.checkpoint.load_report import abbreviate_list
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 
 WORDNET_ID = re.compile(r"n\d{8}")  # WordNet's number of a class, as ImageNet's folders are called
 
@@ -75,3 +76,13 @@ def split_label(label: str) -> list[str]:
     number = WORDNET_ID.match(label)
     rest = (label[number.end() :] if number else label).lstrip(" \t:,") or label  # some have nothing but the number
     return [name.strip() for name in rest.split(",") if name.strip()]
+
+
+def check_class_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
+    """The labels, if there is one text per class."""
+    given: Any = labels
+    if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
+    if len(labels) != classes:
+        raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one per class")
+    return tuple(labels)

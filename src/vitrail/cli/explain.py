@@ -1,4 +1,4 @@
-"""vitrail explain: what is it looking at?"""
+"""vitrail explain: draw what a model attends to."""
 
 import json
 import sys
@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.jobs import check_misspelt_options
+from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import prepare_figure_folder, print_notes
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer, Explanation
 
-REMOVED_SHARE = 0.3  # of the patches, for --check
+REMOVED_SHARE = 0.3  # of the patches removed by --check
 OPTION_NAMES = (
-    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set", "svg", "arrays"),
-    *("device", "json"),
+    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set", "preprocessing"),
+    *("svg", "arrays", "device", "json"),
 )
-EMPTY_MAP_NOTE = "nothing of the attention speaks for the class, so the map is 0 everywhere"
+EMPTY_MAP_NOTE = "no attention supports the class, so the map is 0 everywhere"
 
 
 def explain(
-    checkpoint: str,
+    checkpoint: flags.TorchModel,
     /,
     *images: Annotated[str, Parameter(allow_leading_hyphen=True)],  # - is standard input
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
@@ -35,18 +37,19 @@ def explain(
     of_class: Annotated[str | None, Parameter(name="--class")] = None,
     discard: float = 0.0,
     check: Annotated[bool, Parameter(negative=())] = False,
-    labels: Path | None = None,
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    svg: Annotated[bool, Parameter(negative=())] = False,
-    arrays: Annotated[bool, Parameter(negative=())] = False,
-    device: str = "auto",
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    labels: flags.Labels = None,
+    fields: flags.ConfigFields = None,
+    preprocessing: flags.PreprocessingFields = None,
+    svg: flags.Svg = False,
+    arrays: flags.Arrays = False,
+    device: flags.Device = "auto",
+    as_json: flags.Json = False,
 ) -> None:
-    """Draw over photos what a model looks at when it answers.
+    """Draw what a model attends to over photos.
 
-    rollout follows the attention through all layers to the patches; grad-rollout keeps of it what speaks for a class;
-    attention shows a layer and its heads; pool what a pool by attention takes of each patch; norms how long the tokens
-    are, where artefacts of missing registers stand out. The model answers as ever: fused attention stays on.
+    rollout follows the attention through all layers to the patches; grad-rollout keeps what supports a class;
+    attention shows a layer and its heads; pool shows the weights of attention pooling; norms shows the norms of the
+    tokens, where artefacts of missing registers stand out. Fused attention stays on.
 
     Examples::
 
@@ -58,75 +61,59 @@ def explain(
 
     Parameters
     ----------
-    checkpoint
-        The folder of a run, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
     images
-        Images, folders with images directly in them, or - for standard input. One that cannot be read is named and
+        Images, folders with images directly in them, or - for standard input. Unreadable images are reported and
         skipped.
     out
-        The folder for PHOTO.METHOD.png.
+        Folder for PHOTO.METHOD.png.
     method
-        What is drawn: rollout unless said; where heads are mixed (CaiT) grad-rollout, or attention without a head;
-        where there are no maps (Linformer) norms.
+        What to draw. [default: rollout; for CaiT, which mixes its heads, grad-rollout, or attention without a head;
+        for Linformer, which has no maps, norms]
     layer
-        Which, from 0, -1 for the last, or all; a rollout goes up to it.
+        Layer, from 0, -1 for the last, or all; rollout goes up to it.
     head
-        Which, from 0, -1 for the last; mean, max or min of all; or all, each by itself.
+        Head, from 0, -1 for the last; mean, max or min of all; or all for one map each.
     token
-        Who attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN from 0,0.
+        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN
+        from 0,0.
     of_class
-        The class asked about, by number or name; unless said, the likeliest.
+        Class to explain, by number or name. [default: the top class]
     discard
-        Share of each row of a rollout's attention, its smallest entries, that is taken for noise: 0.9, say.
+        Share of each attention row that rollout discards as noise, its smallest entries: for instance 0.9.
     check
-        Whether the map means anything: the class's probability without the 30 % most and least attended patches.
-    labels
-        A text with the names of the classes, one a line, where the checkpoint has none.
-    fields
-        A config field that the file does not specify, as FIELD=VALUE; may be repeated.
-    svg
-        SVG files as well.
-    arrays
-        The numbers as well, as .npz files for numpy.
-    device
-        auto, cpu, cuda, cuda:1, mps.
-    as_json
-        Print JSON and nothing else.
+        Check the map: the probability of the class without the 30 % most and the 30 % least attended patches.
     """
     check_misspelt_options(images, OPTION_NAMES)
     if not images:
-        raise ConfigError("no pictures; expected at least one: a file, or a folder of them")
+        raise ConfigError("no images; expected at least one: a file, or a folder")
     if check and method == "norms":
-        raise ConfigError("--check with --method norms, which is no attention; expected another method, or no --check")
+        raise ConfigError("--check with --method norms, which is not attention; use another method, or no --check")
     if check and "all" in (layer, head):
-        raise ConfigError("--check of all layers or heads; expected one map to be checked: one of each, or none given")
+        raise ConfigError("--check with all layers or heads; expected a single map: one layer and one head")
 
     from vitrail.data.decoding.rgb_image import open_image
     from vitrail.data.image_items import list_image_items
-    from vitrail.figures import new_figure
-    from vitrail.files import make_writable_folder
     from vitrail.inspection.explain_options import ExplainOptions
 
-    _, explainer = open_explainer(checkpoint, labels, device, fields)
-    asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
-    question = explainer.resolve_options(
-        ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **asked)
+    explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
+    given: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
+    options = explainer.resolve_options(
+        ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **given)
     )
     if check and explainer.no_maps_reason:
         raise ConfigError(
-            f"--check of {checkpoint}: there are no maps, {explainer.no_maps_reason}; expected no --check"
+            f"--check for {checkpoint}, which has no attention maps: {explainer.no_maps_reason}; omit --check"
         )
-    if check and not explainer.viewer.classes:
-        raise ConfigError(f"--check of {checkpoint}, which has no head; expected a model with classes")
+    if check and not explainer.loaded.classes:
+        raise ConfigError(f"--check for {checkpoint}, which has no head; expected a model with classes")
     found = list_image_items(images, getattr(sys.stdin, "buffer", None))
-    make_writable_folder(out)  # what would fail in the end fails before the work
-    new_figure(1, 1)
+    prepare_figure_folder(out)
     names, report, failed = set[str](), list[dict[str, Any]](), 0
     with progress_bar(len(found) if len(found) > 1 else 0) as advance:
         for each in found:
             try:
                 picture = open_image(each.source)
-                result = explainer.explain_resolved(picture, question, each.name)
+                result = explainer.explain_resolved(picture, options, each.name)
             except DataError as error:
                 if len(found) == 1:
                     raise
@@ -135,13 +122,11 @@ def explain(
                 continue
             finally:
                 advance(1)
-            plate = result.figure.with_unique_name(names)
-            written = plate.save(out, (".png", ".svg") if svg else (".png",), arrays=arrays)
+            written = result.figure.with_unique_name(names).save(
+                out, (".png", ".svg") if svg else (".png",), arrays=arrays
+            )
             if result.is_empty:
-                print(
-                    f"vitrail: note: {result.name}: {EMPTY_MAP_NOTE}{'; a check means nothing' * check}",
-                    file=sys.stderr,
-                )
+                print_notes([f"{result.name}: {EMPTY_MAP_NOTE}{'; the check means nothing' * check}"])
             row = {**explanation_to_json(result), "written": list(map(str, written))}
             if check:
                 row["check"] = check_map_by_occlusion(explainer, picture, result)
@@ -152,11 +137,11 @@ def explain(
         print(json.dumps(report, indent=2))
     if failed:
         others = f"; the others are in {out}" if report else ""
-        raise VitrailError(f"{failed} of {len(found)} pictures could not be read{others}")
+        raise VitrailError(f"{failed} of {len(found)} images could not be read{others}")
 
 
 def explanation_to_json(result: "Explanation") -> dict[str, Any]:
-    """In plain values."""
+    """The explanation as JSON values."""
     top = [] if result.prediction is None else [vars(each) for each in result.prediction.top]
     asked = (
         None
@@ -167,13 +152,13 @@ def explanation_to_json(result: "Explanation") -> dict[str, Any]:
 
 
 def check_map_by_occlusion(explainer: "Explainer", picture: Any, result: "Explanation") -> dict[str, float]:
-    """The probability of the class asked about as it is, and without the most and the least attended patches."""
+    """The probability of the class for the image, and without its most and its least attended patches."""
     import torch
 
     from vitrail.inspection.patch_removal import probabilities_without_patches
 
     assert result.explained_class is not None
-    pixels, classes = explainer.viewer.see([picture]), torch.tensor([result.explained_class.index])
+    pixels, classes = explainer.loaded.make_batch([picture]), torch.tensor([result.explained_class.index])
     found = {"as_it_is": result.explained_class.probability}
     for name, most in (("without_most", True), ("without_least", False)):
         shares = probabilities_without_patches(

@@ -1,28 +1,33 @@
-"""vitrail summary: a model layer by layer."""
+"""vitrail summary: show a model layer by layer."""
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.values import parse_field, parse_size
+from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.values import parse_field, parse_fields, parse_size
 
 
 def summary(
     model: str,
     /,
     *,
-    image_size: str | None = None,
+    image_size: Annotated[str | None, Parameter(help="Image size: 384, or rows x columns: 384x256.")] = None,
     classes: str | None = None,
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    fields: Annotated[
+        list[str] | None,
+        Parameter(name="--set", negative=(), help="Set a config field, as FIELD=VALUE. May be repeated."),
+    ] = None,
     batch: int = 1,
     depth: int = 2,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Show a model layer by layer: output shape, parameters, MACs; totals with bare parameters, memory estimate.
 
-    Nothing is computed or downloaded, so the largest models take no longer than the smallest.
+    Nothing is computed or downloaded, so large models take no longer than small ones. The summary lists all config
+    fields.
 
     Examples::
 
@@ -36,20 +41,14 @@ def summary(
     ----------
     model
         A name or alias that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
-    image_size
-        Pixels: 384, or rows x columns: 384x256.
     classes
-        Outputs of the head.
-    fields
-        Any field of the model's config, as FIELD=VALUE; may be repeated. The summary begins with all fields.
+        Number of outputs of the head.
     batch
-        Images in the batch that shapes, MACs and memory are given for.
+        Batch size for shapes, MACs and memory.
     depth
-        How deep to go into modules: 1 shows the parts of the model, 2 its blocks, 9 every layer.
-    as_json
-        Print JSON instead of a table.
+        Nesting depth: 1 shows the parts of the model, 2 its blocks, 9 every layer.
     """
-    given: dict[str, Any] = dict(parse_field(item) for item in fields or ())
+    given = parse_fields(fields)
     if image_size is not None:
         given["image_size"] = parse_size(image_size)
     if classes is not None:

@@ -137,7 +137,7 @@ def compare_outputs(
     else:
         difference = float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12))
     if not np.isfinite(difference):
-        raise CheckpointError("the model answers NaN; expected finite weights: load them again, or in float32")
+        raise CheckpointError("the model returns NaN; expected finite weights: load them again, or in float32")
     if exact and difference > MAX_DIFFERENCE:
         raise CheckpointError(
             f"what was exported differs from torch by {difference:.2g}; expected at most {MAX_DIFFERENCE:g}"

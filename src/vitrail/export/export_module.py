@@ -6,8 +6,10 @@ B batch, N tokens, D width, H heads, C channels, P×Q patch, n patches.
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
@@ -53,6 +55,18 @@ class ExportModule(nn.Module):
         if not self.folds_normalisation:
             images = (images / 255 - self.get_buffer("mean")) / self.get_buffer("std")
         return compute_output(self.model, images, self.output)
+
+
+def make_channel_tensors(preprocessing: Preprocessing, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and std, each (C, 1, 1)."""
+    mean, std = (torch.tensor(each, device=device)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
+    return mean, std
+
+
+def normalise_pixels(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> Tensor:
+    """Pixels from 0 to 255 as Pillow gives them, (B, rows, columns, C) → the model's input (B, C, rows, columns)."""
+    images = torch.from_numpy(pixels).to(mean.device).permute(0, 3, 1, 2).float()
+    return (images / 255 - mean) / std
 
 
 def compute_output(model: Any, images: Tensor, output: OutputKind) -> Tensor:

@@ -72,7 +72,7 @@ def look(
     seen, skipped, part = ActivationStatistics(), list[str](), list[Tensor]()
     for image in images:
         try:
-            part.append(explainer.viewer.see([image]))
+            part.append(explainer.loaded.make_batch([image]))
         except DataError as error:
             skipped.append(str(error))
         if len(part) == batch:
@@ -153,7 +153,7 @@ class ActivationStatistics:
             self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
         if explainer.no_maps_reason:
             self.no_occlusion_reason = explainer.no_maps_reason
-        elif explainer.viewer.classes:
+        elif explainer.loaded.classes:
             self.add_occlusion(explainer, pixels, options)
         self.images += len(pixels)
 

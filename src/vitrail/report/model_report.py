@@ -43,7 +43,7 @@ def build_model_report(
     """
     skipped, shown = list[str](), list[tuple[ImageItem, list[Explanation]]]()
     methods: list[ExplainMethod] = [explainer.default_method]
-    if explainer.viewer.classes and explainer.default_method not in ("grad-rollout", "norms"):
+    if explainer.loaded.classes and explainer.default_method not in ("grad-rollout", "norms"):
         methods.append("grad-rollout")
     questions = [explainer.resolve_options(ExplainOptions(method=method)) for method in methods]
     for each in (images[n] for n in evenly_spaced_indices(len(images), explained)):
@@ -59,11 +59,11 @@ def build_model_report(
     summary = summarize(explainer.model)
     sections = [PageSection(title="The model", table=build_model_table(explainer, summary))]
     if shown:
-        if explainer.viewer.classes:
+        if explainer.loaded.classes:
             sections.append(PageSection(title="What it answers", table=build_prediction_table(shown)))
         followed = "of its last layer" if explainer.default_method == "attention" else "followed through all layers"
         text = f"Where the model looks: attention {followed}"
-        text += ", and what of it speaks for the class." if explainer.viewer.classes else "."
+        text += ", and what of it speaks for the class." if explainer.loaded.classes else "."
         if explainer.no_maps_reason:
             text = f"How long its tokens are after the last layer; there are no maps, {explainer.no_maps_reason}."
         plates = [explanation.figure for _, found in shown for explanation in found]
@@ -81,14 +81,14 @@ def build_model_report(
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int) -> str:
     size = format_shape(summary.input[2:])
     over = f" Seen with {pluralize(images, 'picture')}." if images else ""
-    classes = f", {explainer.viewer.classes:,} classes" if explainer.viewer.classes else ", without a head"
+    classes = f", {explainer.loaded.classes:,} classes" if explainer.loaded.classes else ", without a head"
     return (
         f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, pictures of {size} pixels{classes}.{over}"
     )
 
 
 def build_model_table(explainer: Explainer, summary: ModelSummary) -> TableCells:
-    how = explainer.viewer.preprocessing
+    how = explainer.loaded.preprocessing
     layers = explainer.layers or [block.attn for block in explainer.model.blocks]
     rows = [
         ("kind", summary.model),

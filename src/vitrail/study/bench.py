@@ -47,6 +47,7 @@ class BenchRequest:
     starts: int = 1  # processes for memory and start-up of each way; 0: not measured
     seed: int = 0
     fields: Mapping[str, Any] | None = None  # config fields that a checkpoint does not specify
+    preprocessing: Mapping[str, Any] | None = None  # fields of the preprocessing to change
     imports: Sequence[str] = ()  # modules that such a process imports first
 
     def __post_init__(self) -> None:
@@ -92,7 +93,7 @@ def run_benchmark(
                 here = folder / f"{number}-{'own' if size is None else format_image_size(size)}"
                 cases = len(request.batches) * len(request.threads)
                 try:
-                    stock = ModelFiles(model, size, here, request.seed, request.fields)
+                    stock = ModelFiles(model, size, here, request.seed, request.fields, request.preprocessing)
                 except VitrailError as error:
                     if len(request.models) * len(request.sizes) == 1:
                         raise

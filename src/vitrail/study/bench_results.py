@@ -1,7 +1,6 @@
 """What a benchmark found: as tables, as JSON and as a picture."""
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from vitrail import __version__
 from vitrail.figures import COLOURS, GREY, CaptionedFigure, new_figure, sanitize_label, style_axes
 from vitrail.files import make_folder, write_atomically
+from vitrail.machine import describe_machine
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 HEADING = ("model", "pixels", "batch", "threads", "by", "images/s", "ms: p50", "p90", "p99", "MB", "start s")
 SIDES = "lrrrlrrrrrr"
 PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")
-CPU_INFO_FILE = Path("/proc/cpuinfo")
 MAX_MODEL_NAME_LENGTH = 44  # letters of a model's name in the picture
 
 
@@ -185,14 +184,6 @@ def format_ratio(line: BenchLine) -> str:
 
 def format_quartiles(spread: MedianAndQuartiles) -> str:
     return "" if spread.low == spread.high else f"{spread.low:.2f}–{spread.high:.2f}"
-
-
-def describe_machine() -> str:
-    """The processor by its name, and how many cores of it this process may use."""
-    lines = CPU_INFO_FILE.read_text("utf-8", "replace").splitlines() if CPU_INFO_FILE.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{next(iter(names), platform.processor() or platform.machine())}, {cores} core{'s' * (cores != 1)}"
 
 
 def collect_versions() -> dict[str, str]:

@@ -22,9 +22,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.inspection.capture import capture_tokens
+from vitrail.loading import LoadedModel, open_model
 from vitrail.study.compare_results import TRUTH, Comparison, TokenSimilarity, Voter
 from vitrail.train.evaluate import temporary_eval_mode
-from vitrail.train.opened import LoadedModel, get_validation_images, is_same_data_path, open_evaluation_data, open_model
+from vitrail.train.evaluation_data import get_validation_images, is_same_data_path, open_evaluation_data
 from vitrail.train.teacher import Teacher
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
@@ -133,7 +134,7 @@ def open_compared_model(model: str | Path | Teacher | LoadedModel) -> LoadedMode
         labels = None if model.labels is None else tuple(model.labels)
         classes = getattr(getattr(model.model, "config", None), "classes", len(labels or ()))
         how = model.preprocessing
-        return LoadedModel(name=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
+        return LoadedModel(source=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the model is {repr(model)[:60]}; expected its name, or for a module a vitrail.Teacher")
     return open_model(str(model))
@@ -148,7 +149,7 @@ def open_comparison_data(
     if data is not None and not isinstance(data, str | Path):
         return open_data(data, val_share=1.0)
     where = None if data is None else str(data)
-    runs = [(each.name, each.run) for each in opened if each.run is not None and each.run.data is not None]
+    runs = [(each.source, each.run) for each in opened if each.run is not None and each.run.data is not None]
     own = next((run for _, run in runs if where is None or is_same_data_path(run.data, where)), None)
     found = open_evaluation_data(where, None, own)
     if own is None or own.data is None:
@@ -166,25 +167,26 @@ def open_comparison_data(
 def prepare_compared_model(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
     """Refused, before any picture is read, unless it can answer in the data's classes."""
     get_validation_images(data)
-    config: Any = getattr(opened.model, "config", None)
+    module = opened.module
+    config: Any = getattr(module, "config", None)
     if not opened.classes:
-        raise ConfigError(f"{opened.name} has no head, so no classes to answer with; expected a model with classes")
+        raise ConfigError(f"{opened.source} has no head, so no classes to answer with; expected a model with classes")
     how = opened.preprocessing
     if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
     if opened.labels is not None and len(opened.labels) != opened.classes:
         names = len(opened.labels)
-        raise ConfigError(f"{opened.name} has {names} names for {opened.classes} classes; expected one for each")
+        raise ConfigError(f"{opened.source} has {names} names for {opened.classes} classes; expected one for each")
     try:
         columns, note = map_classes(opened.labels, opened.classes, data.classes)
     except DataError as error:
-        raise DataError(f"{opened.name} cannot answer {data.name}: {error}") from None
+        raise DataError(f"{opened.source} cannot answer {data.name}: {error}") from None
     if len(columns) < opened.classes:
         few = f"of its {opened.classes} classes it may only answer the data's {len(columns)}"
         note = f"{note}; {few}" if note else few
     note = f"{name}: {note}" if note else ""
     return ComparedModel(
-        name=name, model=opened.model, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
+        name=name, model=module, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
     )
 
 
@@ -263,7 +265,7 @@ def average_token_similarity(compared: ComparedModel, cosines: Tensor) -> TokenS
 
 def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:
     """The last parts of each path that no other ends in; what is given twice is counted."""
-    parts = [each.name.rstrip("/").split("/") for each in opened]
+    parts = [each.source.rstrip("/").split("/") for each in opened]
     parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]
     names = list[str]()
     for own in parts:

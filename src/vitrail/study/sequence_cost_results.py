@@ -14,7 +14,8 @@ import numpy as np
 from vitrail import __version__
 from vitrail.figures import COLOURS, CaptionedFigure, new_figure, style_axes
 from vitrail.files import make_folder, write_atomically
-from vitrail.study.bench_results import collect_versions, describe_machine
+from vitrail.machine import describe_machine
+from vitrail.study.bench_results import collect_versions
 from vitrail.study.timing import MedianAndQuartiles
 from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
 from vitrail.text import format_table

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.checkpoint.reading import Checkpoint, get_family, read, warn_about_report
+from vitrail.checkpoint.reading import Checkpoint, get_family
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.loading import TIMM_PREFIX, describe_model, open_module
 from vitrail.models.catalog import UntrustedCodeError, find_preset, is_external_name, resolve_external_name
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
-from vitrail.train.opened import TIMM_PREFIX, check_teacher_is_trusted
 from vitrail.train.recipe import Recipe
+from vitrail.train.teacher import check_teacher_is_trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,29 +155,19 @@ def create_model_for_data(recipe: Recipe, data: DatasetSplits, trusted: str | No
 
 def load_model_for_data(request: Request, data: DatasetSplits) -> ModelAndData:
     """The checkpoint's model; its head is kept if it was made for the same classes, else a new one starts at zero."""
-    recipe, run = request.recipe, find_finished_run(Path(str(request.init)))
-    init = str(request.init if run is None else run.model)
-    fields: dict[str, Any] = dict(recipe.fields)
-    found = read(init, **fields)
+    recipe, fields = request.recipe, dict(request.recipe.fields)
+    if "classes" in fields or describe_model(str(request.init), fields).labels != data.classes:
+        fields["classes"] = len(data.classes)
+    found = open_module(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
+    assert found.checkpoint is not None
+    init, description = str(found.source if found.run is None else found.run.model), found.checkpoint.description
     if recipe.model is not None:
         family, preset = find_preset(recipe.model, trusted=request.trusted)
-        check_preset_matches_checkpoint(family, preset, found, init)
-    if found.description.labels != data.classes:
-        fields["classes"] = len(data.classes)
-        found = read(init, **fields)
-    warn_about_report(found, init)
-    model = copy_weights_into_memory(found.model)
-    size = pair(model.config.image_size)
-    how = found.description.preprocessing or Preprocessing(image_size=size)
-    how = replace(how, image_size=size).with_fields(recipe.preprocessing)
-    return ModelAndData(
-        model,
-        get_family(found.description.family, init),
-        data,
-        how,
-        {"started from": init},
-        found.description.resampling,
-    )
+        check_preset_matches_checkpoint(family, preset, found.checkpoint, init)
+    model = copy_weights_into_memory(found.module)
+    how = replace(found.preprocessing, image_size=pair(model.config.image_size)).with_fields(recipe.preprocessing)
+    family = get_family(description.family, init)
+    return ModelAndData(model, family, data, how, {"started from": init}, description.resampling)
 
 
 def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoint, init: str) -> None:

@@ -1,6 +1,6 @@
 """Options that several commands share, each with its help text: how a model is opened, where it runs, what is written.
 
-A command uses them as types: def eval(checkpoint: Model, /, *, fields: ConfigFields = None, device: Device = "auto").
+A command uses them as types: def eval(checkpoint: flags.Model, /, *, fields: flags.ConfigFields = None) -> None.
 """
 
 from pathlib import Path
@@ -41,6 +41,13 @@ Data = Annotated[
         "[default: the data of the run]"
     ),
 ]
+ImageData = Annotated[
+    str | None,
+    Parameter(
+        help="Images: a folder, with or without classes, or what `vitrail eval` takes. [default: those of the run]"
+    ),
+]
+ImageCount = Annotated[int, Parameter(name="--images", help="Number of images, evenly spaced over the data.")]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda, cuda:1 or mps.")]
 Batch = Annotated[int, Parameter(help="Images per batch.")]
 Workers = Annotated[int, Parameter(help="Processes that load images; 0 loads them in the main process.")]

@@ -34,10 +34,7 @@ def parse_field(text: str, option: str = "--set") -> tuple[str, Any]:
 
 def parse_fields(items: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:
     """The values of an option that is given once per field."""
-    given = dict(parse_field(item, option) for item in items or ())
-    if option == "--set" and (reserved := given.keys() & {"path", "source", "family", "policy", "dtype"}):
-        raise ConfigError(f"--set {min(reserved)}=…; expected a field of the config, such as heads=3")
-    return given
+    return dict(parse_field(item, option) for item in items or ())
 
 
 def split_commas(text: str, option: str) -> tuple[str, ...]:
