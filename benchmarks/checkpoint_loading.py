@@ -2,12 +2,12 @@
 
     make bench
 
-Every measurement is a new process that has imported what it needs and nothing else; the ways to load take turns, round
-after round, and all files are in the page cache. A row is measured twice: until the call returns, and until one image
-has gone through the model too, since weights that are mapped are only read when they are used. Memory is what the
-resident set grew by at its peak, pages of the mapped file included. A ratio is taken within each round and the median
-of the rounds is printed, timm = 1, with the quartiles. Lower is better. One thread, since two that wait for each other
-on a busy machine take up to five times as long over the image, whoever loaded the model.
+Every measurement is a new process that imports only what it needs. The methods alternate, round after round, and all
+files are in the page cache. A row is measured twice: until the call returns, and until one image has passed through the
+model, since memory-mapped weights are read only when they are used. Memory is the growth of the resident set at its
+peak, including pages of the mapped file. Ratios are computed within each round; the median of the rounds is printed
+with the quartiles, timm = 1. Lower is better. One thread, since two threads that wait for each other on a busy machine
+take up to five times as long for the image.
 """
 
 import resource
@@ -32,7 +32,7 @@ from vitrail.text import format_table
 
 MODEL = "vit_base_patch16_224"
 FILE, PICKLE, FOLDER = f"{MODEL}.safetensors", f"{MODEL}.pth", "transformers"
-TIMM = "timm, then load_file"  # what the others are compared with
+TIMM = "timm, then load_file"  # the baseline
 LOADED, USED = "loaded", "one image done"
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -41,17 +41,17 @@ LoadFunction = Callable[[], Any]
 
 @dataclass(frozen=True)
 class LoadMeasurement:
-    """One process: what the imports took, and then seconds and megabytes from before the call until each moment."""
+    """One process: the cost of the imports, then seconds and megabytes from the call until each point."""
 
     imports: float
     until: dict[str, tuple[float, float]]
-    logits: list[float]  # the first ten, to see that it is the same model
+    logits: list[float]  # the first ten, to check that it is the same model
 
 
 def vitrail_load(path: Path) -> LoadFunction:
     import vitrail
 
-    load = vitrail.load  # imported when it is asked for
+    load = vitrail.load  # imported lazily
     return lambda: load(path)
 
 
@@ -101,7 +101,7 @@ LOADERS: dict[str, tuple[Callable[[Path], LoadFunction], str]] = {
 
 
 def make_files(folder: Path, seed: int) -> None:
-    """The same random weights in every layout, by timm, whose head does not start at zero."""
+    """The same random weights in every layout, from timm, whose head is not initialized to zero."""
     from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     # isort: split
@@ -120,7 +120,7 @@ def make_files(folder: Path, seed: int) -> None:
 
 
 def measure(way: str, folder: Path, seed: int, threads: int) -> LoadMeasurement:
-    """In a process of its own."""
+    """Measure in a new process."""
     warnings.simplefilter("ignore")
     start = time.perf_counter()
     prepare, name = LOADERS[way]
@@ -132,7 +132,7 @@ def measure(way: str, folder: Path, seed: int, threads: int) -> LoadMeasurement:
     torch.set_num_threads(threads)
     image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(seed))
     with suppress(OSError):
-        FORGET.write_text("5")  # the peak of the imports; where that cannot be done it hides what stays below it
+        FORGET.write_text("5")  # resets the peak; without it, the peak of the imports hides smaller ones
     before, start = peak_memory(), time.perf_counter()
     model = load()
     loaded = time.perf_counter() - start, peak_memory() - before
@@ -143,7 +143,7 @@ def measure(way: str, folder: Path, seed: int, threads: int) -> LoadMeasurement:
 
 
 def peak_memory() -> float:
-    """The largest resident set so far, in megabytes."""
+    """The peak resident set so far, in megabytes."""
     if STATUS.exists():
         line = next(line for line in STATUS.read_text("utf-8").splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024 / 1e6
@@ -169,7 +169,7 @@ def format_row(way: str, moment: str, found: dict[str, list[LoadMeasurement]]) -
 
 
 def main(*, rounds: int = 7, threads: int = 1, seed: int = 0) -> None:
-    """Writes the files into a temporary folder, measures every way to load them and prints the table."""
+    """Write the files into a temporary folder, measure every method of loading them and print the table."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm", "transformers", "safetensors"))
     print(f"{versions}, threads: {threads}, {rounds} rounds; medians, and ratios to timm: median (quartiles)")
     found: dict[str, list[LoadMeasurement]] = {way: [] for way in LOADERS}

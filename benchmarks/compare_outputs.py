@@ -17,13 +17,21 @@ import numpy as np
 # Figures and pages have captions; a graph has the names of classes inside, and is compared by what it predicts.
 NOT_COMPARED = {".png", ".svg", ".html", ".onnx", ".pt2", ".md", ".lock"}
 # Keys that may differ, by file, or by the command that prints JSON: times, random names, the command line, and what was
-# added after 19e0726 on purpose (see the CHANGELOG): checksums, teacher_fields by --teacher-set, threads by --threads.
+# added after 19e0726 on purpose (see the CHANGELOG): checksums, assumptions, teacher_fields by --teacher-set, threads.
 FREE = {
     "run.json": {"created", "command", "checksum", "teacher_fields", "threads"},
-    "config.json": {"save", "checksum", "files"},
+    "config.json": {
+        "save",
+        "checksum",
+        "files",
+        "digest",
+    },  # digest: of an export, 19e0726 hashes the weights otherwise
     "log.jsonl": {"seconds", "images_per_second"},
+    "evaluation.json": {"seconds"},
     "eval": {"seconds"},
+    "compare": {"seconds"},
     "runs": {"seconds"},
+    "inspect-checkpoint": {"checksums", "assumed"},
 }
 WORDS = ".error"  # why a file could not be read: that there is a reason is compared, not its wording
 

@@ -1,13 +1,13 @@
-"""Images a second of the DeiT variants by resolution, ours and timm's in turns (as the last columns of DeiT's tables).
+"""Images per second of the DeiT variants by resolution, ours and timm's alternating, as in DeiT's tables.
 
     make bench
 
-Only a forward pass, no pictures are decoded. Images a second are the machine's; the ratio is what carries over.
+Only a forward pass; no images are decoded. Images per second depend on the machine; the ratio is comparable.
 """
 
 import statistics
 
-from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm
 
 # isort: split
 import timm
@@ -26,7 +26,7 @@ VARIANTS = (
 
 
 def main(*, rounds: int = 10, threads: int = 2) -> None:
-    """Measures every variant at 224 and 384 pixels and prints the table."""
+    """Measure every variant at 224 and 384 pixels and print the table."""
     torch.set_num_threads(threads)
     rows = list[tuple[str, ...]]()
     for name, batch in VARIANTS:

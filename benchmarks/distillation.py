@@ -1,10 +1,10 @@
-"""What a teacher costs: a training step with a live teacher, with kept answers, and without one, taken in turns.
+"""The cost of a teacher: training steps with a live teacher, with cached logits, and without a teacher, alternating.
 
     make bench
 
-Each step is the loop's own: pictures, augmentation, loss, gradients, optimizer. A ratio is taken within each round, and
-the median of the rounds is printed with the quartiles; lower is faster. The live step is set against the plain step and
-the teacher's forward pass, each timed in the same round.
+Each step is a step of the training loop: images, augmentation, loss, gradients, optimizer. Ratios are computed within
+each round; the median of the rounds is printed with the quartiles; lower is faster. The live step is compared with the
+plain step plus the teacher's forward pass, each timed in the same round.
 """
 
 import statistics
@@ -41,7 +41,7 @@ class Case:
     teacher: str
     pixels: int
     batch: int
-    repeats: int = 1  # steps in a round
+    repeats: int = 1  # steps per round
 
 
 SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 6, "heads": 2}
@@ -88,7 +88,7 @@ def build_steps(case: Case, folder: Path) -> dict[str, Step]:
 
 
 def main(*, rounds: int = 30, threads: int = 2) -> None:
-    """Prints a table: what is timed against what, and the median ratio."""
+    """Print a table of the compared steps and their median ratios."""
     torch.set_num_threads(threads)
     rows = list[tuple[str, ...]]()
     for case in CASES:

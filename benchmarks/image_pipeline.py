@@ -1,10 +1,10 @@
-"""Training pictures a second, from file to normalised batch, against Pillow and torchvision's transforms; one thread.
+"""Training images per second, from file to normalised batch, compared with Pillow and torchvision; one thread.
 
     PYTHONPATH=tests .venv/bin/python benchmarks/image_pipeline.py [FOLDER]
 
-Both take turns, round after round on the same files, so that a busy moment of the machine hits both; a ratio is taken
-within each round and the median of the rounds is printed with the quartiles. Higher is faster. Without a folder the
-shared photos are taken, and where there are none, photos are drawn: smooth pictures of 500×375 as JPEG.
+Both alternate, round after round on the same files, so that a busy moment of the machine affects both. Ratios are
+computed within each round; the median of the rounds is printed with the quartiles. Higher is faster. Without a folder
+the shared photos are used, or if there are none, generated smooth images of 500×375 as JPEG.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm and torchvision
 
 # isort: split
 import numpy as np
@@ -54,7 +54,7 @@ def vitrail_epoch(augmentation: Augmentation) -> Epoch:
 
 
 def torchvision_epoch(augmentation: Augmentation) -> Epoch:
-    rand: Any = rand_augment_transform  # at 8 always: at 10, which 9 ± 0.5 reaches, Pillow refuses to posterize
+    rand: Any = rand_augment_transform  # fixed at 8: at 10, which 9 ± 0.5 may reach, Pillow refuses to posterize
     mean = tuple(round(255 * each) for each in PREPROCESSING.mean)
     settings = {"img_mean": mean, "interpolation": Image.Resampling.BICUBIC}
     steps: list[Any] = [
@@ -80,10 +80,10 @@ def torchvision_epoch(augmentation: Augmentation) -> Epoch:
 
 def without_simplejpeg(epoch: Epoch) -> Epoch:
     def slower(files: list[Path], number: int) -> None:
-        kept: object = getattr(jpeg, "simplejpeg")  # noqa: B009
+        simplejpeg: object = getattr(jpeg, "simplejpeg")  # noqa: B009
         setattr(jpeg, "simplejpeg", None)  # noqa: B010
         epoch(files, number)
-        setattr(jpeg, "simplejpeg", kept)  # noqa: B010
+        setattr(jpeg, "simplejpeg", simplejpeg)  # noqa: B010
 
     return slower
 
@@ -95,7 +95,7 @@ def time_epoch(epoch: Epoch, files: list[Path], number: int) -> float:
 
 
 def measure_rows(name: str, files: list[Path], rounds: int) -> list[list[str]]:
-    """One line for each augmentation: pictures a second of the peer, then ratios to it."""
+    """One row per augmentation: images per second of torchvision, then ratios to it."""
     table: list[list[str]] = []
     for label, augmentation in (("crop, flip", CROP_AND_FLIP), ("and RandAugment", RANDAUGMENT)):
         mine = vitrail_epoch(augmentation)
@@ -106,7 +106,7 @@ def measure_rows(name: str, files: list[Path], rounds: int) -> list[list[str]]:
             for each in order:
                 times[each].append(time_epoch(epochs[each], files, number))
             order.append(order.pop(0))
-        peer, own, without = (times[each][1:] for each in epochs)  # the first round warms up
+        peer, own, without = (times[each][1:] for each in epochs)  # the first round is a warm-up
         cells = [name, str(len(files)), label, f"{len(files) / statistics.median(peer):.0f}"]
         table.append([*cells, format_ratio(peer, own), format_ratio(peer, without)])
     return table
@@ -117,10 +117,10 @@ def format_ratio(peer: list[float], own: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
-def list_photos(folder: Path, most: int) -> list[Path]:
-    """So many files of the folder, evenly spread."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    return found[:: max(len(found) // most, 1)][:most]
+def list_photos(folder: Path, count: int) -> list[Path]:
+    """`count` files of the folder, evenly spaced."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    return files[:: max(len(files) // count, 1)][:count]
 
 
 def draw_photos(folder: Path, count: int) -> None:
@@ -131,12 +131,16 @@ def draw_photos(folder: Path, count: int) -> None:
 
 
 def main(
-    folder: Annotated[Path | None, Parameter(help="of JPEGs")] = None, /, *, rounds: int = 15, files: int = 128
+    folder: Annotated[Path | None, Parameter(help="Folder of JPEG files.")] = None,
+    /,
+    *,
+    rounds: int = 15,
+    files: int = 128,
 ) -> None:
-    """Measures every folder and prints the table."""
+    """Measure every folder and print the table."""
     torch.set_num_threads(1)
     quick = "installed" if find_spec("simplejpeg") else "missing"
-    print(f"torch {torch.__version__}, simplejpeg {quick}, {rounds} rounds; pictures/s of torchvision on Pillow, then")
+    print(f"torch {torch.__version__}, simplejpeg {quick}, {rounds} rounds; images/s of torchvision with Pillow, then")
     print("ratios to it: median (quartiles)")
     table: list[list[str]] = []
     with tempfile.TemporaryDirectory() as drawn:

@@ -1,11 +1,11 @@
-"""What looking inside costs: maps of one image against its plain forward pass, and attention distance in memory.
+"""The cost of inspection: time of the maps of one image relative to a forward pass, and memory of `vitrail.look`.
 
     make bench
 
-ViT-Ti/16 with random weights, one image, no picture drawn. Ways take turns, round after round; a ratio to the plain
-forward pass is taken within each round, and the median of the rounds is printed with the quartiles. The peer is timm
-with its fused attention turned off, hooks on its attention maps and the same rollout. Memory is what a new process that
-shows 200 images to `vitrail.look`, all its analyses included, has resident at its peak, beside one that only answers.
+ViT-Ti/16 with random weights, one image, no figures. Methods alternate, round after round; ratios to the plain forward
+pass are computed within each round, and the median of the rounds is printed with the quartiles. timm runs without fused
+attention, with hooks on its attention maps and the same rollout. Memory is the peak resident set of a new process that
+runs `vitrail.look` with all analyses on 200 images, compared with one that only predicts.
 """
 
 import random
@@ -23,7 +23,7 @@ import torch
 from cyclopts import run
 from numpy.typing import NDArray
 from rich.progress import track
-from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm
 from throughput import time_step
 from torch import Tensor, nn
 
@@ -47,8 +47,8 @@ def make_map_step(ours: Explainer, pixels: Tensor, method: ExplainMethod) -> Cal
 
 
 def timm_rollout(pixels: Tensor) -> Callable[[], object]:
-    """As people do it: attention in plain matrix products, its maps caught on their way through the dropout."""
-    import timm  # here, so that the processes whose memory is measured are without it
+    """The usual way: unfused attention, with hooks on the dropout that receives its maps."""
+    import timm  # here: not imported by the processes whose memory is measured
 
     model: Any = timm.create_model("vit_tiny_patch16_224").eval()
     maps = list[NDArray[Any]]()
@@ -75,7 +75,7 @@ def random_images(count: int) -> Any:
 
 
 def measure_peak_memory(way: str, images: int) -> float:
-    """Megabytes resident at most, in a process that has done nothing else."""
+    """Peak resident set in megabytes of a new process."""
     torch.set_num_threads(1)
     ours = build_explainer()
     if way == "look":
@@ -88,7 +88,7 @@ def measure_peak_memory(way: str, images: int) -> float:
 
 
 def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
-    """Prints two tables: time against the plain forward pass, and memory."""
+    """Print two tables: time relative to the plain forward pass, and memory."""
     torch.set_num_threads(threads)
     ours, pixels = build_explainer(), torch.randn(1, 3, 224, 224)
 
@@ -104,7 +104,7 @@ def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
     times: dict[str, list[float]] = {name: [] for name in ways}
     order, shuffle = list(ways), random.Random(0)
     for _ in track(range(rounds), "one image", transient=True):
-        shuffle.shuffle(order)  # who comes after numpy's threads, which spin for a while, must change
+        shuffle.shuffle(order)  # numpy's threads spin for a while and slow down whichever method comes next
         for name in order:
             time.sleep(0.1)
             time_step(ways[name], 1)

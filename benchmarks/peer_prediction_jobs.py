@@ -1,10 +1,10 @@
-"""The jobs that `prediction.py` compares with, as their users would write them, and how a job is timed.
+"""The jobs of other libraries that `prediction.py` compares with, as their users write them, and how they are timed.
 
     python benchmarks/peer_prediction_jobs.py timm-photo FOLDER photo.jpg
     python benchmarks/peer_prediction_jobs.py transformers-folder FOLDER photos answers.csv
 
-Each is a process of its own that imports what it needs and nothing else. FOLDER holds the weights in the peer's layout.
-The last line that a job prints is how many seconds it took once everything was imported and loaded.
+Each runs in its own process and imports only what it needs. FOLDER holds the weights in the library's layout. The last
+line that a job prints is its time in seconds after everything was imported and loaded.
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-BATCH = 16  # pictures
-# In a process so small that its own memory does not count: what a new process has had at most begins with its maker's.
+BATCH = 16  # images
+# A small process starts the job, because the peak memory of a new process starts at that of its parent.
 LAUNCHER = """
 import json, os, subprocess, sys, time
 start = time.perf_counter()
@@ -25,26 +25,26 @@ out, err = process.stdout.read(), process.stderr.read()
 _, status, used = os.wait4(process.pid, 0)
 seconds = time.perf_counter() - start
 unit = 1 if sys.platform == "darwin" else 1024
-told = {"seconds": seconds, "megabytes": used.ru_maxrss * unit / 1e6, "code": os.waitstatus_to_exitcode(status)}
-print(json.dumps({**told, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}))
+result = {"seconds": seconds, "megabytes": used.ru_maxrss * unit / 1e6, "code": os.waitstatus_to_exitcode(status)}
+print(json.dumps({**result, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}))
 """
 
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """A process from its start to its end."""
+    """Time, memory and output of a process."""
 
     seconds: float
-    megabytes: float  # resident at most
+    megabytes: float  # peak resident set
     out: str
 
 
 def run_job(*command: object) -> FinishedProcess:
     words = [sys.executable, "-S", "-c", LAUNCHER, *map(str, command)]
-    told = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
-    if told["code"]:
-        raise SystemExit(f"{' '.join(words[4:])} ended with {told['code']}: {told['err'][-2000:]}")
-    return FinishedProcess(told["seconds"], told["megabytes"], told["out"])
+    result = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+    if result["code"]:
+        raise SystemExit(f"{' '.join(words[4:])} ended with {result['code']}: {result['err'][-2000:]}")
+    return FinishedProcess(result["seconds"], result["megabytes"], result["out"])
 
 
 def load_timm_model(folder: str) -> tuple[Any, Any]:
@@ -73,7 +73,7 @@ def predict_photo_with_timm(folder: str, photo: str) -> None:
 
 
 def predict_folder_with_timm(folder: str, photos: str, answers: str) -> None:
-    """A plain loop with PIL: one batch is read, then computed."""
+    """A plain loop with PIL: read one batch, then compute it."""
     model, transform = load_timm_model(folder)
     import csv
 
@@ -111,7 +111,7 @@ def predict_photo_with_transformers(folder: str, photo: str) -> None:
 
 
 def predict_folder_with_transformers(folder: str, photos: str, answers: str) -> None:
-    """As its documentation has it: an iterator of files in, answers out, in batches."""
+    """As in its documentation: an iterator of files, predictions in batches."""
     classify = load_transformers_pipeline(folder)
     import csv
 

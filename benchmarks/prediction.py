@@ -1,10 +1,10 @@
-"""Predicting, measured: engines, int8's accuracy, a cold start, a folder of photos, merged tokens, models by size.
+"""Benchmarks of prediction: engines, accuracy of int8, cold start, a folder of photos, token merging, model sizes.
 
     PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py [--only engines,cold] [--rounds 3]
 
-Part of `make bench`. Writes docs/benchmarks.md, each section with the command, day, machine and versions that it was
-measured with; a section that is not measured now keeps what it says. ViT-Ti/16 and DeiT-Ti/16 have public weights where
-../shared/data holds them, and B/16 has random ones; timm and transformers run the same weights from files of their own.
+Part of `make bench`. Writes docs/benchmarks.md, each section with its command, date, machine and versions; sections
+that are not measured keep their text. ViT-Ti/16 and DeiT-Ti/16 use public weights if they are in ../shared/data, B/16
+random ones; timm and transformers run the same weights from their own files.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm
 
 # isort: split
 import numpy as np
@@ -54,7 +54,7 @@ TITLES = {
 
 
 def measure_engines(work: PredictionBench) -> str:
-    """Every engine in one run with timm, which is 1."""
+    """Every engine in one run with timm, which is the baseline."""
     lines, notes = list[BenchLine](), list[str]()
     for name, batches in (("ViT-Ti/16", (1, 8)), ("ViT-B/16", (1,))):
         stock = work.stock(name)
@@ -77,8 +77,8 @@ def measure_engines(work: PredictionBench) -> str:
             fastest = max(
                 (line for line in own if line.exact == exact), key=lambda line: line.ratio.median, default=None
             )
-            told = "failed" if fastest is None else f"**{fastest.ratio.median:.2f}** ({fastest.way})"
-            cells += [told, f"≥ {target}"]
+            speedup = "failed" if fastest is None else f"**{fastest.ratio.median:.2f}** ({fastest.way})"
+            cells += [speedup, f"≥ {target}"]
         best.append(cells)
     rows = [
         (
@@ -97,7 +97,7 @@ def measure_engines(work: PredictionBench) -> str:
             f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), a "
             f"batch in memory, {work.rounds_of('engines')} rounds. timm gets it normalised; ours normalises it.",
             markdown_table(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
-            "All of them; × 2 is two streams of one thread, among which a batch is shared out:",
+            "All engines; × 2 is two streams of one thread each, between which a batch is divided:",
             markdown_table(
                 ("model", "batch", "by", "images/s", "ms: p50", "p90", "p99", "to timm (quartiles)"), rows, "lrlrrrrr"
             ),
@@ -107,7 +107,7 @@ def measure_engines(work: PredictionBench) -> str:
 
 
 def measure_accuracy(work: PredictionBench) -> str:
-    """Top-1 of each engine, its agreement with eager torch, and the largest difference in any probability."""
+    """Top-1 of each engine, agreement with eager torch, and the largest difference of a probability."""
     require_path(PHOTOS)
     files = sorted(PHOTOS.rglob("*.JPEG"))
     right = np.array([int(path.parent.name) for path in files])
@@ -148,19 +148,19 @@ def measure_accuracy(work: PredictionBench) -> str:
         "probabilities apart",
         "target",
     )
-    return f"{len(files):,} validation photos of ImageNet, one a class.\n\n" + markdown_table(
+    return f"{len(files):,} validation photos of ImageNet, one per class.\n\n" + markdown_table(
         heading, rows, "llrrrrrrr"
     )
 
 
 def measure_merging(work: PredictionBench) -> str:
-    if find_spec("merging") is None:
+    if find_spec("token_merging") is None:
         raise SectionSkippedError("benchmarks/token_merging.py is missing")
     require_path(PHOTOS)
-    merging: Any = import_module("merging")
-    with redirect_stdout(StringIO()) as told:
+    merging: Any = import_module("token_merging")
+    with redirect_stdout(StringIO()) as output:
         merging.main(threads=work.threads)
-    return told.getvalue()
+    return output.getvalue()
 
 
 def measure_variants(work: PredictionBench) -> str:
@@ -200,19 +200,19 @@ def describe_measurement(work: PredictionBench, section: str) -> str:
 
 def main(
     *,
-    only: Annotated[str, Parameter(help=f"of {', '.join(TITLES)}, with commas")] = "",
-    rounds: Annotated[int | None, Parameter(help="of every section; else as many as each needs")] = None,
+    only: Annotated[str, Parameter(help=f"Sections, separated by commas: {', '.join(TITLES)}.")] = "",
+    rounds: Annotated[int | None, Parameter(help="Rounds of every section (default: depends on the section).")] = None,
     threads: int = 2,
     seed: int = 0,
     out: Path = PAGE,
 ) -> None:
-    """Measures the sections asked for, all by default, and writes the page after each."""
+    """Measure the given sections, by default all, and write the page after each."""
     chosen = only.split(",") if only else list(SECTIONS)
-    if strange := set(chosen) - set(SECTIONS):
-        raise SystemExit(f"no section {', '.join(strange)}; expected some of {', '.join(SECTIONS)}")
+    if unknown := set(chosen) - set(SECTIONS):
+        raise SystemExit(f"unknown section {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}")
     console = Console(stderr=True)
     with TemporaryDirectory(prefix="vitrail-bench-") as place:
-        os.environ["HOME"] = place  # what a command keeps in its user's cache goes with the rest
+        os.environ["HOME"] = place  # caches are removed with the folder
         work = PredictionBench(Path(place), rounds, threads, seed, {})
         for name in chosen:
             try:

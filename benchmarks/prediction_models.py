@@ -1,4 +1,4 @@
-"""The models that `prediction.py` measures, in every layout that somebody runs, and the photos that they are shown."""
+"""The models that `prediction.py` measures, in every layout, and the photos."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,16 +16,16 @@ WEIGHTS = {
     "DeiT-Ti/16": ("deit_tiny_patch16_224", SHARED / "weights" / "deit_tiny_patch16_224.pth"),
     "ViT-B/16": ("vit_base_patch16_224", SHARED / "weights" / "none"),
 }
-DEFAULT_ROUNDS = {"engines": 15, "cold": 5, "folder": 3, "variants": 5}  # rounds, unless said
+DEFAULT_ROUNDS = {"engines": 15, "cold": 5, "folder": 3, "variants": 5}  # default number of rounds
 
 
 class SectionSkippedError(Exception):
-    """A section that cannot be measured here, and why."""
+    """Raised with the reason if a section cannot be measured on this machine."""
 
 
 @dataclass(frozen=True)
 class PredictionBench:
-    """What all sections share: models in every layout, made when first asked for."""
+    """Shared by all sections: models in every layout, made at the first use."""
 
     place: Path
     rounds: int | None
@@ -38,7 +38,7 @@ class PredictionBench:
             folder = self.place / name.replace("/", "-")
             preset, weights = WEIGHTS[name]
             checkpoint = folder / "checkpoint"
-            if weights.exists():  # seen as in the reference that they come with: 224 of 256 pixels
+            if weights.exists():  # the preprocessing of the published accuracy: 224 of 256 pixels
                 found = read(weights)
                 assert found.description.preprocessing is not None
                 how = replace(found.description.preprocessing, crop=0.875)
@@ -53,7 +53,7 @@ class PredictionBench:
 
     @cached_property
     def photo(self) -> Path:
-        """A real one, or where there is none a drawn one of a usual size."""
+        """A photo, or if there is none a generated image of a common size."""
         if PHOTOS.exists():
             return min(PHOTOS.rglob("*.JPEG"))
         drawn = self.place / "photo.jpg"
@@ -66,8 +66,8 @@ def read_class_names() -> list[str] | None:
 
 
 def describe_weights(*names: str) -> str:
-    told = (f"{name} has {'public' if WEIGHTS[name][1].exists() else 'random'} weights" for name in names)
-    return "; ".join(told)
+    descriptions = (f"{name} has {'public' if WEIGHTS[name][1].exists() else 'random'} weights" for name in names)
+    return "; ".join(descriptions)
 
 
 def require_path(path: Path) -> None:

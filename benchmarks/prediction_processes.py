@@ -1,4 +1,4 @@
-"""Whole jobs of predicting, each in a process of its own: a photo from a cold shell, and a folder of photos to CSV."""
+"""Complete prediction jobs, each in its own process: one photo from a cold start, and a folder of photos to CSV."""
 
 import csv
 import statistics
@@ -30,7 +30,7 @@ def vitrail_command() -> tuple[str, ...]:
 def run_jobs_in_turns(
     jobs: Mapping[str, Callable[[], FinishedProcess]], rounds: int, seed: int
 ) -> dict[str, list[FinishedProcess]]:
-    """Ours once before all: what is chosen and exported once for a model is not part of the job."""
+    """Run ours once in advance: engine selection and export happen once per model and are not part of the job."""
     found: dict[str, list[FinishedProcess]] = {name: [] for name in jobs}
     for name, job in jobs.items():
         if name.startswith(VITRAIL_PREDICT):
@@ -54,7 +54,7 @@ def job_seconds(done: Sequence[FinishedProcess]) -> list[float]:
 
 
 def measure_cold_start(work: PredictionBench) -> str:
-    """One photo in a new process, until it has ended."""
+    """One photo in a new process, until it ends."""
     tiny, base, photo = work.stock("ViT-Ti/16"), work.stock("ViT-B/16"), work.photo
     predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS_SCRIPT)
     commands: dict[str, tuple[Any, ...]] = {
@@ -93,7 +93,7 @@ def measure_cold_start(work: PredictionBench) -> str:
 
 
 def measure_folder(work: PredictionBench) -> str:
-    """The same 1,000 photos by each, from a cold shell to the CSV file."""
+    """The same 1,000 photos by each library, from a cold start to the CSV file."""
     require_path(PHOTOS)
     require_path(WEIGHTS["ViT-Ti/16"][1])
     tiny = work.stock("ViT-Ti/16")
@@ -147,7 +147,7 @@ def measure_folder(work: PredictionBench) -> str:
 
 
 def predict_with_floored_resize(stock: ModelFiles, files: Sequence[Path]) -> dict[str, int]:
-    """Our answers to what transformers makes of the pictures."""
+    """Our predictions with the preprocessing of transformers."""
     how = replace(stock.preprocessing, middle="floored")
     predictor = Predictor(stock.folder_for("onnx"), preprocessing=how)
     shown = (ImageItem(path, path.name) for path in files)

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: sections between marks, each replaced when it is measured again, the others left as they are."""
+"""docs/benchmarks.md: sections between markers; measuring replaces a section and keeps the others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ NOT_MEASURED = "Not measured yet."
 
 
 def read_sections(page: Path) -> dict[str, str]:
-    """What stands between the marks now, by name."""
+    """The text between the markers, by section."""
     text = page.read_text("utf-8") if page.exists() else ""
     return dict(re.findall(r"<!-- begin (\w+) -->\n(.*?)\n<!-- end \1 -->", text, re.DOTALL))
 
 
 def write_page(page: Path, titles: Mapping[str, str], measured: Mapping[str, str]) -> None:
-    """Whole or not at all; of a section that was not measured now, the older text."""
+    """Write the page atomically; sections that were not measured keep their text."""
     texts = {**read_sections(page), **measured}
     parts = [
         f"## {title}\n\n<!-- begin {name} -->\n{texts.get(name, NOT_MEASURED).strip()}\n<!-- end {name} -->\n"

@@ -1,12 +1,12 @@
-"""Forward and training-step throughput of ViT-Ti/16 and ViT-B/16 against timm, transformers and vit-pytorch.
+"""Forward and training-step throughput of ViT-Ti/16 and ViT-B/16 compared with timm, transformers and vit-pytorch.
 
     make bench
 
-The libraries take turns, round after round, so that a busy moment of the machine hits all of them; a ratio is taken
-within each round and the median of the rounds is printed, timm = 1, with the quartiles. Higher is faster.
+The libraries alternate, round after round, so that a busy moment of the machine affects all of them. Ratios are
+computed within each round; the median of the rounds is printed with the quartiles, timm = 1. Higher is faster.
 
-`make bench` tells the C allocator to keep what is freed. Left alone, glibc returns large tensors to the system and
-faults them in again when it happens to, up to 100,000 pages a step: the same code differs by 30 % from run to run.
+`make bench` makes the C allocator keep freed memory. By default glibc returns large tensors to the system and faults
+them in again, up to 100,000 pages per step, and the same code differs by 30 % from run to run.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm and transformers
 
 # isort: split
 import timm
@@ -47,7 +47,7 @@ class Case:
     shape: Shape
     training: bool
     batch: int
-    repeats: int  # steps in one round: a fast step needs several to be timed well
+    repeats: int  # steps per round: fast steps need several to be timed well
 
 
 TINY = Shape("Ti/16", "vit_tiny_patch16_224", 192, 3)
@@ -63,7 +63,7 @@ CASES = (
 
 
 class LogitsOnly(nn.Module):
-    """transformers answers with an object; the others with logits."""
+    """The logits; transformers returns them in an object."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def time_step(step: Step, repeats: int) -> float:
 
 
 def measure(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Seconds a step of each library, round by round; who begins a round changes."""
+    """Seconds per step of each library, round by round; the order changes every round."""
     make = make_training_step if case.training else make_inference_step
     steps = {name: make(model, case.batch) for name, model in build_models(case.shape).items()}
     for step in steps.values():
@@ -151,8 +151,10 @@ def format_row(case: Case, times: dict[str, list[float]]) -> list[str]:
     return cells
 
 
-def main(*, rounds: int = 20, threads: int = 2, only: Annotated[str, Parameter(help="Ti or B")] = "") -> None:
-    """Measures every case and prints the table."""
+def main(
+    *, rounds: int = 20, threads: int = 2, only: Annotated[str, Parameter(help="Measure only Ti or B.")] = ""
+) -> None:
+    """Measure every case and print the table."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     versions = ", ".join(f"{m.__name__} {getattr(m, '__version__', '')}".strip() for m in (torch, timm, transformers))

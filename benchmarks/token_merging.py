@@ -1,10 +1,10 @@
-"""Token merging on public weights: what R merges a layer save, and what they cost in accuracy, as a markdown table.
+"""Token merging on public weights: speed and accuracy with R merges per layer, as a markdown table.
 
     make bench
 
-Every photo of the 1,000 in ../shared/data is answered by all models, R after R, batch by batch; who begins a batch
-changes. A ratio to R = 0 is taken within each batch, decoding left out, and the median of the batches is printed with
-the quartiles. With --onnx the same for ONNX Runtime, each model exported as it stands, in a pass of its own.
+Each of the 1,000 photos in ../shared/data is classified with every R, batch by batch; the order changes with every
+batch. Ratios to R = 0 are computed within each batch, without decoding; the median of the batches is printed with the
+quartiles. With --onnx the same is measured for ONNX Runtime in a separate pass, with each model exported.
 """
 
 import csv
@@ -40,17 +40,17 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def iterate_batches(how: Preprocessing, batch: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the model's input and the right classes, spread evenly over all of them."""
+    """Batches of model input and labels, evenly spaced over all photos."""
     with (SHARED / "imagenet-val-1000-reference.csv").open() as file:
         rows = list(csv.DictReader(file))
     chosen = iter(rows[:: max(1, len(rows) // count)][:count])
     while part := list(islice(chosen, batch)):
-        pictures = [preprocess_image(open_image(SHARED / "imagenet-val-1000" / row["file"]), how) for row in part]
-        yield torch.from_numpy(np.stack(pictures)), torch.tensor([int(row["label"]) for row in part])
+        images = [preprocess_image(open_image(SHARED / "imagenet-val-1000" / row["file"]), how) for row in part]
+        yield torch.from_numpy(np.stack(images)), torch.tensor([int(row["label"]) for row in part])
 
 
 def measure(ways: dict[int, Forward], how: Preprocessing, batch: int, count: int, label: str) -> Any:
-    """Seconds of each batch and class of each photo, by R; and the right classes."""
+    """Seconds per batch and predicted class per photo, by R; and the labels."""
     times = {merges: list[float]() for merges in ways}
     classes = {merges: list[Tensor]() for merges in ways}
     labels, order = list[Tensor](), list(ways)
@@ -87,7 +87,7 @@ def run_exported(model: Any, path: Path, threads: int) -> Forward:
 
     example, shapes = torch.zeros(2, 3, *model.config.image_size), ({0: torch.export.Dim("batch", min=1)},)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own exporter
+        warnings.simplefilter("ignore")  # from torch's exporter
         torch.onnx.export(model, (example,), path, dynamo=True, dynamic_shapes=shapes, verbose=False)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -116,7 +116,7 @@ def main(
     images: int = 1000,
     onnx: bool = False,
 ) -> None:
-    """Prints the table, both models in it; the first R is what the others are compared with."""
+    """Print the table for both models; the first R is the baseline."""
     torch.set_num_threads(threads)
     lines = list[str]()
     for name, file in WEIGHTS.items():

@@ -1,9 +1,9 @@
-"""Seconds and peak memory of the twelve most expensive small files that are known, each read in a process of its own.
+"""Seconds and peak memory of the twelve most expensive small files known, each read in its own process.
 
-    PYTHONPATH=tests:tests/checkpoint .venv/bin/python benchmarks/worst_inputs.py [--before SRC]
+    PYTHONPATH=tests .venv/bin/python benchmarks/worst_inputs.py [--before SRC]
 
 With --before, the src folder of another checkout, every file is read by both. A process that takes longer than
---seconds, or more than 12 GB, is ended. Memory is what the resident set grew by at its peak, after the imports.
+--seconds, or more than 12 GB, is stopped. Memory is the growth of the resident set at its peak, after the imports.
 """
 
 import gzip
@@ -23,32 +23,32 @@ from support.toy_onnx_graphs import write_graph_folder
 from vitrail.text import format_table
 
 MEMORY_LIMIT = 12 * 2**30
-BMP_SKIPS = b"\0\2\xff\xff"  # of a BMP in runs: 255 pixels to the right and 255 down
+BMP_SKIPS = b"\0\2\xff\xff"  # run-length code of BMP: skip 255 pixels to the right and 255 down
 READ_SCRIPT = """
 import os, resource, sys, time, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import vitrail
-from vitrail.data.formats.cifar import LAYOUTS, read_batch
-from vitrail.data.decoding.model_input import framed
-from vitrail.data.formats.mnist_idx import read_idx
+from vitrail.data.formats.cifar import CIFAR_LAYOUTS, read_pickled_batch
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.formats.mnist_idx import read_idx_file
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.train.recipe import open_recipe
 load, predictor = vitrail.load, vitrail.Predictor
-ways = {
+readers = {
     "load": load,
-    "image": lambda path: framed(path, Preprocessing(image_size=224)),
-    "idx": lambda path: read_idx(path, 3),
-    "cifar": lambda path: read_batch(path, LAYOUTS[1]),
+    "image": lambda path: decode_for_model(path, Preprocessing(image_size=224)),
+    "idx": lambda path: read_idx_file(path, 3),
+    "cifar": lambda path: read_pickled_batch(path, CIFAR_LAYOUTS[1]),
     "recipe": lambda path: open_recipe(str(path)),
     "predict": lambda path: predictor(path).predict(Path(os.environ["PHOTO"])),
 }
-peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])  # of this program alone
-way, path, before = ways[sys.argv[1]], Path(sys.argv[2]), peak()
+peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])  # of this process only
+read, path, before = readers[sys.argv[1]], Path(sys.argv[2]), peak()
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
 start = time.perf_counter()
 try:
-    way(path)
+    read(path)
     outcome = "read"
 except vitrail.VitrailError:
     outcome = "refused"
@@ -59,7 +59,7 @@ print(f"{time.perf_counter() - start:.2f} s, {(peak() - before) / 1024:.0f} MB, 
 
 
 def rebuild_on_device() -> bytes:
-    """A tensor of one number that claims two thousand million, copied to a device."""
+    """A tensor of one number that claims two billion, copied to a device."""
     one = b"((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
     view = b"ctorch._utils\n_rebuild_tensor_v2\n" + one + b"K\0(J\0\xca\x9a;t(K\0t\x89ccollections\nOrderedDict\n)RtR"
     copy = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" + view + b"ctorch\nfloat64\nX\x03\0\0\0cpu\x89tR"
@@ -67,7 +67,7 @@ def rebuild_on_device() -> bytes:
 
 
 def nested_lists(levels: int = 26) -> bytes:
-    """A tensor of lists in lists, each of which holds the one before it twice."""
+    """A tensor of nested lists, each of which contains the previous one twice."""
     lists = b"K\0](K\x01K\x01eq\0" + b"".join(
         b"K" + bytes((n,)) + b"](h" + bytes((n - 1,)) + b"h" + bytes((n - 1,)) + b"eq" + bytes((n,))
         for n in range(1, levels)
@@ -76,7 +76,7 @@ def nested_lists(levels: int = 26) -> bytes:
 
 
 def tuple_key(levels: int = 44) -> bytes:
-    """A dictionary whose key is a tuple that holds the one before it twice."""
+    """A dictionary whose key is a nested tuple, each level of which contains the previous one twice."""
     tuples = b")" + b"".join(b"q" + bytes((n,)) + b"h" + bytes((n,)) + b"\x86" for n in range(levels))
     return b"\x80\x02}" + tuples + b"K\x01s."
 
@@ -94,7 +94,7 @@ def large_image(kind: str, side: tuple[int, int], **options: object) -> bytes:
     return images.encode_image(Image.new("RGB", side, (200, 30, 60)), kind, **options)
 
 
-INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is, how it is read, its name and its bytes
+INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is → how it is read, its file name, its bytes
     "pickle: a copy to a device of a stride-0 tensor": ("load", "a.pth", rebuild_on_device),
     "pickle: a tensor of nested lists": ("load", "b.pth", nested_lists),
     "CIFAR pickle: 44 nested tuples as a key": ("cifar", "data_batch_1", tuple_key),
@@ -118,9 +118,9 @@ INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is, how i
 }
 
 
-def measure(source: Path, how: str, path: Path, photo: Path, seconds: float) -> str:
+def measure(source: Path, reader: str, path: Path, photo: Path, seconds: float) -> str:
     environment = {**os.environ, "PYTHONPATH": str(source), "PHOTO": str(photo)}
-    command = [sys.executable, "-c", READ_SCRIPT, how, str(path), str(MEMORY_LIMIT)]
+    command = [sys.executable, "-c", READ_SCRIPT, reader, str(path), str(MEMORY_LIMIT)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -129,21 +129,21 @@ def measure(source: Path, how: str, path: Path, photo: Path, seconds: float) -> 
 
 
 def main(*, before: Path | None = None, seconds: float = 90.0) -> None:
-    """Prints one row per input: its size, and what each checkout makes of it."""
+    """Print one row per input: its size, and the result of each checkout."""
     here = Path(__file__).parents[1] / "src"
     rows = list[list[str]]()
     with tempfile.TemporaryDirectory() as folder:
         photo = Path(folder) / "photo.png"
         Image.new("RGB", (8, 8)).save(photo)
-        for name, (how, file, make) in INPUTS.items():
+        for name, (reader, file, make) in INPUTS.items():
             path = Path(folder) / file
-            if how == "predict":
+            if reader == "predict":
                 write_graph_folder(path, "loops")
             else:
                 path.write_bytes(make())
             size = path.stat().st_size if path.is_file() else sum(each.stat().st_size for each in path.iterdir())
             sources = [here] if before is None else [before, here]
-            rows.append([name, f"{size:,}", *(measure(each, how, path, photo, seconds) for each in sources)])
+            rows.append([name, f"{size:,}", *(measure(each, reader, path, photo, seconds) for each in sources)])
     heading = ["input", "bytes", *([] if before is None else ["before"]), "now"]
     print("\n".join(format_table(heading, rows, "lr" + "l" * (len(heading) - 2))))
 

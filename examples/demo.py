@@ -1,4 +1,4 @@
-"""What `make demo` shows: a small ViT learns the embedded pictures from nothing, and what it then looks at."""
+"""The demo of `make demo`: train a small ViT from scratch on the bundled images, then show what it attends to."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def train_demo_model(extra: list[str]) -> Path:
 
 
 def show_curve(folder: Path) -> None:
-    print_title("Validation accuracy, epoch by epoch")
+    print_title("Validation accuracy per epoch")
     for record in RunFolder(folder).read_records():
         if "val_top1" in record:
             share = record["val_top1"]
@@ -35,22 +35,22 @@ def show_curve(folder: Path) -> None:
 
 
 def show_predictions(folder: Path) -> None:
-    print_title("A few pictures that it has not seen")
-    predictor, pictures = vitrail.Predictor(folder / "model"), open_data("fashion").val
-    assert pictures is not None
+    print_title("Predictions for validation images")
+    predictor, images = vitrail.Predictor(folder / "model"), open_data("fashion").val
+    assert images is not None
     lines = list[tuple[str, str, str]]()
-    for index in range(0, len(pictures), len(pictures) // 8):
-        best = predictor.predict(pictures.source(index)).top[0]
-        lines.append((pictures.classes[pictures.label(index)], str(best.label), f"{best.probability:.2f}"))
-    print("\n".join(format_table(("it is", "the model says", "probability"), lines, "llr")))
+    for index in range(0, len(images), len(images) // 8):
+        best = predictor.predict(images.source(index)).top[0]
+        lines.append((images.classes[images.label(index)], str(best.label), f"{best.probability:.2f}"))
+    print("\n".join(format_table(("label", "prediction", "probability"), lines, "llr")))
 
 
 def show_attention(folder: Path) -> None:
-    print_title("What it looks at")
-    pictures = open_data("fashion").val
-    assert pictures is not None
+    print_title("What it attends to")
+    images = open_data("fashion").val
+    assert images is not None
     photo = folder / "photo.png"
-    Image.fromarray(pictures.source(3).squeeze()).save(photo)
+    Image.fromarray(images.source(3).squeeze()).save(photo)
     for words in (
         ["explain", str(folder), str(photo), "--method", "grad-rollout", "--check", "-o", str(folder / "explained")],
         ["report", str(folder), "--images", "16", "--explained", "4", "-o", str(folder / "report.html")],
@@ -60,20 +60,20 @@ def show_attention(folder: Path) -> None:
 
 
 def print_next_steps(folder: Path) -> None:
-    print_title("And now")
+    print_title("Next steps")
     print(
-        f"vitrail eval {folder} --out {folder}/results     where it errs: per class, confusion, calibration\n"
-        "vitrail train --data PHOTOS --init WEIGHTS         your own photos, PHOTOS/CLASS/*.jpg, in a few minutes\n"
+        f"vitrail eval {folder} --out {folder}/results     errors per class, confusion matrix, calibration\n"
+        "vitrail train --data PHOTOS --init WEIGHTS         fine-tune on your own photos, PHOTOS/CLASS/*.jpg\n"
         "vitrail train --data CIFAR10 --recipe cifar10-cpu  CIFAR-10 from scratch, in half an hour on two cores\n"
-        "vitrail runs                                       runs side by side\n"
-        "vitrail explain WEIGHTS PHOTO.jpg                  what any public ViT looks at in your photo\n"
-        "python examples/tour.py                            the models, and one forward pass taken apart"
+        "vitrail runs                                       compare runs\n"
+        "vitrail explain WEIGHTS PHOTO.jpg                  what a public ViT attends to in your photo\n"
+        "python examples/tour.py                            the models, and one forward pass step by step"
     )
 
 
 if __name__ == "__main__":
-    made = train_demo_model(sys.argv[1:])
-    show_curve(made)
-    show_predictions(made)
-    show_attention(made)
-    print_next_steps(made)
+    run_folder = train_demo_model(sys.argv[1:])
+    show_curve(run_folder)
+    show_predictions(run_folder)
+    show_attention(run_folder)
+    print_next_steps(run_folder)

@@ -1,8 +1,8 @@
-"""An architecture of your own, used by name without touching the package:
+"""A custom architecture, used by name without changing the package:
 
     vitrail summary examples/own_family.py:mixer_tiny
 
-MLP-Mixer (Tolstikhin 2021): a ViT in which patches talk to each other through an MLP instead of attention.
+MLP-Mixer (Tolstikhin 2021): a ViT in which an MLP over the patches replaces attention.
 """
 
 from dataclasses import dataclass

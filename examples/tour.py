@@ -1,4 +1,4 @@
-"""A tour of the models: what there is, ViT-B/16 beside the paper's table, and one forward pass taken apart."""
+"""A tour of the models: the presets, ViT-B/16 compared with the paper's table, and one forward pass step by step."""
 
 import time
 
@@ -22,7 +22,7 @@ def print_title(text: str) -> None:
 def show_paper_comparison() -> None:
     lines: list[tuple[str, ...]] = []
     for name, published in PAPER.items():
-        with torch.device("meta"):  # nothing is allocated: the largest model is built in a moment
+        with torch.device("meta"):  # allocates nothing, so even the largest model is built quickly
             model = vitrail.create(name)
         config, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
         built = (config.depth, config.width, model.blocks[0].mlp.fc1.out_features, config.heads)
@@ -34,7 +34,7 @@ def show_paper_comparison() -> None:
 def show_forward_pass() -> None:
     torch.manual_seed(0)
     model = vitrail.create("ViT-B/16").eval()
-    images = torch.rand(1, 3, 224, 224) * 2 - 1  # pixels from −1 to 1, as ViT wants them
+    images = torch.rand(1, 3, 224, 224) * 2 - 1  # pixels from −1 to 1, as ViT expects
     start = time.perf_counter()
     with torch.inference_mode():
         logits = model(images)
@@ -42,21 +42,22 @@ def show_forward_pass() -> None:
     with torch.inference_mode():
         tokens = model.tokens(images)
     print(
-        f"An image of 3×224×224 numbers is cut into 14×14 = 196 panes of 3·16·16 = 768 numbers each.\n"
+        f"An image of 3×224×224 numbers is cut into 14×14 = 196 patches of 3·16·16 = 768 numbers each.\n"
         f"With the class token, {tokens.shape[1]} tokens of width {tokens.shape[2]} enter the encoder and leave it.\n"
-        f"The class token is read as {logits.shape[1]} logits: {seconds * 1000:.0f} ms on this machine.\n"
-        f"The head starts at zero, so the untrained model gives every class {logits.softmax(-1).max():.4f}: even odds."
+        f"The head maps the class token to {logits.shape[1]} logits: {seconds * 1000:.0f} ms on this machine.\n"
+        f"The head starts at zero, so the untrained model gives every class the probability "
+        f"{logits.softmax(-1).max():.4f}."
     )
 
 
 if __name__ == "__main__":
     print_title("Models: vitrail models 'vit_base*'")
     models("vit_base*")
-    print(f"… {len(vitrail.list_models())} in all: vitrail models")
+    print(f"… {len(vitrail.list_models())} in total: vitrail models")
     print_title("ViT-B/16, layer by layer: vitrail summary ViT-B/16")
     with torch.device("meta"):
         print(vitrail.summarize(vitrail.create("ViT-B/16")))
-    print_title("Beside the paper's table")
+    print_title("Compared with the paper's table")
     show_paper_comparison()
     print_title("One forward pass")
     show_forward_pass()

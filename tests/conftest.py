@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread a worker, no network, and where the real weights and photos lie."""
+"""Shared by all tests: one thread per worker, no network, and paths of published weights and photos."""
 
 import os
 from collections.abc import Callable
@@ -6,19 +6,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores, and so do the commands they start
 
 import pytest
 import torch
 from hypothesis import settings
-from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before any peer
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm and transformers
 from support.toy_exports import ExportFinder, make_export_finder
 
 torch.set_num_threads(1)
-settings.register_profile("any machine", deadline=None)  # on a busy one an example takes as long as it takes
+settings.register_profile("any machine", deadline=None)  # no time limit per example on a busy machine
 settings.load_profile("any machine")
 
-os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its fonts take long to list
-HOME = TemporaryDirectory(prefix="vitrail-home-")  # where engines that were measured and exported are kept
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # listing fonts is slow
+HOME = TemporaryDirectory(prefix="vitrail-home-")  # engine caches are written below it
 os.environ["HOME"] = HOME.name
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -46,7 +47,7 @@ def seed() -> None:
 
 @pytest.fixture
 def shared() -> Callable[[str], Path]:
-    """The path of a file in ../shared/data; the test is skipped, by name, where it is missing."""
+    """The path of a file in ../shared/data; skips the test if it is missing."""
 
     def find(name: str) -> Path:
         if not (SHARED / name).exists():
@@ -58,5 +59,5 @@ def shared() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> ExportFinder:
-    """The toy exports by name, each written when it is first asked for; to be read, not changed."""
+    """Toy exports by name, each written at the first use; do not modify them."""
     return make_export_finder(tmp_path_factory, worker_id)

@@ -1,4 +1,4 @@
-"""The rules of the house, kept as tests."""
+"""The rules of the code base, as tests."""
 
 import ast
 import importlib.util
@@ -23,28 +23,28 @@ PACKAGE = ROOT / "src" / "vitrail"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
-def lines(path: Path) -> int:
-    return len(path.read_text("utf-8").splitlines())
+def count_lines(*paths: Path) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
 
 
-def test_the_heart_is_read_in_one_sitting() -> None:
-    vit = lines(PACKAGE / "models" / "vit.py")
-    assert vit <= 250
-    assert vit + sum(lines(path) for path in (PACKAGE / "layers").glob("*.py")) <= 660
+def test_vit_and_layers_are_short() -> None:
+    vit = PACKAGE / "models" / "vit.py"
+    assert count_lines(vit) <= 250
+    assert count_lines(vit, *(PACKAGE / "layers").glob("*.py")) <= 660
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_are_short_named_for_what_they_hold_and_say_it(path: Path) -> None:
-    assert lines(path) <= 400
+def test_files_are_short_and_have_a_name_and_a_docstring(path: Path) -> None:
+    assert count_lines(path) <= 400
     assert path.stem not in ("utils", "common", "helpers", "misc")
     tree = ast.parse(path.read_text("utf-8"))
-    assert ast.get_docstring(tree), "a file begins with what it is"
+    assert ast.get_docstring(tree), "a file starts with a docstring"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             assert node.args.kwarg is None, "no **kwargs in constructors"
 
 
-def test_imports_point_down_only() -> None:
+def test_imports_only_point_down() -> None:
     done = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-logo"],
         cwd=ROOT,
@@ -55,14 +55,14 @@ def test_imports_point_down_only() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_import_rules_know_every_family() -> None:
+def test_import_rules_list_every_family() -> None:
     rules = (ROOT / "pyproject.toml").read_text("utf-8")
     for name in FAMILIES:
         assert f'"vitrail.models.{name}"' in rules
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_model_file_ends_in_its_family(name: str) -> None:
+def test_model_file_ends_with_its_family(name: str) -> None:
     module = import_module(f"vitrail.models.{name}")
     family = module.FAMILY
     assert isinstance(family, Family)
@@ -79,7 +79,7 @@ def test_a_model_file_ends_in_its_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_nothing_else_in_the_package_knows_a_family(name: str) -> None:
+def test_no_other_file_imports_a_family(name: str) -> None:
     for path in SOURCES:
         if path.name != f"{name}.py":
             text = path.read_text("utf-8")
@@ -87,7 +87,7 @@ def test_nothing_else_in_the_package_knows_a_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", load_families(), ids=lambda family: family.name)
-def test_every_preset_goes_through_json_and_builds_on_the_meta_device(family: Family) -> None:
+def test_every_preset_survives_json_and_builds_on_the_meta_device(family: Family) -> None:
     for name, config in family.presets.items():
         assert family.configure(**json.loads(json.dumps(asdict(config)))) == config
         assert find_preset(name) == (family, config)
@@ -127,7 +127,7 @@ RUN = "from vitrail.cli import build_app; build_app()({words}, exit_on_error=Fal
         (RUN.format(words=["summary", "ViT-Ti/16"]), {"torch"}),  # the check can fail
     ],
 )
-def test_importing_and_asking_for_help_load_nothing_heavy(program: str, loaded: set[str]) -> None:
+def test_import_and_help_load_no_heavy_modules(program: str, loaded: set[str]) -> None:
     check = f"import sys; print('loaded:', *({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", f"{program}; {check}"], capture_output=True, text=True, check=False)
     words = done.stdout.splitlines()[-1].split()
@@ -136,7 +136,7 @@ def test_importing_and_asking_for_help_load_nothing_heavy(program: str, loaded: 
     assert bool(words[1:]) == bool(loaded)
 
 
-def test_the_makefile_calls_what_there_is() -> None:
+def test_makefile_calls_existing_files() -> None:
     text = (ROOT / "Makefile").read_text("utf-8")
     for module in re.findall(r"python -m (vitrail\S+)", text):
         assert importlib.util.find_spec(module), module
@@ -154,11 +154,11 @@ def test_every_public_name_resolves() -> None:
 
 def test_tests_mirror_the_tree() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
-        room = path.parent.relative_to(ROOT / "tests")
-        assert room.name in ("", "parity") or (PACKAGE / room).is_dir(), path
+        folder = path.parent.relative_to(ROOT / "tests")
+        assert folder.name in ("", "parity") or (PACKAGE / folder).is_dir(), path
 
 
-def test_the_readme_prints_the_tree_as_it_is() -> None:
+def test_readme_shows_the_tree() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     for path in PACKAGE.iterdir():
         name = path.name + "/" * path.is_dir()

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail import checkpoint
+    from vitrail import checkpoint, machine
     from vitrail.checkpoint.reading import describe, load
     from vitrail.checkpoint.writing import save
     from vitrail.data.datasets import open_data
@@ -69,6 +69,7 @@ __all__ = [
     "list_models",
     "load",
     "look",
+    "machine",
     "open_data",
     "open_recipe",
     "save",
@@ -77,12 +78,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "checkpoint":
-        return import_module("vitrail.checkpoint")
+    if name in ("checkpoint", "machine"):
+        return import_module(f"vitrail.{name}")
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     return getattr(import_module(_MODULES_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_MODULES_BY_NAME, "checkpoint"]
+    return [*globals(), *_MODULES_BY_NAME, "checkpoint", "machine"]

@@ -1,9 +1,18 @@
-"""What this machine offers a process: its cores and their kind."""
+"""What this machine offers a process: its cores, and how the threads of torch wait for each other."""
 
 import os
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
+# GNU OpenMP reads it once, when torch is imported. Its own default, 300,000, keeps a waiting thread spinning for about
+# a millisecond: next to another busy process it takes the core from the very thread that it waits for.
+SPIN_COUNT = "3000"
+WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the user's, if either is set
 CPU_INFO_FILE = Path("/proc/cpuinfo")
+MAX_THREADS = 1024  # that a user or a file may ask for
 
 
 def count_cores() -> int:
@@ -22,3 +31,32 @@ def describe_machine() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cores = count_cores()
     return f"{next(iter(names), platform.processor() or platform.machine())}, {cores} core{'s' * (cores != 1)}"
+
+
+def bound_spinning() -> bool:
+    """Let waiting threads of torch sleep soon; call it before torch is imported. Returns whether it was set.
+
+    It sets GOMP_SPINCOUNT for this process and its children, unless the user set that or OMP_WAIT_POLICY.
+    """
+    if any(name in os.environ for name in WAIT_VARIABLES):
+        return False
+    if "torch" in sys.modules:
+        warnings.warn(
+            "bound_spinning has no effect, because torch is imported already; call it before `import torch`",
+            stacklevel=2,
+        )
+        return False
+    os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+    return True
+
+
+@contextmanager
+def restore_threads() -> Generator[None]:
+    """Give torch its number of threads back at the end; torch is not imported for this."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch is not None:
+            torch.set_num_threads(before)

@@ -105,7 +105,7 @@ def test_runs_are_compared_on_what_they_did_not_see(
     run("compare", tmp_path / "one", tmp_path / "two", "--json")
     seen = capsys.readouterr()
     assert json.loads(seen.out)["images"] == 8
-    assert seen.err == "vitrail: note: photos: 8 of 16 pictures held out for validation, by seed 3\n"
+    assert seen.err == "vitrail: note: photos: 8 of 16 images held out for validation, by seed 3\n"
     run("compare", tmp_path / "one", tmp_path / "three", "--data", photos)
     seen = capsys.readouterr()
     assert seen.err.splitlines()[1].endswith("three: held out other pictures, and was trained on some of these")
@@ -133,7 +133,7 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
         ((teacher,), r"^no `data`; expected fashion, or a folder of images"),
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
-        ((teacher, "--data", tmp_path / "unvalidated"), r"val holds no pictures; expected "),
+        ((teacher, "--data", tmp_path / "unvalidated"), r"val holds no images; expected "),
         ((teacher, other, "--data", photos), r"other cannot answer photos: 2 of the data's 2 classes \(ants, bees\)"),
         ((teacher, headless, "--data", photos), r"headless has no head, so no classes to answer with"),
         ((teacher, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),

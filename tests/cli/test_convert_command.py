@@ -82,12 +82,12 @@ def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
     [
         (
             "convert weights.pth weights.pth --to deit",
-            "weights.pth already exists; choose a new path, or replace it with --overwrite",
+            "weights.pth already exists; use --overwrite to replace it",
         ),
         ("convert nothing.pth out --to vitrail", "nothing.pth does not exist"),
         ("convert weights.pth out --to vitrail --from tim", "unknown layout 'tim'; did you mean 'timm'?"),
         ("convert weights.pth out --to vitrail --from google", "has no embedding/kernel; expected a Google ViT"),
-        ("convert weights.pth out --to vitrail --set heads=5", "width 192 cannot be shared by 5 heads"),
+        ("convert weights.pth out --to vitrail --set heads=5", "width 192 cannot be divided by 5 heads"),
         ("convert weights.pth out --to vitrail --image-size 33", "expected a multiple of 16×16"),
         ("convert weights.pth out --to vitrail --labels none.txt", "--labels none.txt cannot be read"),
         (

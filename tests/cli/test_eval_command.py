@@ -157,7 +157,7 @@ def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> Non
         ((model, "--data", photos, "--preprocessing", "mean=[0.5]"), r"1 means and 3 stds"),
         (
             (model, "--data", photos, "--real", real),
-            r"has ReaL labels, but not for photos; expected pictures ILSVRC2012_val_",
+            r"has no ReaL labels for photos; expected images named ILSVRC2012_val_",
         ),
     ):
         with pytest.raises(VitrailError, match=message):

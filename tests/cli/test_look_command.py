@@ -93,7 +93,7 @@ def test_a_run_has_pictures_of_its_own(vitrail_: Run, tmp_path: Path, monkeypatc
     monkeypatch.setattr(Explainer, "__init__", spy)
     said = vitrail_("look", run, "-o", tmp_path / "out", "--images", 99)
     assert said.code == 0
-    assert said.err == "vitrail: note: data: 6 of 12 pictures held out for validation, by seed 3\n"
+    assert said.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
     assert len(seen) == 6
     assert {Path(each).parent.name for each in seen} == {"ants", "bees", "cats"}
 
@@ -113,7 +113,7 @@ BAD = {
     "--images -5": "--images -5; expected at least 1",
     "--batch 0": "--batch 0; expected at least 1",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
-    "--data empty": "empty holds no pictures; expected ",
+    "--data empty": "empty holds no images; expected ",
     "--device gpu": "device is 'gpu'; expected auto, cpu",
     "-o photos/0.png": "cannot make the folder photos/0.png: ",
     "-o photos/0.png/inside": "cannot make the folder photos/0.png/inside: ",

@@ -140,7 +140,7 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
         ),
         (
             ("summary", "ViT-B/16", "--set", "heads=7"),
-            "vitrail: width 768 cannot be shared by 7 heads; expected a divisor",
+            "vitrail: width 768 cannot be divided by 7 heads; expected a divisor",
         ),
         (("summary", "ViT-B/16", "--set", "hedas=8"), "vitrail: unknown vit field 'hedas'; did you mean 'heads'?"),
         (("summary", "ViT-B/16", "--set", "pool=men"), "vitrail: unknown pool 'men'; did you mean 'mean'?"),
@@ -161,7 +161,7 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
             "vitrail: width is 99999999999; expected more than 0 and",
         ),
         (("summary", "ViT-B/16", "--classes", "1.5"), "vitrail: classes is 1.5; expected a whole number"),
-        (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' names no preset; expected {EXAMPLE}:mixer_tiny or another"),
+        (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' has no preset; expected {EXAMPLE}:mixer_tiny or another"),
         (("summary",), 'vitrail: Command "summary" parameter MODEL requires an argument'),
         (("models", "vitt*"), "vitrail: unknown model 'vitt*'; did you mean "),
         (("sumary", "ViT-B/16"), 'vitrail: Unknown command "sumary"'),

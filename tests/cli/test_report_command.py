@@ -40,7 +40,7 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
     run, out = write_run_folder(tmp_path / "demo", data, patch_size=32), tmp_path / "new" / "page.htm"
     said = vitrail_("report", run, "--images", 5, "--explained", 2, "-o", out)
     assert said.code == 0
-    assert said.err == "vitrail: note: data: 6 of 12 pictures held out for validation, by seed 3\n"
+    assert said.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
     assert re.fullmatch(rf"{re.escape(str(out))}: \d\.\d MB, open it in a browser\n", said.out)
     assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
     page = out.read_text("utf-8")
@@ -89,7 +89,7 @@ BAD = {
     "--images 0": "--images 0; expected at least 1",
     "--explained -1": "--explained -1; expected at least 0",
     "--batch 0": "--batch 0; expected at least 1",
-    "--data empty": "empty holds no pictures; expected ",
+    "--data empty": "empty holds no images; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--labels labels.txt": "1 labels for 3 classes; expected one per class",
     "--labels photos": "--labels photos cannot be read: ",

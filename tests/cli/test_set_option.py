@@ -44,7 +44,7 @@ def test_the_field_reaches_the_reader_and_a_wrong_value_is_one_line(
 ) -> None:
     for fields, message in (
         ((), "how many heads share its width of 16; expected heads=…"),
-        (("--set", "heads=3"), "width 16 cannot be shared by 3 heads"),
+        (("--set", "heads=3"), "width 16 cannot be divided by 3 heads"),
         (("--set", "heads=2", "--set", "trained_size=32x64"), "trained_size is 32x64, which is 8 patches"),
     ):
         said = vitrail_(*COMMANDS[command], *fields)
@@ -59,7 +59,7 @@ def test_the_field_of_a_teacher(vitrail_: Run) -> None:
     assert "expected heads=…" in vitrail_(*words).err
     said = vitrail_(*words, "--teacher-set", "heads=3")
     assert said.code == 2
-    assert "width 16 cannot be shared by 3 heads" in said.err
+    assert "width 16 cannot be divided by 3 heads" in said.err
 
 
 @pytest.mark.usefixtures("weights")

@@ -1,4 +1,4 @@
-"""What several tests of data share."""
+"""Fixtures for the tests of data."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A data set by name, by folder or as an object."""
+"""Data sets by name, by folder or from an object."""
 
 import pickle
 import re
@@ -14,22 +14,20 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset, op
 from vitrail.errors import ConfigError, DataError
 
 
-def test_the_embedded_one() -> None:
+def test_bundled_data_set() -> None:
     data = open_data("fashion")
     assert (data.name, len(data.train or ()), len(data.val or ()), len(data.classes)) == ("fashion", 6000, 1000, 10)
     assert data.notes == ()
 
 
-def test_a_folder_is_found_by_its_path_though_it_is_called_fashion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_named_fashion_is_opened_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "fashion", cat=2, dog=2)
     monkeypatch.chdir(tmp_path)
     assert open_data("./fashion").classes == ("cat", "dog")
     assert open_data(Path("fashion")).classes == ("cat", "dog")
 
 
-def test_a_part_of_pictures() -> None:
+def test_subset_has_the_images_at_its_indices() -> None:
     arrays = ArrayDataset(random_array(5, 4, 4, 3), [0, 1, 0, 1, 1], ["cat", "dog"], "toys")
     part = DatasetSubset(arrays, [4, 0])
     assert isinstance(part, ImageDataset)
@@ -39,35 +37,35 @@ def test_a_part_of_pictures() -> None:
     assert [part.label(0), part.label(1)] == [1, 0]
     assert np.array_equal(part.source(0), arrays.source(4))
     assert part[1][1] == 0
-    assert (part.name(0), part.real_labels(0)) == ("picture 4 of toys", None)
+    assert (part.name(0), part.real_labels(0)) == ("image 4 of toys", None)
     assert pickle.loads(pickle.dumps(part)).label(0) == 1
 
 
-def test_objects_are_taken_as_they_are() -> None:
+def test_data_set_objects_are_used_directly() -> None:
     arrays = ArrayDataset(random_array(20, 4, 4, 3), np.arange(20) % 2, ["cat", "dog"], "toys")
     data = open_data(arrays)
     assert (len(data.train or ()), len(data.val or ())) == (16, 4)
-    assert data.notes == ("Arrays: 4 of 20 pictures held out for validation, by seed 0",)
+    assert data.notes == ("ArrayDataset: 4 of 20 images held out for validation, by seed 0",)
     given = DatasetSplits(name="mine", train=arrays, val=None, classes=arrays.classes)
     assert open_data(given) is given
 
 
 @pytest.mark.parametrize("where", [5, None, iter(()), object()])
-def test_other_things_are_refused(where: Any) -> None:
+def test_other_objects_are_refused(where: Any) -> None:
     with pytest.raises(DataError, match=f"^the data is a {type(where).__name__}; expected 'fashion', or a folder"):
         open_data(where)
 
 
-def test_nothing_at_all_is_refused() -> None:
-    with pytest.raises(DataError, match="Arrays has no pictures in it; expected some"):
+def test_empty_data_set_is_refused() -> None:
+    with pytest.raises(DataError, match="ArrayDataset has no images; expected"):
         open_data(ArrayDataset(random_array(0, 4, 4, 3), [], ["cat"]))
 
 
-def test_a_wrong_name_or_path_shows_the_nearest(tmp_path: Path) -> None:
+def test_wrong_name_or_path_suggests_the_nearest(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "flowers", rose=1)
     (tmp_path / "toys.zip").write_bytes(b"")
     for where, expected in (
-        ("fashon", "'fashon' does not exist; expected 'fashion', or a folder: .*: did you mean 'fashion'?"),
+        ("fashon", "'fashon' does not exist; expected 'fashion', or a folder .*: did you mean 'fashion'?"),
         (tmp_path / "flower", f": did you mean '{tmp_path / 'flowers'}'?"),
         ("", "'' does not exist; expected"),
         ("a\0b", r"'a\\x00b' does not exist; expected"),
@@ -82,10 +80,10 @@ def test_a_wrong_name_or_path_shows_the_nearest(tmp_path: Path) -> None:
 def test_two_data_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
     write_cifar10_binary(tmp_path / "a")
     write_cifar10_python(tmp_path / "b")
-    with pytest.raises(DataError, match=r"holds 2 data sets; expected one: give .*a or .*b$"):
+    with pytest.raises(DataError, match=r"holds 2 data sets; expected one: pass .*a or .*b$"):
         open_data(tmp_path)
 
 
-def test_a_wrong_share_is_refused_even_where_none_is_needed() -> None:
+def test_invalid_val_share_is_refused_even_if_unused() -> None:
     with pytest.raises(ConfigError, match="val_share is 20; expected"):
         open_data("fashion", val_share=20)

@@ -1,4 +1,4 @@
-"""The embedded data set."""
+"""The bundled data set."""
 
 import hashlib
 from pathlib import Path
@@ -11,10 +11,10 @@ from vitrail.data import fashion
 from vitrail.data.fashion.make_sheets import make_sheets
 from vitrail.errors import DataError
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # its package dataset-fashion-mnist
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # package dataset-fashion-mnist
 
 
-def test_balanced_and_in_turn() -> None:
+def test_classes_are_balanced_and_interleaved() -> None:
     train, val = fashion.read_fashion()
     assert train.images.shape == (6000, 28, 28, 1)
     assert val.images.shape == (1000, 28, 28, 1)
@@ -26,28 +26,28 @@ def test_balanced_and_in_turn() -> None:
     assert hashlib.md5(val.images.tobytes()).hexdigest() == "02a4597b3575c84faab148a412f643a7"
 
 
-def test_small_and_with_its_licence() -> None:
+def test_sheets_are_small_and_have_a_licence() -> None:
     assert sum(file.stat().st_size for file in fashion.FASHION_FOLDER.glob("*.png")) < 3_000_000
     assert "Copyright 2017 Zalando SE" in (fashion.FASHION_FOLDER / "LICENSE").read_text("utf-8")
 
 
-def test_the_sheets_are_made_of_the_first_pictures_of_each_class(tmp_path: Path) -> None:
+def test_sheets_have_the_first_images_of_each_class(tmp_path: Path) -> None:
     labels = np.array([9, 0, 9, 9, *range(9), *range(1, 9)])
     source = write_idx_files(tmp_path / "fashion", labels, np.arange(10), packed=True)
     make_sheets(source, tmp_path, train=2, test=1)
     train, val = fashion.read_fashion(tmp_path)
-    pictures = random_array(len(labels), 28, 28, seed=len(labels))
+    images = random_array(len(labels), 28, 28, seed=len(labels))
     assert len(train) == 20
     assert len(val) == 10
     for label in range(10):
-        for turn in range(2):
-            first = np.flatnonzero(labels == label)[turn]
-            assert np.array_equal(train.source(10 * turn + label)[..., 0], pictures[first])
-    with pytest.raises(DataError, match="has too few train pictures; expected idx files with 3 of each class"):
+        for number in range(2):
+            index = np.flatnonzero(labels == label)[number]
+            assert np.array_equal(train.source(10 * number + label)[..., 0], images[index])
+    with pytest.raises(DataError, match="has too few train images; expected idx files with 3 per class"):
         make_sheets(source, tmp_path, train=3, test=1)
 
 
-def test_the_sheets_are_those_of_the_whole_data_set(tmp_path: Path) -> None:
+def test_sheets_equal_those_made_from_the_full_data_set(tmp_path: Path) -> None:
     if not DEBIAN.exists():
         pytest.skip(f"needs {DEBIAN}")
     make_sheets(DEBIAN, tmp_path)

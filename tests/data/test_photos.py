@@ -1,4 +1,4 @@
-"""The built-in photos: small, readable, named with their source, and good for any number of views."""
+"""The bundled photos: small, readable, with their sources, and views made from them."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ from vitrail.errors import ConfigError
 def test_eight_small_photos_with_their_sources() -> None:
     photos = built_in_photos()
     assert len(photos) == 8
-    said = (PHOTO_FOLDER / "SOURCES.txt").read_text()
-    lines = {line.split()[0]: line for line in said.splitlines() if ".jpg " in line}
+    sources = (PHOTO_FOLDER / "SOURCES.txt").read_text()
+    lines = {line.split()[0]: line for line in sources.splitlines() if ".jpg " in line}
     assert sorted(lines) == [path.name for path in photos]
     for path in photos:
         assert "CC0" in lines[path.name] or "public domain" in lines[path.name]
@@ -30,16 +30,16 @@ def test_eight_small_photos_with_their_sources() -> None:
 @pytest.mark.parametrize(
     "how", [Preprocessing(), Preprocessing(image_size=(32, 48), crop=1.0), Preprocessing(mean=(0.5,), std=(0.5,))]
 )
-def test_no_two_views_are_alike(how: Preprocessing) -> None:
+def test_all_views_differ(how: Preprocessing) -> None:
     mine = make_photo_views(120, how)
     rows, columns = (32, 48) if how.crop == 1.0 else (224, 224)
     assert mine.shape == (120, rows, columns, len(how.mean))
     assert mine.dtype == np.uint8
     assert len({view.tobytes() for view in mine}) == 120
-    assert (mine.reshape(120, -1).std(1) > 10).all()  # none is of one colour
+    assert (mine.reshape(120, -1).std(1) > 10).all()  # no view has a single colour
 
 
-def test_views_begin_with_the_photos_whole_and_stay_the_same() -> None:
+def test_views_start_with_the_uncropped_photos_and_are_reproducible() -> None:
     how = Preprocessing(image_size=64)
     mine = make_photo_views(20, how)
     for view, path in zip(mine, built_in_photos(), strict=False):
@@ -60,5 +60,5 @@ def test_torch_is_not_needed() -> None:
         "make_photo_views(2, Preprocessing(image_size=32)); "
         "print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert said == "[]\n"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output == "[]\n"

@@ -1,4 +1,4 @@
-"""What our models see is what timm's, torchvision's and transformers' see of the same picture."""
+"""Preprocessing equals that of timm, torchvision and transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ CASES: list[dict[str, Any]] = [
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def picture(rows: int, columns: int) -> Image.Image:
+def make_image(rows: int, columns: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8))
 
 
@@ -40,7 +40,7 @@ def photos(shared: Callable[[str], Path]) -> list[Path]:
     return sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::125]
 
 
-def apart(mine: Any, theirs: Any) -> float:
+def max_difference(mine: Any, theirs: Any) -> float:
     assert mine.dtype == np.float32
     assert mine.shape == theirs.shape
     return float(np.abs(mine - np.asarray(theirs)).max())
@@ -57,15 +57,18 @@ def from_timm(image: Image.Image, fit: str = "short_side", **fields: Any) -> Any
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_to_timm(case: dict[str, Any]) -> None:
     for rows, columns in SIZES:
-        for image in (picture(rows, columns), picture(columns, rows)):
-            assert apart(preprocess_image(image, Preprocessing(**case, **IMAGENET)), from_timm(image, **case)) <= 1e-6
+        for image in (make_image(rows, columns), make_image(columns, rows)):
+            assert (
+                max_difference(preprocess_image(image, Preprocessing(**case, **IMAGENET)), from_timm(image, **case))
+                <= 1e-6
+            )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_to_timm_on_photos(case: dict[str, Any], shared: Callable[[str], Path]) -> None:
     for path in photos(shared):
         mine = preprocess_image(open_image(path), Preprocessing(**case, **IMAGENET))
-        assert apart(mine, from_timm(Image.open(path).convert("RGB"), **case)) <= 1e-6
+        assert max_difference(mine, from_timm(Image.open(path).convert("RGB"), **case)) <= 1e-6
 
 
 def test_equal_to_torchvision() -> None:
@@ -79,67 +82,67 @@ def test_equal_to_torchvision() -> None:
     )
     preprocessing = Preprocessing(crop=0.875, interpolation="bilinear", **IMAGENET)
     for rows, columns in SIZES:
-        image = picture(rows, columns)
-        assert apart(preprocess_image(image, preprocessing), theirs(image)) <= 1e-6
+        image = make_image(rows, columns)
+        assert max_difference(preprocess_image(image, preprocessing), theirs(image)) <= 1e-6
 
 
 def test_equal_to_transformers() -> None:
     theirs: Any = ViTImageProcessorPil()
     preprocessing = Preprocessing(crop=1.0, fit="squash", interpolation="bilinear")
-    for rows, columns in SIZES[:-2]:  # the last are so thin that it cannot tell rows from channels
-        image = picture(rows, columns)
-        assert apart(preprocess_image(image, preprocessing), theirs(image)["pixel_values"][0]) <= 1e-6
+    for rows, columns in SIZES[:-2]:  # too thin for it to tell rows from channels
+        image = make_image(rows, columns)
+        assert max_difference(preprocess_image(image, preprocessing), theirs(image)["pixel_values"][0]) <= 1e-6
 
 
 @pytest.mark.parametrize("size", [224, (32, 64)])
-def test_a_picture_of_the_right_size_is_not_resampled(size: Size) -> None:
+def test_image_of_the_right_size_is_not_resampled(size: Size) -> None:
     preprocessing = Preprocessing(image_size=size, crop=1.0, mean=(0, 0, 0), std=(1, 1, 1))
     rows, columns = (size, size) if isinstance(size, int) else size
-    image = picture(rows, columns)
+    image = make_image(rows, columns)
     assert np.array_equal(np.rint(preprocess_image(image, preprocessing) * 255), np.asarray(image).transpose(2, 0, 1))
 
 
 def test_one_mean_is_one_channel() -> None:
-    image = picture(50, 60)
+    image = make_image(50, 60)
     mine = preprocess_image(image, Preprocessing(image_size=32, mean=(0.1,), std=(0.3,)))
     grey = np.asarray(image.convert("L").resize((42, 35), Image.Resampling.BICUBIC), np.float32)[2:34, 5:37]
     assert mine.shape == (1, 32, 32)
-    assert apart(mine, (grey / 255 - np.float32(0.1))[None] / np.float32(0.3)) <= 1e-6
+    assert max_difference(mine, (grey / 255 - np.float32(0.1))[None] / np.float32(0.3)) <= 1e-6
 
 
-def test_the_result_can_be_written_to_and_is_in_order() -> None:
-    mine = preprocess_image(picture(50, 60), Preprocessing(image_size=32))
+def test_result_is_writable_and_contiguous() -> None:
+    mine = preprocess_image(make_image(50, 60), Preprocessing(image_size=32))
     assert mine.flags.c_contiguous
     assert mine.flags.writeable
 
 
-def test_pictures_too_thin_are_refused_before_they_fill_the_memory() -> None:
+def test_thin_images_are_refused_before_they_fill_the_memory() -> None:
     with pytest.raises(DataError, match="1×10000 pixels would be resized to 248×2480000; expected at most"):
         preprocess_image(Image.new("RGB", (10000, 1)), Preprocessing())
     assert preprocess_image(Image.new("RGB", (10000, 1)), Preprocessing(fit="squash")).shape == (3, 224, 224)
     with pytest.raises(DataError, match="expected at most"):
-        preprocess_image(picture(8, 8), Preprocessing(crop=1e-3))
+        preprocess_image(make_image(8, 8), Preprocessing(crop=1e-3))
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"crop": 0}, "more than 0"),
-        ({"crop": 1000}, "share of the picture"),
+        ({"crop": 1000}, "share of the image"),
         ({"mean": (0.5,)}, "1 means and 3 stds"),
         ({"std": (0.5, 0.5, 0)}, "more than 0"),
         ({"fit": "long_side"}, "did you mean 'short_side'"),
         ({"interpolation": "nearest"}, "interpolation"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_invalid_values_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Preprocessing(**fields)
 
 
-def test_two_channels_are_no_picture() -> None:
+def test_two_channels_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
-        preprocess_image(picture(8, 8), Preprocessing(mean=(0.5, 0.5), std=(0.5, 0.5)))
+        preprocess_image(make_image(8, 8), Preprocessing(mean=(0.5, 0.5), std=(0.5, 0.5)))
 
 
 FRAMES: list[dict[str, Any]] = [
@@ -156,30 +159,30 @@ FRAMES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", FRAMES, ids=str)
 @pytest.mark.parametrize("size", [(150, 200), (400, 130), (160, 160), (131, 257)])
-def test_what_is_seen_lies_in_its_box(case: dict[str, Any], size: tuple[int, int]) -> None:
-    """A photo whose red grows with the column and green with the row says of each pixel where it came from."""
+def test_visible_box_matches_the_pixels(case: dict[str, Any], size: tuple[int, int]) -> None:
+    """Red encodes the column and green the row of an image, so each pixel tells where it came from."""
     rows, columns = size
     photo = np.zeros((rows, columns, 3), np.uint8)
     photo[..., 0] = np.rint(255 * (np.arange(columns) + 0.5) / columns)
     photo[..., 1] = np.rint(255 * (np.arange(rows) + 0.5) / rows)[:, None]
-    photo[..., 2] = 255  # what is border has none
+    photo[..., 2] = 255  # the border has none
     preprocessing = Preprocessing(**case, mean=(0, 0, 0), std=(1, 1, 1))
-    seen = preprocess_image(Image.fromarray(photo), preprocessing)
+    pixels = preprocess_image(Image.fromarray(photo), preprocessing)
     left, top, right, bottom = compute_visible_box(size, preprocessing)
-    _, height, width = seen.shape
-    across = (left + (np.arange(width) + 0.5) / width * (right - left)) / columns  # centres of what is seen
+    _, height, width = pixels.shape
+    across = (left + (np.arange(width) + 0.5) / width * (right - left)) / columns  # centres of the pixels
     down = (top + (np.arange(height) + 0.5) / height * (bottom - top)) / rows
-    inside = (down[:, None] > 0.04) & (down[:, None] < 0.96) & (across > 0.04) & (across < 0.96)  # edges are smeared
+    inside = (down[:, None] > 0.04) & (down[:, None] < 0.96) & (across > 0.04) & (across < 0.96)  # edges are blurred
     assert inside.mean() > 0.4
-    assert (seen[2][inside] == 1).all()
-    assert np.abs(seen[0] - across)[inside].max() < 0.006  # a rounded value is off by half of 1/255
-    assert np.abs(seen[1] - down[:, None])[inside].max() < 0.006
+    assert (pixels[2][inside] == 1).all()
+    assert np.abs(pixels[0] - across)[inside].max() < 0.006  # a rounded value is off by half of 1/255
+    assert np.abs(pixels[1] - down[:, None])[inside].max() < 0.006
     outside = (down[:, None] < -0.01) | (down[:, None] > 1.01) | (across < -0.01) | (across > 1.01)
-    assert (seen[2][outside] == 0).all()
+    assert (pixels[2][outside] == 0).all()
     assert outside.any() == (case["crop"] > 1 and (left < 0 or top < 0))
 
 
-def test_the_box_of_plain_cases() -> None:
+def test_visible_box_of_simple_cases() -> None:
     assert compute_visible_box((100, 200), Preprocessing(image_size=50, crop=1.0)) == (50, 0, 150, 100)
     assert compute_visible_box((200, 100), Preprocessing(image_size=50, crop=0.5)) == (25, 75, 75, 125)
     assert compute_visible_box((200, 100), Preprocessing(image_size=50, crop=0.5, fit="squash")) == (25, 50, 75, 150)

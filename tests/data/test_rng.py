@@ -1,4 +1,4 @@
-"""Random numbers by counting: each its own whatever else is asked, and together like dice."""
+"""Counter-based random numbers: independent of the batch, uniform and uncorrelated."""
 
 import numpy as np
 from hypothesis import given
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from vitrail.data.rng import make_view_keys, uniform_randoms
 
 
-def test_a_million_keys_are_a_million_different_ones() -> None:
+def test_a_million_keys_are_distinct() -> None:
     epochs, indices, replicas = np.meshgrid(np.arange(10), np.arange(50_000), np.arange(2))
     assert len(np.unique(make_view_keys(0, epochs, indices, replicas))) == 1_000_000
 
 
 @given(st.integers(-(2**70), 2**70), st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**20))
-def test_a_key_is_its_own_whatever_the_batch(seed: int, epoch: int, index: int, replica: int) -> None:
+def test_key_does_not_depend_on_the_batch(seed: int, epoch: int, index: int, replica: int) -> None:
     alone = make_view_keys(seed, epoch, index, replica)
     assert alone.shape == (1,)
     assert alone.dtype == np.uint64
@@ -30,12 +30,12 @@ def test_a_key_is_its_own_whatever_the_batch(seed: int, epoch: int, index: int, 
 
 
 def test_the_numbers_never_change() -> None:
-    """A run of today resumes with tomorrow's version."""
+    """A run can be resumed with a later version."""
     assert make_view_keys(1, 2, [3, 4], 5).tolist() == [3655974310320967256, 8968606003003012782]
     assert uniform_randoms(make_view_keys(1, 2, 3, 4), 2, 1).tolist() == [[0.05737001781575457, 0.9943141492982713]]
 
 
-def test_they_are_uniform_and_not_related() -> None:
+def test_numbers_are_uniform_and_uncorrelated() -> None:
     """Bounds are five standard errors of 200,000 draws."""
     n = 200_000
     here = uniform_randoms(make_view_keys(3, 0, np.arange(n), 0), 4)

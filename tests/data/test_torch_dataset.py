@@ -1,4 +1,4 @@
-"""Data sets of others, as torchvision's are called."""
+"""Data sets of other libraries, such as torchvision's."""
 
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,21 @@ from vitrail.errors import DataError
 
 
 class Toy:
-    """Counts how often a picture is asked for."""
+    """Counts how often an image is read."""
 
     def __init__(self, *labels: Any) -> None:
         self.labels = labels
-        self.asked = 0
+        self.reads = 0
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        self.asked += 1
+        self.reads += 1
         return random_array(4, 4, 3, seed=index), self.labels[index]
 
 
-def test_torchvisions_folder_is_ours(tmp_path: Path) -> None:
+def test_image_folder_of_torchvision_equals_ours(tmp_path: Path) -> None:
     root = write_class_folders(tmp_path / "toys", cat=3, dog=5)
     theirs = TorchDatasetAdapter(ImageFolder(str(root)))
     mine = open_data(root, val_share=0).train
@@ -43,54 +43,54 @@ def test_torchvisions_folder_is_ours(tmp_path: Path) -> None:
         assert theirs.label(index) == mine.label(index)
 
 
-def test_listed_labels_need_no_picture(tmp_path: Path) -> None:
+def test_listed_labels_are_used_without_decoding(tmp_path: Path) -> None:
     toy = Toy(2, 0, 1, 0)
     setattr(toy, "targets", torch.tensor([2, 0, 1, 0]))  # noqa: B010
-    foreign = TorchDatasetAdapter(toy)
-    assert foreign.classes == ("0", "1", "2")
-    assert [foreign.label(index) for index in range(4)] == [2, 0, 1, 0]
+    adapter = TorchDatasetAdapter(toy)
+    assert adapter.classes == ("0", "1", "2")
+    assert [adapter.label(index) for index in range(4)] == [2, 0, 1, 0]
     part: Any = TorchSubset(toy, [0, 3])  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
     assert [TorchDatasetAdapter(part).label(index) for index in range(2)] == [2, 0]
-    assert toy.asked == 0
-    setattr(toy, "target_transform", int)  # noqa: B010  # the list may not be what is given
+    assert toy.reads == 0
+    setattr(toy, "target_transform", int)  # noqa: B010  # the list may differ from the labels that are returned
     TorchDatasetAdapter(toy)
-    assert toy.asked == 4
+    assert toy.reads == 4
 
 
-def test_others_are_asked_once_for_each_label() -> None:
+def test_unlisted_labels_are_read_once_per_image() -> None:
     toy = Toy(1, np.int64(0), torch.tensor(1))
-    foreign = TorchDatasetAdapter(toy)
-    assert foreign.classes == ("0", "1")
-    assert [foreign.label(index) for index in range(3)] == [1, 0, 1]
-    assert toy.asked == 3
-    assert foreign.real_labels(0) is None
-    image, label = foreign[2]
+    adapter = TorchDatasetAdapter(toy)
+    assert adapter.classes == ("0", "1")
+    assert [adapter.label(index) for index in range(3)] == [1, 0, 1]
+    assert toy.reads == 3
+    assert adapter.real_labels(0) is None
+    image, label = adapter[2]
     assert np.array_equal(np.asarray(image), random_array(4, 4, 3, seed=2))
     assert label == 1
 
 
-def test_tensors_are_pictures_too() -> None:
-    foreign = TorchDatasetAdapter(TensorDataset(torch.rand(3, 3, 4, 4), torch.tensor([0, 1, 1])))
-    assert foreign[0][0].size == (4, 4)
-    assert foreign.classes == ("0", "1")
+def test_tensors_are_accepted_as_images() -> None:
+    adapter = TorchDatasetAdapter(TensorDataset(torch.rand(3, 3, 4, 4), torch.tensor([0, 1, 1])))
+    assert adapter[0][0].size == (4, 4)
+    assert adapter.classes == ("0", "1")
 
 
 @pytest.mark.parametrize("labels", [("cat",), (None,), (-1,), (0, 2**40)])
-def test_labels_that_number_no_class_are_refused(labels: tuple[Any, ...]) -> None:
-    with pytest.raises(DataError, match=rf"^picture {len(labels) - 1} of Toy [^\n]+; expected \(picture, label\)"):
+def test_invalid_labels_are_refused(labels: tuple[Any, ...]) -> None:
+    with pytest.raises(DataError, match=rf"^image {len(labels) - 1} of Toy [^\n]+; expected \(image, label\)"):
         TorchDatasetAdapter(Toy(*labels))
 
 
-def test_its_own_classes_limit_the_labels() -> None:
+def test_labels_outside_its_classes_are_refused() -> None:
     toy = Toy(0, 2)
     setattr(toy, "classes", ["cat", "dog"])  # noqa: B010
-    foreign = TorchDatasetAdapter(toy)
-    assert toy.asked == 0
-    with pytest.raises(DataError, match=r"picture 1 of Toy has the label 2; expected .* from 0 to 1"):
-        foreign.source(1)
+    adapter = TorchDatasetAdapter(toy)
+    assert toy.reads == 0
+    with pytest.raises(DataError, match=r"image 1 of Toy has the label 2; expected .* from 0 to 1"):
+        adapter.source(1)
 
 
-def test_it_is_split_by_number_and_class() -> None:
+def test_split_by_index_and_class() -> None:
     data = open_data(Toy(*[0] * 10, *[1] * 5))
     assert data.name == "Toy"
     assert data.val is not None

@@ -1,4 +1,4 @@
-"""The split by a seed: always the same, of each class its share, and hardly moved by new pictures."""
+"""The validation split: reproducible, per class, and stable when images are added."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 SHARES = st.floats(0.01, 0.99)
 
 
-def pictures(counts: list[int]) -> tuple[list[str], np.ndarray[Any, np.dtype[np.int64]]]:
+def make_images(counts: list[int]) -> tuple[list[str], np.ndarray[Any, np.dtype[np.int64]]]:
     names = [f"{label}/{number}.jpg" for label, count in enumerate(counts) for number in range(count)]
     return names, np.repeat(np.arange(len(counts)), counts)
 
 
 @given(counts=COUNTS, share=SHARES, seed=st.integers(0, 2**32))
-def test_of_each_class_its_share(counts: list[int], share: float, seed: int) -> None:
-    names, labels = pictures(counts)
+def test_share_of_each_class_is_held_out(counts: list[int], share: float, seed: int) -> None:
+    names, labels = make_images(counts)
     held = choose_validation_mask(names, labels, seed=seed, share=share)
     for label, count in enumerate(counts):
         mine = int(held[labels == label].sum())
@@ -30,10 +30,8 @@ def test_of_each_class_its_share(counts: list[int], share: float, seed: int) -> 
 
 
 @given(counts=COUNTS, share=SHARES, seed=st.integers(0, 2**32), data=st.data())
-def test_the_order_in_which_pictures_are_found_does_not_matter(
-    counts: list[int], share: float, seed: int, data: st.DataObject
-) -> None:
-    names, labels = pictures(counts)
+def test_order_of_images_does_not_matter(counts: list[int], share: float, seed: int, data: st.DataObject) -> None:
+    names, labels = make_images(counts)
     order = data.draw(st.permutations(range(len(names))))
     held = choose_validation_mask(names, labels, seed=seed, share=share)
     again = choose_validation_mask([names[index] for index in order], labels[order], seed=seed, share=share)
@@ -43,7 +41,7 @@ def test_the_order_in_which_pictures_are_found_does_not_matter(
 @given(
     count=st.integers(2, 40), share=SHARES, added=st.lists(st.text(min_size=1, max_size=5), max_size=10, unique=True)
 )
-def test_a_picture_that_is_added_moves_at_most_one_other(count: int, share: float, added: list[str]) -> None:
+def test_added_image_moves_at_most_one_other(count: int, share: float, added: list[str]) -> None:
     names = [f"0/{number}.jpg" for number in range(count)]
     before = choose_validation_mask(names, np.zeros(count, np.int64), seed=0, share=share)
     more = [*names, *(f"0/new {name}" for name in added)]
@@ -51,26 +49,26 @@ def test_a_picture_that_is_added_moves_at_most_one_other(count: int, share: floa
     assert (before != after).sum() <= len(added)
 
 
-def test_pictures_of_another_class_move_none() -> None:
-    names, labels = pictures([20, 20])
-    more, more_labels = pictures([20, 25])
+def test_images_of_another_class_move_nothing() -> None:
+    names, labels = make_images([20, 20])
+    more, more_labels = make_images([20, 25])
     before = choose_validation_mask(names, labels, seed=0, share=0.3)
     after = choose_validation_mask(more, more_labels, seed=0, share=0.3)
     assert np.array_equal(before[:20], after[:20])
 
 
-def test_another_seed_is_another_split_and_one_seed_is_one_for_ever() -> None:
-    names, labels = pictures([100])
+def test_split_depends_on_the_seed_and_never_changes() -> None:
+    names, labels = make_images([100])
     splits = [choose_validation_mask(names, labels, seed=seed, share=0.2) for seed in (0, 0, 1)]
     assert np.array_equal(splits[0], splits[1])
     assert not np.array_equal(splits[0], splits[2])
     assert hash_name("cats/é.jpg", 0) == hash_name("cats/e\u0301.jpg", 0)  # as macOS stores it
     assert hash_name("cats/1.jpg", 0) == 5059923281127139319
-    assert isinstance(hash_name("\udcff.jpg", 0), int)  # a name that is no text
+    assert isinstance(hash_name("\udcff.jpg", 0), int)  # a name that is not valid UTF-8
 
 
-def test_all_or_nothing() -> None:
-    names, labels = pictures([1, 5])
+def test_share_of_zero_and_one() -> None:
+    names, labels = make_images([1, 5])
     assert not choose_validation_mask(names, labels, seed=0, share=0).any()
     assert choose_validation_mask(names, labels, seed=0, share=1).all()
 

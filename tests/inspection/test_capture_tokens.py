@@ -46,7 +46,7 @@ def test_what_the_head_reads(case: str) -> None:
             assert torch.equal(model.logits(other), answer) == bool((shares[:, number] == 0).all())
 
 
-@pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
+@pytest.mark.parametrize("case", ["map", "map with class token and registers", "cct"])
 def test_what_a_pool_takes(case: str) -> None:
     model, pixels = make_attention_model(case), random_image_batch()
     with capture_attention(model) as seen, torch.no_grad():

@@ -141,7 +141,7 @@ def test_every_choice_is_what_it_is_by_hand() -> None:
         "mean",
         "mean, then norm",
         "distilled",
-        "distilled, distill answers",
+        "distilled, distillation head",
         "hybrid",
     ],
 )
@@ -168,7 +168,7 @@ def test_every_family_is_explained(case: str) -> None:
     assert count_hooks(subject.model) == 0
 
 
-@pytest.mark.parametrize("case", ["map", "map beside class token and registers", "cct"])
+@pytest.mark.parametrize("case", ["map", "map with class token and registers", "cct"])
 def test_a_pool_is_what_its_head_reads(case: str) -> None:
     subject = explainer(case)
     pixels = pixels_of(subject, picture(), picture(seed=1))

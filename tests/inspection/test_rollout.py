@@ -221,7 +221,7 @@ def test_from_a_token_to_the_picture() -> None:
     assert from_token(EYE, EYE[0], (2, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]  # of patches there is nothing in it
 
 
-@pytest.mark.parametrize("case", ["learned with registers", "mean", "map beside class token and registers", "cct"])
+@pytest.mark.parametrize("case", ["learned with registers", "mean", "map with class token and registers", "cct"])
 def test_from_what_the_head_reads(case: str) -> None:
     """By the definition: of each token that is read, as much of its row as is read of it."""
     model = make_attention_model(case)

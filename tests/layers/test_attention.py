@@ -1,4 +1,4 @@
-"""Rows A1–A3: the formula against explicit sums, the fused kernel against the weights, masks that leak nothing."""
+"""Attention equals explicit sums, the fused kernel equals weights times values, and masks leak nothing."""
 
 import math
 
@@ -25,7 +25,7 @@ sizes = st.integers(1, 6)
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√K)·v for one head, number by number."""
+    """softmax(q·kᵀ/√K)·v for one head, with loops."""
     rows: list[list[float]] = []
     for query in q.tolist():
         scores = [sum(a * b for a, b in zip(query, key, strict=True)) / math.sqrt(len(query)) for key in k.tolist()]
@@ -37,7 +37,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(queries=sizes, keys=sizes, key_width=sizes, value_width=sizes)
-def test_attention_is_the_formula(queries: int, keys: int, key_width: int, value_width: int) -> None:
+def test_attention_equals_the_formula(queries: int, keys: int, key_width: int, value_width: int) -> None:
     q, k, v = torch.randn(queries, key_width), torch.randn(keys, key_width), torch.randn(keys, value_width)
     fused = attention(q[None, None], k[None, None], v[None, None])[0, 0]
     torch.testing.assert_close(fused, by_hand(q, k, v), rtol=1e-5, atol=1e-5)
@@ -84,11 +84,11 @@ def test_joined_masks_hide_what_either_hides() -> None:
     assert torch.equal(other, both)
 
 
-def test_the_last_queries_of_a_causal_mask_are_those_of_decoding() -> None:
+def test_causal_mask_with_fewer_queries_is_that_of_decoding() -> None:
     assert torch.equal(causal_mask(2, 5), causal_mask(5, 5)[-2:])
 
 
-def test_a_causal_mask_leaks_nothing() -> None:
+def test_causal_mask_leaks_nothing() -> None:
     layer = add_weight_noise(SelfAttention(12, 3))
     x = torch.randn(2, 6, 12)
     changed = x.clone()
@@ -98,14 +98,14 @@ def test_a_causal_mask_leaks_nothing() -> None:
     assert not torch.equal(layer(x, mask=mask)[:, 4:], layer(changed, mask=mask)[:, 4:])
 
 
-def test_without_positions_attention_does_not_know_the_order() -> None:
+def test_attention_without_positions_is_permutation_equivariant() -> None:
     layer, x, order = add_weight_noise(SelfAttention(12, 3)), torch.randn(2, 6, 12), torch.randperm(6)
     torch.testing.assert_close(layer(x)[:, order], layer(x[:, order]), rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
 @given(heads=st.integers(1, 3), queries=sizes, inputs=sizes, widths=st.tuples(sizes, sizes, sizes, sizes, sizes))
-def test_every_width_of_attention_may_differ(
+def test_all_widths_of_attention_may_differ(
     heads: int, queries: int, inputs: int, widths: tuple[int, int, int, int, int]
 ) -> None:
     width, input_width, key_width, value_width, out_width = widths
@@ -134,7 +134,7 @@ def test_attention_without_inputs_is_self_attention() -> None:
     torch.testing.assert_close(one.weights(x), fused.weights(x), rtol=1e-5, atol=1e-6)
 
 
-def test_multi_head_attention_is_torchs() -> None:
+def test_multi_head_attention_equals_torch() -> None:
     ours, theirs = SelfAttention(12, 3), torch.nn.MultiheadAttention(12, 3, batch_first=True)
     assert theirs.in_proj_weight is not None
     ours.qkv.weight, ours.qkv.bias = theirs.in_proj_weight, theirs.in_proj_bias
@@ -159,7 +159,7 @@ def test_fewer_queries_give_the_first_rows(positions: str, bias: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "relative", "rotary"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_weights_of_a_layer_times_its_values_are_its_output(kind: str, masked: bool) -> None:
+def test_weights_times_values_are_the_output(kind: str, masked: bool) -> None:
     kinds = {"none": None, "relative": RelativePositions(8, (2, 3)), "rotary": RotaryPositions(8)}
     layer = add_weight_noise(SelfAttention(16, 2, positions=kinds[kind]), std=0.3)
     x, mask = torch.randn(2, 7, 16), causal_mask(7, 7) if masked else None
@@ -176,7 +176,7 @@ def test_positions_need_the_grid_of_the_tokens(grid: tuple[int, int] | None) -> 
         SelfAttention(16, 2, positions=RotaryPositions(8))(torch.randn(1, 6, 16), grid)
 
 
-def test_weights_in_half_precision_and_their_gradients_where_nothing_is_seen() -> None:
+def test_fully_masked_weights_in_half_precision_have_finite_gradients() -> None:
     large = torch.full((1, 1, 3, 64), 40.0).half()
     assert attention_weights(large, large).isfinite().all()
     q, mask = torch.randn(1, 1, 3, 8, requires_grad=True), torch.zeros(3, 3)
@@ -186,7 +186,7 @@ def test_weights_in_half_precision_and_their_gradients_where_nothing_is_seen() -
     assert q.grad.isfinite().all()
 
 
-def test_dropout_drops_in_training_alone() -> None:
+def test_dropout_acts_only_in_training() -> None:
     layer, x = SelfAttention(12, 3, dropout=0.5), torch.randn(1, 40, 12)
     assert not torch.equal(layer.train()(x), layer(x))
     assert torch.equal(layer.eval()(x), layer(x))

@@ -1,4 +1,4 @@
-"""A block by hand: z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'."""
+"""A block equals its equations: z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from vitrail.layers.block import Activation, Block
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "swiglu"])
 @pytest.mark.parametrize("layer_scale", [None, 0.1])
-def test_block_is_the_papers_equations(activation: Activation, layer_scale: float | None) -> None:
+def test_block_equals_the_equations_of_the_paper(activation: Activation, layer_scale: float | None) -> None:
     block = Block(12, 3, 24, activation=activation, layer_scale=layer_scale)
     add_weight_noise(block)
     z = torch.randn(2, 5, 12)
@@ -18,7 +18,7 @@ def test_block_is_the_papers_equations(activation: Activation, layer_scale: floa
     torch.testing.assert_close(block(z, queries=2), block(z)[:, :2], rtol=1e-5, atol=1e-6)
 
 
-def test_the_norm_is_torchs_with_the_biased_deviation() -> None:
+def test_norm_uses_the_biased_deviation() -> None:
     block, z = Block(12, 3, 24), torch.randn(2, 5, 12)
     by_hand = (z - z.mean(-1, keepdim=True)) / (z.var(-1, keepdim=True, correction=0) + 1e-6).sqrt()
     torch.testing.assert_close(block.norm1(z), by_hand, rtol=1e-5, atol=1e-6)
@@ -45,4 +45,4 @@ def test_recomputed_activations_give_equal_gradients() -> None:
     assert len(gradients[0]) == len(list(block.parameters()))
     for plain, recomputed in zip(*gradients, strict=True):
         assert torch.equal(plain, recomputed)
-    assert calls == [False, True, True], "the second time, again in the backward pass"
+    assert calls == [False, True, True], "the second call computes it again in the backward pass"

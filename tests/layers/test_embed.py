@@ -1,4 +1,4 @@
-"""Two ways to the same tokens, on any patch and image."""
+"""Convolution and unfold give the same tokens for any patch and image size."""
 
 import torch
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ def test_convolution_and_unfold_agree(grid: tuple[int, int], patch: tuple[int, i
     torch.testing.assert_close(convolution(images), unfold(images), rtol=1e-5, atol=1e-5)
 
 
-def test_a_patch_is_a_row_of_its_pixels_channel_by_channel() -> None:
+def test_patch_is_flattened_channel_by_channel() -> None:
     images = torch.randn(2, 3, 4, 6)
     patches = patchify(images, (2, 3))
     assert patches.shape == (2, 4, 18)

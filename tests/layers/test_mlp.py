@@ -17,7 +17,7 @@ def test_gelu_exact_and_by_tanh() -> None:
     assert 1e-5 < (exact - tanh).abs().max() < 1e-3
 
 
-def test_mlp() -> None:
+def test_mlp_equals_the_formula() -> None:
     mlp, x = add_weight_noise(Mlp(6, 24)), torch.randn(2, 3, 6)
     hidden = torch.nn.functional.gelu(x @ mlp.fc1.weight.T + mlp.fc1.bias)
     torch.testing.assert_close(mlp(x), hidden @ mlp.fc2.weight.T + mlp.fc2.bias)
@@ -31,7 +31,7 @@ def test_swiglu_gates_one_half_by_the_other() -> None:
     torch.testing.assert_close(mlp(x), mlp.fc2(a * a.sigmoid() * b))
 
 
-def test_dropout_stands_after_both_layers() -> None:
+def test_dropout_follows_both_layers() -> None:
     for mlp in (Mlp(6, 600, dropout=0.5), SwiGlu(6, 600, dropout=0.5)):
         x = torch.ones(1, 200, 6)
         out = mlp.train()(x)

@@ -1,4 +1,4 @@
-"""The hand-checked matrix, tables against their formulas, offsets counted one by one."""
+"""Position tables equal their formulas; relative and rotary positions depend on offsets."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from vitrail.layers.positions import (
 )
 
 
-def test_the_hand_checked_matrix() -> None:
+def test_sinusoid_equals_a_hand_checked_matrix() -> None:
     """d = 4, n = 100, four positions: sin and cos of pos and of pos/10."""
     expected = torch.tensor(
         [
@@ -35,7 +35,7 @@ def test_the_hand_checked_matrix() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 64])
-def test_sinusoid_is_the_papers_formula(width: int) -> None:
+def test_sinusoid_equals_the_formula_of_the_paper(width: int) -> None:
     table = sinusoid(torch.arange(50), width)
     for position in (0, 1, 17, 49):
         for channel in range(width):
@@ -44,21 +44,21 @@ def test_sinusoid_is_the_papers_formula(width: int) -> None:
             assert abs(table[position, channel].item() - expected) < 1e-5
 
 
-def test_two_dimensional_tables_say_column_then_row() -> None:
+def test_two_dimensional_tables_have_columns_then_rows() -> None:
     table = sinusoid_2d((2, 3), 8).unflatten(0, (2, 3))
     assert torch.equal(table[1, 2, :4], sinusoid(torch.arange(3), 4)[2])
     assert torch.equal(table[1, 2, 4:], sinusoid(torch.arange(2), 4)[1])
     assert torch.equal(sinusoid_1d((2, 3), 8), sinusoid(torch.arange(6), 8))
 
 
-def test_join_axes_keeps_layers_apart() -> None:
+def test_join_axes_keeps_layers_separate() -> None:
     rows, columns = torch.randn(4, 2, 5), torch.randn(4, 3, 5)
     table = join_axes(rows, columns)
     assert table.shape == (4, 6, 10)
     assert torch.equal(table[3, 1 * 3 + 2], torch.cat([columns[3, 2], rows[3, 1]]))
 
 
-def test_resampling_leaves_prefix_rows_and_equal_grids_alone() -> None:
+def test_resampling_keeps_prefix_rows_and_equal_grids() -> None:
     table = torch.randn(2, 3 + 2 * 5, 8)
     assert resample(table, (2, 5), (2, 5)) is table
     larger = resample(table, (2, 5), (4, 7))
@@ -71,7 +71,7 @@ def test_resampling_leaves_prefix_rows_and_equal_grids_alone() -> None:
 
 
 def relative_by_hand(layer: SelfAttention, x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """softmax((q·k + q·r)/√K), the offset of every pair of patches counted in rows and columns."""
+    """softmax((q·k + q·r)/√K), with the offset of each pair of patches in rows and columns."""
     assert isinstance(layer.positions, RelativePositions)
     q, k, _ = (part.unflatten(-1, (layer.heads, -1)) for part in layer.qkv(x)[0].chunk(3, dim=-1))  # (N, H, K)
     table = layer.positions.offsets[0].unflatten(0, layer.positions.span)
@@ -85,7 +85,7 @@ def relative_by_hand(layer: SelfAttention, x: Tensor, grid: tuple[int, int], pre
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_relative_positions_are_extra_attention_to_offsets(prefix: int) -> None:
+def test_relative_positions_add_attention_to_offsets(prefix: int) -> None:
     layer = add_weight_noise(SelfAttention(16, 2, positions=RelativePositions(8, (3, 4))), std=0.5)
     x = torch.randn(1, prefix + 12, 16)
     with torch.no_grad():
@@ -94,13 +94,13 @@ def test_relative_positions_are_extra_attention_to_offsets(prefix: int) -> None:
         )
 
 
-def test_rotary_scores_know_only_the_offset() -> None:
-    """The same q and k everywhere: the score of a pair depends on how far apart they are, not on where."""
+def test_rotary_scores_depend_only_on_the_offset() -> None:
+    """With the same q and k everywhere, the score of a pair depends only on its offset."""
     q, k = (torch.randn(1, 1, 1, 16).expand(1, 1, 21, 16) for _ in range(2))
     turned_q, turned_k, bias = RotaryPositions(16)(q, k, (4, 5))
     assert bias is None
     scores = (turned_q @ turned_k.mT)[0, 0]
-    assert torch.equal(turned_q[:, :, 0], q[:, :, 0]), "the prefix token is not turned"
+    assert torch.equal(turned_q[:, :, 0], q[:, :, 0]), "the prefix token is not rotated"
     scores = scores[1:, 1:].unflatten(0, (4, 5)).unflatten(-1, (4, 5))
     by_offset: dict[tuple[int, int], list[Tensor]] = {}
     for a, b, c, d in itertools.product(range(4), range(5), range(4), range(5)):
@@ -114,14 +114,14 @@ def test_rotary_scores_know_only_the_offset() -> None:
 
 
 @pytest.mark.parametrize("kind", ["relative", "rotary"])
-def test_positions_in_the_attention_follow_another_grid(kind: str) -> None:
+def test_positions_in_the_attention_adapt_to_another_grid(kind: str) -> None:
     positions = RelativePositions(8, (3, 4)) if kind == "relative" else RotaryPositions(8)
     layer = add_weight_noise(SelfAttention(16, 2, positions=positions))
     assert layer(torch.randn(2, 1 + 5 * 6, 16), (5, 6)).shape == (2, 31, 16)
 
 
-def test_the_angles_of_rotary_positions() -> None:
-    """Pair i of K/4 turns by column·base^(−4i/K), then pair i by row·base^(−4i/K)."""
+def test_angles_of_rotary_positions() -> None:
+    """The first K/4 pairs rotate by column·base^(−4i/K), the others by row·base^(−4i/K)."""
     q = torch.zeros(1, 1, 6, 8)
     q[..., :4] = 1  # the first coordinate of each of the four pairs
     turned, _, _ = RotaryPositions(8, base=100.0)(q, q, (2, 3))
@@ -129,7 +129,7 @@ def test_the_angles_of_rotary_positions() -> None:
     torch.testing.assert_close(turned[0, 0, 5], torch.cat([angles.cos(), angles.sin()]))
 
 
-def test_tables_are_exact_whatever_the_default_dtype() -> None:
+def test_tables_are_exact_for_any_default_dtype() -> None:
     exact = sinusoid_1d((30, 20), 32)
     q = torch.randn(1, 1, 600, 16)
     turned = RotaryPositions(16)(q, q, (30, 20))[0]

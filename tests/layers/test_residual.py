@@ -5,14 +5,14 @@ import torch
 from vitrail.layers.residual import LayerScale, StochasticDepth
 
 
-def test_layer_scale_is_a_factor_for_each_channel() -> None:
+def test_layer_scale_is_a_factor_per_channel() -> None:
     layer = LayerScale(4, 1e-5)
     layer.gamma.data = torch.tensor([1.0, 2.0, 0.0, -1.0])
     x = torch.randn(2, 3, 4)
     assert torch.equal(layer(x), x * torch.tensor([1.0, 2.0, 0.0, -1.0]))
 
 
-def test_stochastic_depth_drops_whole_samples_and_keeps_the_mean() -> None:
+def test_stochastic_depth_drops_samples_and_keeps_the_mean() -> None:
     layer, x = StochasticDepth(0.25), torch.ones(4000, 3, 2)
     out = layer.train()(x)
     per_sample = out.flatten(1)

@@ -1,4 +1,4 @@
-"""Axial attention: full attention masked to the row, then the column; its maps, its tables, what is no grid."""
+"""Axial attention equals full attention masked to the row, then to the column; its maps, tables and errors."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ from vitrail.models.axial import PRESETS, Axial, AxialAttention, AxialConfig, ax
 
 TOY = AxialConfig(image_size=(64, 48), width=16, depth=2, heads=2, classes=5)
 GRID = (4, 3)
-VIT = {192: 5_717_416, 384: 22_050_664, 768: 86_567_656}  # parameters of the ViT as wide, of 12 blocks
+VIT = {192: 5_717_416, 384: 22_050_664, 768: 86_567_656}  # parameters of a ViT of the same width with 12 blocks
 
 
 def toy(**fields: Any) -> Any:
@@ -30,7 +30,7 @@ def toy(**fields: Any) -> Any:
 
 
 def line_of(token: int, rows: bool) -> list[int]:
-    """The tokens in the row, or the column, of a token."""
+    """The tokens in the same row, or column, as a token."""
     row, column = divmod(token, GRID[1])
     if rows:
         return [row * GRID[1] + other for other in range(GRID[1])]
@@ -38,7 +38,7 @@ def line_of(token: int, rows: bool) -> list[int]:
 
 
 def masked(x: Tensor, attn: AxialAttention) -> Tensor:
-    """Plain attention of the same weights over all tokens, those outside the line masked away: (B, n, D)."""
+    """Full attention with the same weights, masked to the row or column: (B, n, D)."""
     full = SelfAttention(16, 2).double()
     full.load_state_dict({name: each for name, each in attn.state_dict().items() if not name.startswith("pos_")})
     mask = torch.zeros(12, 12, dtype=torch.bool)
@@ -50,7 +50,7 @@ def masked(x: Tensor, attn: AxialAttention) -> Tensor:
 
 
 @pytest.mark.parametrize("rows", [True, False])
-def test_attention_is_full_attention_masked_to_the_line(rows: bool) -> None:
+def test_attention_equals_full_attention_masked_to_the_line(rows: bool) -> None:
     attn = add_weight_noise(AxialAttention(16, 2, GRID[rows], rows=rows), std=0.3).double()
     torch.nn.init.normal_(attn.table)
     x = torch.randn(2, 12, 16, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_attention_is_full_attention_masked_to_the_line(rows: bool) -> None:
     assert (attn(x, GRID) - expected).abs().max() > 0.01
 
 
-def test_a_block_is_the_row_then_the_column_then_the_mlp() -> None:
+def test_block_is_rows_then_columns_then_mlp() -> None:
     block: Any = toy().blocks[0].double()
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     expected = x + masked(block.norm1(x), block.attn_rows)
@@ -77,7 +77,7 @@ def test_a_block_is_the_row_then_the_column_then_the_mlp() -> None:
 
 
 @pytest.mark.parametrize("rows", [True, False])
-def test_the_function_by_loops(rows: bool) -> None:
+def test_axial_attention_equals_loops(rows: bool) -> None:
     q, k, v = (torch.randn(2, 2, 12, 8, dtype=torch.float64) for _ in range(3))
     found = axial_attention(q, k, v, GRID, rows=rows)
     for token in range(12):
@@ -87,8 +87,8 @@ def test_the_function_by_loops(rows: bool) -> None:
 
 
 def test_no_memory_for_all_pairs_of_tokens() -> None:
-    """Of 64×64 tokens, no tensor in the pass holds as many numbers as there are pairs."""
-    from torch.utils._python_dispatch import TorchDispatchMode  # what every operator gives
+    """With 64×64 tokens, no tensor in the forward pass is as large as the number of pairs."""
+    from torch.utils._python_dispatch import TorchDispatchMode  # intercepts the output of every operator
 
     class Largest(TorchDispatchMode):
         numbers = 0
@@ -102,7 +102,7 @@ def test_no_memory_for_all_pairs_of_tokens() -> None:
     model = toy(image_size=64, patch_size=1, channels=1, depth=1)
     with torch.no_grad(), Largest() as seen:
         model(torch.randn(1, 1, 64, 64))
-    assert seen.numbers <= 4096 * 64  # the MLP's
+    assert seen.numbers <= 4096 * 64  # the size of the MLP's
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -125,7 +125,7 @@ def test_macs() -> None:
     assert found == 3 * 64 * n * d + 9 * block + 1000 * d
 
 
-def test_answers_and_every_weight_learns() -> None:
+def test_output_shape_and_gradients_of_every_weight() -> None:
     model, images = toy(), torch.randn(2, 3, 64, 48)
     assert model.tokens(images).shape == (2, 12, 16)
     torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
@@ -140,38 +140,38 @@ def test_answers_and_every_weight_learns() -> None:
     for (name, _), gradient, again in zip(model.named_parameters(), *gradients, strict=True):
         assert gradient.abs().sum() > 0, name
         assert torch.equal(gradient, again), name
-    assert not Axial(TOY)(images).any()  # untrained: even odds
+    assert not Axial(TOY)(images).any()  # untrained: equal probabilities
 
 
-def test_without_its_tables_it_would_not_know_the_places() -> None:
+def test_tables_are_the_only_source_of_positions() -> None:
     model, images = toy(), torch.randn(1, 3, 64, 48)
-    turned = images.unflatten(3, (3, 16)).flip(3).flatten(3)  # the columns of patches in the other order
+    turned = images.unflatten(3, (3, 16)).flip(3).flatten(3)  # the columns of patches reversed
     assert (model(images) - model(turned)).abs().max() > 0.01
     for block in model.blocks:
         torch.nn.init.zeros_(block.attn_rows.pos_columns)
     torch.testing.assert_close(model(images), model(turned))
 
 
-def test_what_is_no_grid_is_refused() -> None:
+def test_wrong_grids_are_refused() -> None:
     model = toy()
     attn = model.blocks[0].attn_rows
     with pytest.raises(
-        ConfigError, match=r"^13 tokens and a grid of 4×3; expected .* of 13 tokens, say 1×13: .*class token"
+        ConfigError, match=r"^13 tokens and a grid of 4×3; expected .* of 13 tokens, for example 1×13: .*class token"
     ):
         attn(torch.randn(1, 13, 16), GRID)
     with pytest.raises(
-        ConfigError, match=r"^12 tokens and no grid; expected \(rows, columns\) of 12 tokens, say 3×4: "
+        ConfigError, match=r"^12 tokens and no grid; expected \(rows, columns\) of 12 tokens, for example 3×4: "
     ):
         attn(torch.randn(1, 12, 16))
     with pytest.raises(ConfigError, match=r"^11 tokens and a grid of 4×3; "):
         axial_attention(*(torch.randn(1, 2, 11, 8) for _ in range(3)), GRID, rows=True)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ConfigError, match=r"64×64 pixels; expected 64×48, which the model was built for"):
         model(torch.randn(1, 3, 64, 64))
-    with pytest.raises(ConfigError, match=r"60×48 pixels; expected a multiple of 16×16, .* say to 64×48"):
+    with pytest.raises(ConfigError, match=r"60×48 pixels; expected a multiple of 16×16, .* to 64×48"):
         vitrail.create("axial_tiny_patch16_224", image_size=(60, 48))
 
 
-def test_dynamic_is_what_loading_at_another_size_gives(tmp_path: Path) -> None:
+def test_dynamic_equals_loading_at_another_size(tmp_path: Path) -> None:
     model = toy(dynamic=True)
     vitrail.save(model, tmp_path / "ours")
     same, images = vitrail.load(tmp_path / "ours"), torch.randn(2, 3, 64, 48)
@@ -186,7 +186,7 @@ def test_dynamic_is_what_loading_at_another_size_gives(tmp_path: Path) -> None:
         write(model, tmp_path / "theirs", "timm")
 
 
-def test_captured_maps_and_slopes_are_those_of_the_pass() -> None:
+def test_captured_maps_and_gradients_are_those_of_the_forward_pass() -> None:
     model, images = toy(), torch.randn(2, 3, 64, 48)
     with capture_attention(model, gradients=True) as seen:
         logits = model(images)
@@ -202,7 +202,7 @@ def test_captured_maps_and_slopes_are_those_of_the_pass() -> None:
             merge_heads(weights @ seen.values[layer]), seen.head_outputs[layer], rtol=0, atol=1e-5
         )
     slopes = seen.compute_gradients(logits[:, 1].sum())
-    layer, (head, token, other) = 3, (1, 7, 4)  # of the column attention of the last block, one weight by hand
+    layer, (head, token, other) = 3, (1, 7, 4)  # one weight of the column attention of the last block
     attn, before = find_attention_layers(model)[layer], seen.head_outputs[layer].detach()
     v = seen.values[layer]
     for image in range(2):
@@ -214,28 +214,28 @@ def test_captured_maps_and_slopes_are_those_of_the_pass() -> None:
 
 @torch.no_grad()
 def answer_from(model: Any, images: Tensor, attn: Any, made: Tensor) -> Tensor:
-    """The logits if this layer's heads gave that."""
+    """The logits if the heads of this layer return these values."""
     with attn.proj.register_forward_pre_hook(lambda *_: made):  # pyright: ignore[reportUnknownLambdaType]
         return model(images)
 
 
-def test_every_way_to_look() -> None:
+def test_every_inspection_works() -> None:
     model = toy()
     how = vitrail.Preprocessing(image_size=(64, 48))
     explainer = Explainer(model, preprocessing=how)
-    picture = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
     for method in ("rollout", "grad-rollout"):
-        assert explainer.explain(picture, method).map.sum() == pytest.approx(1)
-    seen = explainer.explain(picture, "attention", layer=0, head=0, token="2,1").map
-    assert seen[2].sum() == pytest.approx(1)  # the row of the patch that asks, and nothing else
-    norms = explainer.explain(picture, "norms", layer="all").maps[:, 0]
+        assert explainer.explain(image, method).map.sum() == pytest.approx(1)
+    seen = explainer.explain(image, "attention", layer=0, head=0, token="2,1").map
+    assert seen[2].sum() == pytest.approx(1)  # only the row of the query patch
+    norms = explainer.explain(image, "norms", layer="all").maps[:, 0]
     assert norms.shape == (4, *GRID)
     with torch.no_grad(), capture_tokens(model) as states:
-        model.tokens(explainer.loaded.make_batch([picture]))
-    for layer in range(4):  # after the block that a layer stands in
+        model.tokens(explainer.loaded.make_batch([image]))
+    for layer in range(4):  # after the block that contains the layer
         expected = states[layer // 2 + 1].norm(dim=-1).reshape(GRID)
         torch.testing.assert_close(torch.from_numpy(norms[layer]), expected)
-    plates = {plate.name for plate in vitrail.look(explainer, [picture] * 3).figures}
+    plates = {plate.name for plate in vitrail.look(explainer, [image] * 3).figures}
     assert {"attention_distance", "token_norms", "occlusion", "filters", "position_similarity"} <= plates
     table, block = model.tables(GRID)[0], model.blocks[0]
     for token in range(12):

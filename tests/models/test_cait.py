@@ -1,4 +1,4 @@
-"""CaiT: heads that talk by explicit sums, a class token that joins late, starting weights, and what is refused."""
+"""CaiT: talking heads equal explicit sums, the late class token, initial weights, and errors."""
 
 import math
 from dataclasses import replace
@@ -26,8 +26,8 @@ def images(*size: int) -> Tensor:
 
 
 @torch.no_grad()
-def test_heads_talk_as_the_paper_says() -> None:
-    """J = softmax(l(q·kᵀ/√K)), y = w(J)·v, number by number."""
+def test_talking_heads_equal_the_paper() -> None:
+    """J = softmax(l(q·kᵀ/√K)), y = w(J)·v, with loops."""
     layer = add_weight_noise(TalkingHeads(8, 2), std=0.5).double()
     x = torch.randn(1, 3, 8, dtype=torch.float64)
     q, k, v, _ = layer.project(x)  # (1, 2, 3, 4)
@@ -51,7 +51,7 @@ def test_heads_talk_as_the_paper_says() -> None:
     torch.testing.assert_close(layer.weights(x), mixed)
     expected = layer.proj(torch.cat([mixed[0, g] @ v[0, g] for g in range(2)], dim=-1))
     torch.testing.assert_close(layer(x)[0], expected)
-    assert (mixed.sum(-1) - 1).abs().min() > 0.01  # no shares
+    assert (mixed.sum(-1) - 1).abs().min() > 0.01  # rows do not sum to 1
 
 
 @pytest.mark.parametrize("kind", ["boolean", "added"])
@@ -66,39 +66,39 @@ def test_masks_hide_tokens(kind: str) -> None:
     torch.testing.assert_close(layer.weights(changed, mask=mask)[..., :3, :3], layer.weights(x, mask=mask)[..., :3, :3])
 
 
-def test_patches_do_not_see_the_class_token() -> None:
+def test_patches_do_not_attend_to_the_class_token() -> None:
     model = add_weight_noise(CaiT(TOY), std=0.2)
     x = images()
     before = model.tokens(x)
     with torch.no_grad():
-        model.cls_token.add_(torch.randn(16))  # a number added to all of it would be lost in the norm
+        model.cls_token.add_(torch.randn(16))  # a constant would be removed by the norm
     after = model.tokens(x)
     assert torch.equal(before[:, 1:], after[:, 1:])
     assert not torch.allclose(before[:, 0], after[:, 0])
 
 
-def test_shapes_and_one_answer() -> None:
+def test_shapes() -> None:
     model = CaiT(TOY).eval()
     assert (model.grid, model.prefix) == ((2, 3), 1)
     assert model.tokens(images()).shape == (2, 7, 16)
     assert model.encode(images(), queries=1).shape == (2, 1, 16)
-    assert not model(images()).any()  # untrained: even odds
+    assert not model(images()).any()  # untrained: equal probabilities
     assert CaiT(replace(TOY, classes=0))(images()).shape == (2, 16)
     add_weight_noise(model)
     x = images()
     torch.testing.assert_close(model(x), model.logits(model.tokens(x)))
 
 
-def test_every_weight_learns() -> None:
+def test_every_weight_gets_a_gradient() -> None:
     model = add_weight_noise(CaiT(TOY), std=0.2).train()
     model(images()).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        ignored = name.endswith("proj_l.bias")  # a softmax ignores what is added to all scores of a head
+        ignored = name.endswith("proj_l.bias")  # the softmax ignores a constant per head
         assert ignored or parameter.grad.abs().sum() > 0, name
 
 
-def test_dropout_and_depth_are_of_the_patches_blocks_alike() -> None:
+def test_dropout_and_stochastic_depth_act_in_the_blocks_of_patches() -> None:
     model: Any = add_weight_noise(CaiT(replace(TOY, stochastic_depth=0.3, attention_dropout=0.5)))
     assert [block.drop_path.rate for block in model.blocks] == [0.3] * 3
     layer = model.blocks[0].attn
@@ -109,7 +109,7 @@ def test_dropout_and_depth_are_of_the_patches_blocks_alike() -> None:
     assert torch.equal(layer.weights(x), layer.weights(x))
 
 
-def test_starting_weights_are_the_authors() -> None:
+def test_initial_weights_are_those_of_the_authors() -> None:
     torch.manual_seed(0)
     model: Any = CaiT(replace(PRESETS["cait_s36_384"], depth=2, image_size=224))
     assert model.blocks[0].ls1.gamma.unique().tolist() == [pytest.approx(1e-6)]
@@ -126,7 +126,7 @@ def test_starting_weights_are_the_authors() -> None:
     assert not model.head.weight.any()
 
 
-def test_presets_by_the_names_of_the_paper() -> None:
+def test_presets_have_aliases_as_in_the_paper() -> None:
     assert vitrail.create("CaiT-XXS24", depth=1, class_depth=1).config.width == 192
     assert len(PRESETS) == 10
     assert all(config.width // config.heads == 48 for config in PRESETS.values())
@@ -142,16 +142,16 @@ def test_dynamic_sizes() -> None:
         model(images(20, 24))
 
 
-def test_what_does_not_fit_is_said() -> None:
-    with pytest.raises(ConfigError, match="cannot be shared by 5 heads"):
+def test_invalid_configs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be divided by 5 heads"):
         CaiTConfig(heads=5)
-    with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 16×16.* say to 224×224"):
+    with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 16×16.* to 224×224"):
         CaiTConfig(image_size=(230, 224))
     with pytest.raises(ConfigError, match="class_depth is 0; expected more than 0"):
         CaiTConfig(class_depth=0)
 
 
-def test_our_folder_and_another_size(tmp_path: Path) -> None:
+def test_save_and_load_at_another_size(tmp_path: Path) -> None:
     model = add_weight_noise(CaiT(TOY))
     write(model, tmp_path / "ours")
     back = load(tmp_path / "ours")
@@ -168,12 +168,12 @@ def test_our_folder_and_another_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["hf", "torchvision", "google", "dino", "mae"])
-def test_layouts_that_have_no_place_for_it(to: str, tmp_path: Path) -> None:
+def test_unsupported_layouts_are_refused(to: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{to} has no place for a model of the family 'cait'"):
         write(CaiT(TOY), tmp_path / "theirs", to)
 
 
-def test_levels_for_training() -> None:
+def test_layer_decay_levels() -> None:
     model: Any = CaiT(TOY)
     levels = {weight.name: weight.level for weight in list_weights(model)}
     assert {levels[name] for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")} == {0}
@@ -186,7 +186,7 @@ def test_levels_for_training() -> None:
     assert not model.blocks_token_only[0].norm1.weight.requires_grad
 
 
-def test_blocks_computed_again_give_the_same_gradients() -> None:
+def test_recomputed_activations_give_equal_gradients() -> None:
     model: Any = add_weight_noise(CaiT(TOY), std=0.2)
     x = images()
     model(x).sum().backward()
@@ -204,7 +204,7 @@ FASHION = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_learns_the_embedded_pictures(tmp_path: Path) -> None:
+def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     fields = [word for field in FASHION.split() for word in ("--set", field)]
     words = ["train", "--recipe", "fashion", "--model", "cait_xxs24_224", *fields, "--out", str(tmp_path / "run")]
     build_app()(words, exit_on_error=False, result_action="return_value")

@@ -1,4 +1,4 @@
-"""Models by name: presets, aliases, families from outside, and what is said when there is none."""
+"""Models by name: presets, aliases, external families, and errors for unknown names."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_create_replaces_fields() -> None:
     assert model(torch.randn(2, 3, 32, 64)).shape == (2, 10)
 
 
-def test_aliases_name_presets() -> None:
+def test_aliases_refer_to_presets() -> None:
     for family in load_families():
         for alias, preset in family.aliases.items():
             assert find_preset(alias) == (family, family.presets[preset]), alias
@@ -90,7 +90,7 @@ def test_unknown_fields() -> None:
         vitrail.create("DeiT-Ti", reg_tokens=4)
 
 
-def test_a_family_from_outside_by_file_and_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_family_by_file_and_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
     by_file = vitrail.create(f"{EXAMPLE}:mixer_tiny", classes=3, depth=1)
     assert type(vitrail.create(f"{EXAMPLE}:mixer_tiny", depth=1)) is type(by_file), "a file is run once"
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
@@ -101,8 +101,8 @@ def test_a_family_from_outside_by_file_and_by_module(monkeypatch: pytest.MonkeyP
     assert vitrail.summarize(by_file).parameters == sum(parameter.numel() for parameter in by_file.parameters())
 
 
-def test_a_family_file_may_postpone_its_annotations_and_a_broken_one_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "json.py"  # a name that others have too
+def test_external_file_with_postponed_annotations_or_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "json.py"  # the name of a standard module
     file.write_text("from __future__ import annotations\n" + EXAMPLE.read_text("utf-8"), "utf-8")
     assert vitrail.create(f"{file}:mixer_tiny", depth=1) is not None
     assert Path(str(sys.modules["json"].__file__)).name == "__init__.py"
@@ -114,7 +114,7 @@ def test_a_family_file_may_postpone_its_annotations_and_a_broken_one_is_named(tm
         vitrail.create(f"{broken}:tiny")
 
 
-def test_a_family_whose_parts_do_not_fit_is_refused() -> None:
+def test_inconsistent_family_is_refused() -> None:
     family = load_families()[0]
     with pytest.raises(ConfigError, match=r"preset 'a' of the family 'own' is a dict; expected a ViTConfig"):
         Family(name="own", config=family.config, build=family.build, presets={"a": {}})
@@ -132,7 +132,7 @@ def test_a_family_whose_parts_do_not_fit_is_refused() -> None:
         ("R50+ViT-B/16", {"stages": [0]}),
     ],
 )
-def test_nothing_is_built_before_everything_is_checked(
+def test_config_is_checked_before_anything_is_built(
     name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[object] = []

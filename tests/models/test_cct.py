@@ -1,4 +1,4 @@
-"""CCT: published counts, answers equal to vit-pytorch's, and what the variant for a CPU adds."""
+"""CCT: published counts, outputs equal to vit-pytorch, and the variant for CPUs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
-def test_parameters_to_the_unit(name: str, parameters: int) -> None:
+def test_parameter_counts_are_exact(name: str, parameters: int) -> None:
     with torch.device("meta"):
         model = CCT(PRESETS[name])
     assert all(p.is_meta for p in model.parameters())
@@ -37,7 +37,7 @@ def test_parameters_to_the_unit(name: str, parameters: int) -> None:
 
 
 def from_peer(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """vit-pytorch's names, which are the authors', to ours."""
+    """Map the names of vit-pytorch, which are those of the authors, to ours."""
     names = {
         "classifier.positional_emb": "pos_embed",
         "classifier.attention_pool": "attn_pool",
@@ -63,7 +63,7 @@ def from_peer(state: dict[str, Tensor]) -> dict[str, Tensor]:
     ("kernel", "stride", "stem", "size"), [(3, 1, (), (8, 12)), (3, 1, (64,), (16, 8)), (7, 2, (64,), (32, 32))]
 )
 @pytest.mark.parametrize("positions", ["learnable", "sine"])
-def test_answers_are_the_peers(
+def test_output_equals_vit_pytorch(
     kernel: int, stride: int, stem: tuple[int, ...], size: tuple[int, int], positions: str
 ) -> None:
     peer: nn.Module = add_weight_noise(
@@ -85,18 +85,20 @@ def test_answers_are_the_peers(
     model = CCT(replace(config, learned_positions=positions == "learnable")).eval()
     drawn = model.pos_embed.clone()
     model.load_state_dict(from_peer(peer.state_dict()))
-    assert positions == "learnable" or (model.pos_embed - drawn).abs().max() < 0.5  # the same sines, before the noise
+    assert (
+        positions == "learnable" or (model.pos_embed - drawn).abs().max() < 0.5
+    )  # the same sinusoids, before the noise
     images = torch.randn(3, 3, *size)
     torch.testing.assert_close(model(images), peer(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [TOY, VARIANT], ids=["published", "variant"])
-def test_every_weight_learns(config: CCTConfig) -> None:
+def test_every_weight_gets_a_gradient(config: CCTConfig) -> None:
     model = add_weight_noise(CCT(config)).train()
     model(torch.randn(4, 3, 16, 8)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        assert name == "attn_pool.bias" or parameter.grad.abs().sum() > 0, name  # a softmax ignores a common bias
+        assert name == "attn_pool.bias" or parameter.grad.abs().sum() > 0, name  # the softmax ignores a common bias
 
 
 def test_shapes() -> None:
@@ -104,7 +106,7 @@ def test_shapes() -> None:
     model = CCT(TOY).eval()
     assert model.grid == (4, 2)
     assert model.tokens(images).shape == (2, 8, 16)
-    assert not model(images).any()  # untrained: even odds
+    assert not model(images).any()  # untrained: equal probabilities
     assert CCT(replace(TOY, classes=0))(images).shape == (2, 16)
     assert CCT(VARIANT).grid == (4, 2)
     assert CCT(replace(VARIANT, pools=3)).grid == (2, 1)
@@ -112,7 +114,7 @@ def test_shapes() -> None:
     torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
 
 
-def test_heads_look_at_their_neighbours_at_first() -> None:
+def test_heads_attend_to_neighbours_initially() -> None:
     model = CCT(replace(VARIANT, image_size=32, depth=1)).eval()
     attention = model.blocks[0].attn
     assert isinstance(attention, LocalAttention)
@@ -125,12 +127,12 @@ def test_heads_look_at_their_neighbours_at_first() -> None:
     _, _, v, _ = attention.project(x, (8, 8))
     torch.testing.assert_close(attention(x, (8, 8)), attention.proj(merge_heads(attention.weights(x, (8, 8)) @ v)))
     larger = attention.weights(torch.randn(1, 100, 16), (10, 10))[0]
-    assert larger[0, 34].argmax() == 35  # an offset means the same on any grid
+    assert larger[0, 34].argmax() == 35  # an offset has the same bias on any grid
 
 
-def test_whitened_filters_answer_alike() -> None:
+def test_whitened_filters_have_equal_variance() -> None:
     torch.manual_seed(0)
-    images = torch.randn(64, 3, 16, 8).cumsum(-1)  # neighbours are alike, as in a photo
+    images = torch.randn(64, 3, 16, 8).cumsum(-1)  # neighbouring pixels are similar, as in a photo
     tokenizer = CCT(replace(VARIANT, stem=(48, 8))).patch_embed
     tokenizer.whiten(images.chunk(3))
     answers = tokenizer.layers[0](images)[:, :24, 1:-1, 1:-1].transpose(0, 1).flatten(1)  # (24, m) inside the border
@@ -138,7 +140,7 @@ def test_whitened_filters_answer_alike() -> None:
     weight = tokenizer.layers[0].get_parameter("weight")
     torch.testing.assert_close(weight[24:], -weight[:24])
     wide = CCT(replace(VARIANT, stem=(64, 8))).patch_embed
-    wide.whiten([images])  # 27 patterns of 3×3×3 and no more: the other filters stay
+    wide.whiten([images])  # only 27 components of 3×3×3: the other filters stay unchanged
     assert wide.layers[0].get_parameter("weight")[54:].std() > 0.1
 
 
@@ -150,19 +152,19 @@ def test_dynamic_size(config: CCTConfig) -> None:
         model(torch.randn(1, 3, 12, 10))
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_invalid_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"30×32 pixels; expected a multiple of 4×4"):
         CCTConfig(image_size=(30, 32))
     with pytest.raises(ConfigError, match=r"kernel 4; expected an odd number"):
         CCTConfig(kernel=4)
-    with pytest.raises(ConfigError, match=r"attention_dropout with neighbours"):
+    with pytest.raises(ConfigError, match=r"attention_dropout and neighbours"):
         CCTConfig(neighbours=True, attention_dropout=0.1)
     with pytest.raises(ConfigError, match=r"3 pools; expected at most 2"):
         CCTConfig(pools=3)
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google", "deit", "dino", "mae"])
-def test_no_public_layout_holds_it_and_ours_does(to: str, tmp_path: Path) -> None:
+def test_only_our_layout_supports_it(to: str, tmp_path: Path) -> None:
     model = add_weight_noise(CCT(VARIANT))
     with pytest.raises(CheckpointError, match=f"{to} has no place for a model of the family 'cct'"):
         write(model, tmp_path / "theirs", to)

@@ -1,4 +1,4 @@
-"""DeiT: two tokens, two heads, one answer."""
+"""DeiT: two tokens, two heads, one output."""
 
 from dataclasses import replace
 
@@ -14,13 +14,13 @@ TOY = DeiTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, c
 DISTILLED = replace(TOY, distilled=True)
 
 
-def test_a_distilled_model_has_two_more_positions_than_patches() -> None:
+def test_distilled_model_has_two_more_positions_than_patches() -> None:
     assert DeiT(DISTILLED).pos_embed.shape == (1, 2 + 6, 16)
     assert DeiT(TOY).pos_embed.shape == (1, 1 + 6, 16)
     assert DeiT(replace(TOY, prefix_positions=False)).pos_embed.shape == (1, 6, 16)
 
 
-def test_the_answer_is_the_mean_of_both_heads() -> None:
+def test_output_is_the_mean_of_both_heads() -> None:
     model, batch = add_weight_noise(DeiT(DISTILLED)), torch.randn(2, 3, 8, 12)
     by_label, by_teacher = model.heads(batch)
     assert not torch.allclose(by_label, by_teacher)
@@ -34,7 +34,7 @@ def test_the_answer_is_the_mean_of_both_heads() -> None:
     assert model.train()(batch).shape == (2, 5)
 
 
-def test_both_tokens_learn_and_differ_from_the_start() -> None:
+def test_both_tokens_get_gradients_and_differ_initially() -> None:
     model = DeiT(DISTILLED)
     assert model.dist_token is not None
     assert not torch.equal(model.cls_token, model.dist_token)
@@ -45,7 +45,7 @@ def test_both_tokens_learn_and_differ_from_the_start() -> None:
         assert token.grad.abs().sum() > 0
 
 
-def test_a_plain_model_says_that_it_has_one_head() -> None:
+def test_heads_of_a_plain_model_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"not distilled and has one head; expected distilled=True"):
         DeiT(TOY).heads(torch.zeros(1, 3, 8, 12))
 
@@ -63,7 +63,7 @@ def test_dynamic_size_keeps_both_prefix_positions() -> None:
         DeiT(DISTILLED)(torch.randn(2, 3, 16, 8))
 
 
-def test_without_a_head_features_come_out() -> None:
+def test_model_without_head_returns_features() -> None:
     batch = torch.randn(2, 3, 8, 12)
     plain, distilled = (
         add_weight_noise(DeiT(replace(TOY, classes=0))),

@@ -1,4 +1,4 @@
-"""The hybrid: a ResNet's feature map is the image."""
+"""The hybrid ViT: patches of a ResNet's feature map."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ TOY = HybridConfig(image_size=(32, 64), stages=(1, 1), width=16, depth=2, heads=
 @pytest.mark.parametrize(
     ("stages", "patch", "stride"), [((), 8, 32), ((), 1, 4), ((1,), 1, 4), ((1, 1), 2, 16), ((3, 4, 9), 1, 16)]
 )
-def test_the_stride_is_that_of_the_feature_map(stages: tuple[int, ...], patch: int, stride: int) -> None:
+def test_stride_is_that_of_the_feature_map(stages: tuple[int, ...], patch: int, stride: int) -> None:
     config = replace(TOY, stages=stages, patch_size=patch)
     assert config.stride == (stride, stride)
     model = add_weight_noise(Hybrid(config))
@@ -46,7 +46,7 @@ def test_same_padding_gives_size_over_stride(size: int, kernel: int, stride: int
     assert F.conv2d(padded, torch.ones(1, 1, kernel, kernel), stride=stride).shape[-1] == math.ceil(size / stride)
 
 
-def test_the_image_must_be_a_multiple_of_the_stride() -> None:
+def test_image_must_be_a_multiple_of_the_stride() -> None:
     with pytest.raises(ConfigError, match=r"40×64 pixels; expected a multiple of 16×16"):
         HybridConfig(image_size=(40, 64))
     with pytest.raises(ConfigError, match=r"stages is \(1, 0\); expected more than 0"):
@@ -60,7 +60,7 @@ def test_dynamic_size() -> None:
     assert model(torch.randn(2, 3, 64, 32)).shape == (2, 5)
 
 
-def test_half_precision_standardises_in_full() -> None:
+def test_half_precision_standardises_in_float32() -> None:
     convolution, images = StdConv2d(8, 8, 3), torch.randn(1, 8, 9, 9)
     convolution.weight.data.normal_(std=3e-4)
     expected = convolution(images)

@@ -1,4 +1,4 @@
-"""Starting values: those of the ViT authors' code, on every weight, also after a build on the meta device."""
+"""Initial values equal those of the ViT authors' code for every weight, also after a build on the meta device."""
 
 import math
 import subprocess
@@ -37,7 +37,7 @@ def build(toy: str) -> Any:
 
 
 @pytest.mark.parametrize("toy", TOYS)
-def test_a_model_from_the_meta_device_is_filled_by_init_weights_alone(toy: str) -> None:
+def test_init_weights_fills_a_model_from_the_meta_device(toy: str) -> None:
     with torch.device("meta"):
         empty = build(toy)
     assert all(parameter.is_meta for parameter in empty.parameters())
@@ -52,15 +52,15 @@ def test_a_model_from_the_meta_device_is_filled_by_init_weights_alone(toy: str) 
             torch.testing.assert_close(filled.std(), built.std(), rtol=0.1, atol=1e-7, msg=name)
     assert empty.state_dict().keys() == whole.state_dict().keys()
     images = torch.randn(1, 3, 32, 32)
-    assert (empty(images) == 0).all(), "a zero head answers nothing"
+    assert (empty(images) == 0).all(), "a head of zeros returns zeros"
 
 
-def test_a_build_on_the_meta_device_does_not_import_the_compiler() -> None:
+def test_build_on_the_meta_device_does_not_import_the_compiler() -> None:
     builds = "[vitrail.create(toy.pop('name'), depth=2, **toy) for toy in toys]"
     program = f"import sys, torch, vitrail; torch.set_default_device('meta'); toys = {[*TOYS.values()]}; {builds}"
     check = "print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", f"{program}; {check}"], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n", "importing it takes more than a second, and every load would pay for it"
+    assert done.stdout == "False\n", "importing the compiler would add more than a second to every load"
 
 
 def bound(tensor: torch.Tensor) -> float:
@@ -73,7 +73,7 @@ def test_distributions() -> None:
     width = 192
     block: Any = model.blocks[0]
     for part in block.attn.qkv.weight.chunk(3):
-        assert 0.98 < bound(part) / math.sqrt(6 / (width + width)) <= 1  # each of q, k and v drawn for itself
+        assert 0.98 < bound(part) / math.sqrt(6 / (width + width)) <= 1  # q, k and v are drawn separately
     assert 0.98 < bound(block.attn.proj.weight) / math.sqrt(6 / (2 * width)) <= 1
     assert 0.98 < bound(block.mlp.fc2.weight) / math.sqrt(6 / (4 * width + width)) <= 1
     assert bound(block.attn.qkv.bias) == 0
@@ -92,13 +92,13 @@ def test_distributions() -> None:
     assert 0.9 < bound(model.attn_pool.latent) / math.sqrt(6 / (1 + width)) <= 1
 
 
-def test_the_last_norm_of_a_bottleneck_starts_at_zero() -> None:
+def test_last_norm_of_a_bottleneck_starts_at_zero() -> None:
     norms = {name: module for name, module in build("hybrid").named_modules() if isinstance(module, nn.GroupNorm)}
     for name, norm in norms.items():
         assert bound(norm.weight) == (0 if name.endswith("norm3") else 1), name
 
 
-def test_keys_and_values_of_different_widths_are_drawn_apart() -> None:
+def test_keys_and_values_are_initialized_separately() -> None:
     layer = Attention(64, 2, key_width=16, value_width=480)
     init_layers(layer)
     keys, values = layer.kv.weight.split((16, 480))

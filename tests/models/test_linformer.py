@@ -1,4 +1,4 @@
-"""Linformer: attention by explicit sums, full attention where nothing is mixed, and another number of patches."""
+"""Linformer: equal to explicit sums, to full attention if nothing is mixed, and other numbers of patches."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def toy(shared: Any = "kv", **fields: Any) -> Any:
 
 
 def explicit(attn: LinformerAttention, x: Tensor, table: Tensor) -> Tensor:
-    """The paper's eq. 7, one image, head, query and mixture after the other: (B, N, D) → (B, N, D)."""
+    """The paper's eq. 7 with loops over images, heads, queries and mixtures: (B, N, D) → (B, N, D)."""
     (b, n, d), heads = x.shape, attn.heads
     k = d // heads
     out = torch.zeros(b, n, d, dtype=x.dtype)
@@ -55,7 +55,7 @@ def explicit(attn: LinformerAttention, x: Tensor, table: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shared", SHARED)
-def test_attention_is_the_papers(shared: str) -> None:
+def test_attention_equals_the_paper(shared: str) -> None:
     model = toy(shared, image_size=(32, 48)).double()
     attn, x = model.blocks[0].attn, torch.randn(2, 7, 16, dtype=torch.float64)
     table = model.projection if shared == "layers" else attn.projection
@@ -68,7 +68,7 @@ def test_attention_is_the_papers(shared: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4], ids=["one", "keys and values", "each head"])
-def test_with_k_of_n_and_nothing_mixed_it_is_full_attention(count: int) -> None:
+def test_identity_projection_gives_full_attention(count: int) -> None:
     full = add_weight_noise(SelfAttention(16, 2), std=0.3).double()
     attn = LinformerAttention(16, 2, (2, 3), nn.Parameter(torch.eye(7).expand(count, 7, 7).clone())).double()
     q, k, v = full.qkv.weight.chunk(3)
@@ -77,7 +77,7 @@ def test_with_k_of_n_and_nothing_mixed_it_is_full_attention(count: int) -> None:
         for part, weight in ((attn.q, q), (attn.k, k), (attn.v, v), (attn.proj, full.proj.weight)):
             part.weight.copy_(weight)
         attn.q.bias.copy_(biases[0])
-        attn.proj.bias.copy_(full.proj.bias + full.proj.weight @ biases[2])  # and that of the keys has no part
+        attn.proj.bias.copy_(full.proj.bias + full.proj.weight @ biases[2])  # the bias of the keys has no effect
     x = torch.randn(3, 7, 16, dtype=torch.float64)
     torch.testing.assert_close(attn(x), full(x), rtol=0, atol=1e-12)
     q, k, v = (torch.randn(3, 2, 7, 8, dtype=torch.float64) for _ in range(3))
@@ -86,18 +86,18 @@ def test_with_k_of_n_and_nothing_mixed_it_is_full_attention(count: int) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_parameters_are_a_vits_and_the_projections(name: str) -> None:
+def test_parameters_are_those_of_a_vit_and_the_projections(name: str) -> None:
     config = PRESETS[name]
     with torch.device("meta"):
         model = Linformer(config)
     (h, w), kernel = model.grid, config.width * 3 * (math.prod(model.patch_embed.patch) - 16 * 16)
-    more = config.width * (h * w - 14 * 14) + kernel - 12 * 2 * config.width  # no bias of keys and values
+    more = config.width * (h * w - 14 * 14) + kernel - 12 * 2 * config.width  # keys and values have no bias
     expected = VIT[name.split("_")[1]] + more + 12 * (1 + h * w) * 64
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
 @pytest.mark.parametrize(("shared", "matrices"), [("none", 24 * 3), ("heads", 24), ("kv", 12), ("layers", 1)])
-def test_how_many_projections_there_are(shared: Any, matrices: int) -> None:
+def test_number_of_projections(shared: Any, matrices: int) -> None:
     with torch.device("meta"):
         model = Linformer(replace(PRESETS["linformer_tiny_patch16_224"], shared=shared))  # 12 layers of 3 heads
     found = [parameter for name, parameter in model.named_parameters() if name.endswith("projection")]
@@ -115,7 +115,7 @@ def test_macs(shared: str) -> None:
 
 
 @pytest.mark.parametrize("shared", SHARED)
-def test_answers_and_every_weight_learns(shared: str) -> None:
+def test_output_shape_and_gradients_of_every_weight(shared: str) -> None:
     model, images = toy(shared), torch.randn(2, 3, 64, 48)
     assert model.tokens(images).shape == (2, 13, 16)
     torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
@@ -131,11 +131,11 @@ def test_answers_and_every_weight_learns(shared: str) -> None:
         assert torch.equal(gradient, again), name
 
 
-def test_untrained_it_gives_even_odds_and_mixtures_of_the_size_of_tokens() -> None:
+def test_initial_output_is_uniform_and_mixtures_keep_the_scale() -> None:
     model: Any = Linformer(replace(TOY, image_size=224, projected=64))
     assert not model(torch.randn(2, 3, 224, 224)).any()
     mixed = model.blocks[0].attn.projection[0].T @ torch.randn(197, 500)  # (k, D)
-    assert 0.8 < mixed.square().mean() / (197 / (197 + 64)) < 1.2  # variance N/(N + k), as the authors draw it
+    assert 0.8 < mixed.square().mean() / (197 / (197 + 64)) < 1.2  # variance N/(N + k), as in the authors' code
 
 
 def test_another_length_is_refused() -> None:
@@ -144,24 +144,24 @@ def test_another_length_is_refused() -> None:
         ConfigError, match=r"64×64 pixels; expected 64×48, which the model was built for: .*dynamic=True"
     ):
         model(torch.randn(1, 3, 64, 64))
-    with pytest.raises(ConfigError, match=r"60×48 pixels; expected a multiple of 16×16, .* say to 64×48"):
+    with pytest.raises(ConfigError, match=r"60×48 pixels; expected a multiple of 16×16, .* to 64×48"):
         model(torch.randn(1, 3, 60, 48))
     attn = model.blocks[0].attn
-    with pytest.raises(ConfigError, match=r"^10 tokens; expected 13, which the projection was made for"):
+    with pytest.raises(ConfigError, match=r"^10 tokens; expected 13, the length of the projection"):
         attn(torch.randn(1, 10, 16))
     with pytest.raises(ConfigError, match=r"^no projection; expected one"):
         toy("layers").blocks[0].attn(torch.randn(1, 13, 16))
 
 
-def test_a_projection_for_another_grid_keeps_its_sums() -> None:
+def test_resampled_projection_keeps_its_sums() -> None:
     even = torch.full((2, 1 + 12, 3), 0.25)
     larger = resample_projection(even, (4, 3), (6, 8))
     torch.testing.assert_close(larger[:, :1], even[:, :1])
     torch.testing.assert_close(larger[:, 1:].sum(1), even[:, 1:].sum(1))
     assert resample_projection(even, (4, 3), (4, 3)) is even
-    smooth = torch.linspace(0, 1, 8)[:, None] * torch.linspace(-1, 2, 6)  # of a picture twice as large in patches
+    smooth = torch.linspace(0, 1, 8)[:, None] * torch.linspace(-1, 2, 6)  # an image with twice as many patches per side
     tokens = torch.stack([smooth.cos(), smooth.sin()], dim=-1)  # (8, 6, 2)
-    table = torch.cat([torch.randn(1, 1, 4), tokens[None].flatten(1, 2).repeat(1, 1, 2)], dim=1)  # smooth as well
+    table = torch.cat([torch.randn(1, 1, 4), tokens[None].flatten(1, 2).repeat(1, 1, 2)], dim=1)  # smooth too
     twice = tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)
     mixed = table[0, 1:].T @ tokens.flatten(0, 1)
     again = resample_projection(table, (8, 6), (16, 12))[0, 1:].T @ twice.flatten(0, 1)
@@ -170,7 +170,7 @@ def test_a_projection_for_another_grid_keeps_its_sums() -> None:
 
 
 @pytest.mark.parametrize("shared", SHARED)
-def test_dynamic_is_what_loading_at_another_size_gives(shared: str, tmp_path: Path) -> None:
+def test_dynamic_equals_loading_at_another_size(shared: str, tmp_path: Path) -> None:
     model = toy(shared, dynamic=True)
     vitrail.save(model, tmp_path)
     same, images = vitrail.load(tmp_path), torch.randn(2, 3, 64, 48)
@@ -188,7 +188,7 @@ def test_dynamic_is_what_loading_at_another_size_gives(shared: str, tmp_path: Pa
     assert torch.equal(by_google.state_dict()[tables[0]], expected)
 
 
-def test_what_fits_no_other_model_is_said(tmp_path: Path) -> None:
+def test_mismatched_checkpoints_and_configs_are_refused(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path / "ours")
     with pytest.raises(
         CheckpointError, match=r"projected is 4 in the checkpoint, not 8; what may differ is image_size"

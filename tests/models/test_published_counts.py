@@ -1,11 +1,11 @@
-"""Parameters to the unit and GMACs to three decimals, as published for these models."""
+"""Exact parameter counts and GMACs to three decimals, as published for these models."""
 
 import pytest
 import torch
 
 import vitrail
 
-# Google's own test table (1000 classes, 224 pixels), then timm's, DeiT's and torchvision's figures
+# from Google's tests (1000 classes, 224 pixels), then from timm, DeiT and torchvision
 PARAMETERS = {
     "ViT-Ti/16": 5_717_416,
     "ViT-S/32": 22_878_952,
@@ -73,7 +73,7 @@ PARAMETERS = {
     "RegNetY-16GF": 83_590_140,
 }
 
-# torchvision's own figures, to its three decimals
+# as published by torchvision, to three decimals
 GMACS = {
     "vit_base_patch16_224": 17.564,
     "vit_base_patch16_384": 55.484,

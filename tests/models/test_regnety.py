@@ -1,4 +1,4 @@
-"""RegNetY: the paper's widths by its rule, answers and gradients as timm's, any size of image."""
+"""RegNetY: the paper's widths, outputs and gradients equal to timm, images of any size."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.regnety import PRESETS, RegNetY, RegNetYBlock, RegNetYConfig, config_from_width_rule
 
 TOY = replace(config_from_width_rule(6, 16, 16.0, 2.0, 8), classes=5, image_size=32)
-PAPER = {  # blocks and widths of each stage, as its tables have them
+PAPER = {  # blocks and widths per stage, from its tables
     "regnety_040": ((2, 6, 12, 2), (128, 192, 512, 1088)),
     "regnety_080": ((2, 4, 10, 1), (168, 448, 896, 2016)),
     "regnety_120": ((2, 5, 11, 1), (224, 448, 896, 2240)),
@@ -24,7 +24,7 @@ PAPER = {  # blocks and widths of each stage, as its tables have them
 
 
 def peers() -> tuple[Any, RegNetY]:
-    """timm's model of toy size and ours with its weights; noise in all of them, running statistics too."""
+    """A toy model of timm and ours with its weights; noise in all weights and running statistics."""
     size = RegNetCfg(depth=6, w0=16, wa=16.0, wm=2.0, group_size=8, se_ratio=0.25)
     theirs = randomise_batch_norms(add_weight_noise(RegNet(size, num_classes=5)))
     ours = RegNetY(TOY)
@@ -33,12 +33,12 @@ def peers() -> tuple[Any, RegNetY]:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_rule_gives_the_papers_stages(name: str) -> None:
+def test_width_rule_gives_the_stages_of_the_paper(name: str) -> None:
     assert (PRESETS[name].stages, PRESETS[name].widths) == PAPER[name]
 
 
 @pytest.mark.parametrize("size", [(32, 32), (45, 70)])
-def test_answers_are_timms(size: tuple[int, int]) -> None:
+def test_output_equals_timm(size: tuple[int, int]) -> None:
     theirs, ours = peers()
     images = torch.randn(2, 3, *size)
     with torch.inference_mode():
@@ -48,7 +48,7 @@ def test_answers_are_timms(size: tuple[int, int]) -> None:
         torch.testing.assert_close(ours.tokens(images), features.flatten(2).transpose(1, 2))
 
 
-def test_gradients_and_statistics_are_timms() -> None:
+def test_gradients_and_statistics_equal_timm() -> None:
     theirs, ours = peers()
     images, labels = torch.randn(4, 3, 64, 64), torch.arange(4)
     for model in (theirs, ours):
@@ -61,10 +61,10 @@ def test_gradients_and_statistics_are_timms() -> None:
         torch.testing.assert_close(mine, its, msg=key)
 
 
-def test_every_weight_learns_and_shapes() -> None:
+def test_shapes_and_gradients_of_every_weight() -> None:
     model = RegNetY(TOY)
     images = torch.randn(4, 3, 64, 64)
-    assert not model(images).any()  # untrained: even odds
+    assert not model(images).any()  # untrained: equal probabilities
     add_weight_noise(model).train()(images).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -74,8 +74,8 @@ def test_every_weight_learns_and_shapes() -> None:
     assert RegNetY(replace(TOY, classes=0))(images).shape == (4, TOY.widths[-1])
 
 
-def test_starting_weights() -> None:
-    """A grouped kernel reaches as few channels as its group has, and is drawn for them; a block starts as nothing."""
+def test_initial_weights() -> None:
+    """A grouped kernel is scaled by the channels of its group; a block starts as the identity."""
     torch.manual_seed(0)
     block = RegNetY(replace(TOY, widths=(64, 64, 128, 128), group_width=16)).get_submodule("s1.b1")
     assert isinstance(block, RegNetYBlock)
@@ -83,22 +83,22 @@ def test_starting_weights() -> None:
     assert not block.conv3.bn.weight.any()
 
 
-def test_any_image_goes_through() -> None:
+def test_images_of_any_size() -> None:
     model = add_weight_noise(RegNetY(TOY))
     for size in ((32, 32), (1, 1), (33, 17), (64, 8)):
         assert model(torch.randn(1, 3, *size)).shape == (1, 5)
 
 
-def test_what_does_not_fit_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages of 2 widths; expected one width a stage"):
+def test_invalid_configs_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"4 stages of 2 widths; expected one width per stage"):
         vitrail.create("RegNetY-4GF", widths=(64, 128))
-    with pytest.raises(ConfigError, match=r"a width of 100 in groups of 64; expected a multiple of it"):
+    with pytest.raises(ConfigError, match=r"a width of 100 in groups of 64; expected a multiple of 64"):
         vitrail.create("RegNetY-4GF", widths=(64, 100, 128, 192))
     with pytest.raises(ConfigError, match=r"0 stages of 0 widths"):
         RegNetYConfig(stages=(), widths=())
 
 
-def test_exported_with_any_batch() -> None:
+def test_export_with_any_batch() -> None:
     model: nn.Module = add_weight_noise(RegNetY(TOY))
     images = torch.randn(2, 3, 32, 32)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))

@@ -1,4 +1,4 @@
-"""ResNet: counts, answers and gradients as timm's, CIFAR's networks by the paper's arithmetic, any size of image."""
+"""ResNet: counts, outputs and gradients equal to timm, the paper's networks for CIFAR, images of any size."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def peers(name: str) -> tuple[Any, ResNet]:
-    """timm's model of toy depth and ours with its weights; noise in all of them, running statistics too."""
+    """A toy model of timm and ours with its weights; noise in all weights and running statistics."""
     theirs = randomise_batch_norms(add_weight_noise(timm.create_model(name, layers=(1, 2, 1, 1), num_classes=5)))
     ours = ResNet(replace(PRESETS[name], stages=(1, 2, 1, 1), classes=5))
     ours.load_state_dict(theirs.state_dict())
@@ -33,7 +33,7 @@ def peers(name: str) -> tuple[Any, ResNet]:
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 @pytest.mark.parametrize("size", [(32, 32), (45, 70)])
-def test_answers_are_timms(name: str, size: tuple[int, int]) -> None:
+def test_output_equals_timm(name: str, size: tuple[int, int]) -> None:
     theirs, ours = peers(name)
     images = torch.randn(2, 3, *size)
     with torch.inference_mode():
@@ -44,7 +44,7 @@ def test_answers_are_timms(name: str, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_gradients_and_statistics_are_timms(name: str) -> None:
+def test_gradients_and_statistics_equal_timm(name: str) -> None:
     theirs, ours = peers(name)
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     for model in (theirs, ours):
@@ -58,7 +58,7 @@ def test_gradients_and_statistics_are_timms(name: str) -> None:
 
 
 @pytest.mark.parametrize(("depth", "parameters"), [(20, 269_722), (32, 464_154), (56, 853_018)])
-def test_cifar_networks_have_the_papers_counts(depth: int, parameters: int) -> None:
+def test_cifar_networks_have_the_counts_of_the_paper(depth: int, parameters: int) -> None:
     n = (depth - 2) // 6
     kernels = 3 * 16 + (2 * n) * 16 * 16 + 16 * 32 + (2 * n - 1) * 32 * 32 + 32 * 64 + (2 * n - 1) * 64 * 64
     norms = 2 * (16 + 2 * n * (16 + 32 + 64))
@@ -67,7 +67,7 @@ def test_cifar_networks_have_the_papers_counts(depth: int, parameters: int) -> N
 
 
 class Published(nn.Module):
-    """Option A as in akamaster's code."""
+    """The paper's option A, as in akamaster's code."""
 
     def __init__(self, planes: int) -> None:
         super().__init__()
@@ -77,17 +77,17 @@ class Published(nn.Module):
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.planes // 4, self.planes // 4), "constant", 0)
 
 
-def test_a_padded_shortcut_has_zeros_on_both_sides() -> None:
+def test_padded_shortcut_has_zeros_on_both_sides() -> None:
     x = torch.randn(2, 16, 9, 8)
     assert torch.equal(PaddedShortcut(16, 2)(x), Published(32)(x))
     assert PaddedShortcut(3, 1)(x).shape == (2, 19, 9, 8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_weight_learns_and_shapes(kind: str) -> None:
+def test_shapes_and_gradients_of_every_weight(kind: str) -> None:
     model = ResNet(KINDS[kind])
     images = torch.randn(4, 3, 32, 32)
-    assert not model(images).any()  # untrained: even odds
+    assert not model(images).any()  # untrained: equal probabilities
     add_weight_noise(model).train()(images).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -98,7 +98,7 @@ def test_every_weight_learns_and_shapes(kind: str) -> None:
     assert ResNet(replace(KINDS[kind], classes=0))(images).shape == (4, width)
 
 
-def test_a_new_model_passes_its_input_through() -> None:
+def test_initial_blocks_are_their_shortcuts() -> None:
     """The last norm of each block starts at zero, so that a block starts as its shortcut."""
     block = ResNet(replace(TOY, block="basic")).layer1
     assert isinstance(block, nn.Sequential)
@@ -106,7 +106,7 @@ def test_a_new_model_passes_its_input_through() -> None:
     assert torch.equal(block(x), x)
 
 
-def test_any_image_goes_through() -> None:
+def test_images_of_any_size() -> None:
     model = add_weight_noise(ResNet(TOY))
     for size in ((32, 32), (1, 1), (33, 17), (64, 8)):
         assert model(torch.randn(1, 3, *size)).shape == (1, 5)
@@ -114,16 +114,16 @@ def test_any_image_goes_through() -> None:
         model(torch.randn(1, 1, 8, 8))
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_invalid_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"unknown block 'wide'"):
         vitrail.create("resnet18", block="wide")
     with pytest.raises(ConfigError, match=r"stages is \(2, 0\); expected more than 0"):
         ResNetConfig(stages=(2, 0))
-    with pytest.raises(ConfigError, match=r"stages is \(\); expected one number at least"):
+    with pytest.raises(ConfigError, match=r"stages is \(\); expected at least one number"):
         ResNetConfig(stages=())
 
 
-def test_exported_with_any_batch() -> None:
+def test_export_with_any_batch() -> None:
     model: nn.Module = add_weight_noise(ResNet(TOY))
     images = torch.randn(2, 3, 32, 32)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))

@@ -1,4 +1,4 @@
-"""T2T-ViT against the paper's formulas written as loops and sums, in double precision."""
+"""T2T-ViT equals the paper's formulas written as loops and sums, in double precision."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from vitrail.inspection.capture import capture_attention, find_attention_layers
 from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, TokenTransformer, soft_split
 from vitrail.models.token_merging import add_token_merging
 
-# total, and of these trained: positions and the rows of performers are fixed
+# total, and trained: positions and the rows of performers are fixed
 PARAMETERS = {
     "t2t_vit_7": (4_310_222, 4_255_694),
     "t2t_vit_10": (5_889_230, 5_834_702),
@@ -30,7 +30,7 @@ PARAMETERS = {
     "t2t_vit_t_19": (39_172_942, 39_084_686),
     "t2t_vit_t_24": (64_101_454, 64_000_590),
 }
-GMACS = {  # the authors' own, to their one decimal; T2T-ViT-24 they round to 13.8
+GMACS = {  # published, to one decimal; T2T-ViT-24 as 13.8
     "t2t_vit_7": 1.1,
     "t2t_vit_10": 1.5,
     "t2t_vit_12": 1.8,
@@ -50,7 +50,7 @@ def toy(stage: Any = "performer", **fields: Any) -> T2T:
 
 
 def panes(x: Tensor, side: int, step: int, padding: int) -> Tensor:
-    """Every number of every pane looked up for itself: (C, H, W) → (h·w, C·side²)."""
+    """Every number of every patch, with loops: (C, H, W) → (h·w, C·side²)."""
     c, height, width = x.shape
     h, w = (height + 2 * padding - side) // step + 1, (width + 2 * padding - side) // step + 1
     found = torch.zeros(h * w, c * side * side, dtype=x.dtype)
@@ -73,7 +73,7 @@ def mlp(x: Tensor, layer: Any) -> Tensor:
 
 
 def by_sums(q: Tensor, k: Tensor, v: Tensor, kernel: Any, least: float = 0.0) -> Tensor:
-    """Each query for itself: the values by the kernel's shares: (N, K), (N, K), (N, V) → (N, V)."""
+    """Values weighted by the kernel, one query at a time: (N, K), (N, K), (N, V) → (N, V)."""
     rows = list[Tensor]()
     for query in q:
         mixed, total = torch.zeros_like(v[0]), least
@@ -85,7 +85,7 @@ def by_sums(q: Tensor, k: Tensor, v: Tensor, kernel: Any, least: float = 0.0) ->
 
 
 def staged(x: Tensor, stage: Any) -> Tensor:
-    """A stage on one picture: (N, C) → (N, S)."""
+    """A stage on one image: (N, C) → (N, S)."""
     qkv, least = normalised(x, stage.norm1) @ stage.qkv.weight.T, 0.0
     if isinstance(stage, TokenPerformer):
         qkv, least = qkv + stage.qkv.bias, 1e-8
@@ -102,7 +102,7 @@ def staged(x: Tensor, stage: Any) -> Tensor:
 
 
 def by_hand(model: T2T, image: Tensor) -> Tensor:
-    """All tokens of one picture: (C, H, W) → (1 + n, D)."""
+    """All tokens of one image: (C, H, W) → (1 + n, D)."""
     module, (height, width) = model.tokens_to_token, image.shape[1:]
     x = staged(panes(image, 7, 4, 2), module.attention1)
     x = staged(panes(x.T.reshape(-1, height // 4, width // 4), 3, 2, 1), module.attention2)
@@ -127,11 +127,11 @@ def exponential(q: Tensor, k: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("stage", STAGES)
 @torch.no_grad()
-def test_tokens_are_those_of_loops_and_sums(stage: str) -> None:
+def test_tokens_equal_loops_and_sums(stage: str) -> None:
     model = toy(stage, image_size=(16, 32)).double()
     with torch.no_grad():
         for each in (model.tokens_to_token.attention1, model.tokens_to_token.attention2):
-            each.qkv.weight.mul_(0.3)  # else one key takes all
+            each.qkv.weight.mul_(0.3)  # otherwise one key has all the weight
     images = torch.randn(1, 3, 16, 32, dtype=torch.float64)
     found = model.tokens(images)
     expected = torch.stack([by_hand(model, image) for image in images])
@@ -143,7 +143,7 @@ def test_tokens_are_those_of_loops_and_sums(stage: str) -> None:
 
 
 @pytest.mark.parametrize("split", sorted(set(SOFT_SPLITS)))
-def test_soft_splits_are_unfolds(split: tuple[int, int, int]) -> None:
+def test_soft_split_equals_unfold(split: tuple[int, int, int]) -> None:
     x = torch.randn(2, 5, 32, 16)
     found = soft_split(x.movedim(1, -1), *split)
     side, step, padding = split
@@ -153,7 +153,7 @@ def test_soft_splits_are_unfolds(split: tuple[int, int, int]) -> None:
 
 
 def test_drawn_features_estimate_the_kernel_without_bias() -> None:
-    """Mean over 4,000 performers with rows from N(0, 1): exp(q·k), within four of its standard errors."""
+    """The mean over 4,000 performers with rows from N(0, 1) is exp(q·k) within four standard errors."""
     torch.manual_seed(0)
     stage = TokenPerformer(8, 8, norm_eps=1e-5, dropout=0).double()
     q, k = 0.3 * torch.randn(2, 1, 6, 8, dtype=torch.float64)
@@ -165,7 +165,7 @@ def test_drawn_features_estimate_the_kernel_without_bias() -> None:
     found, expected = torch.stack(estimates), (q @ k.transpose(1, 2)).exp()[0]
     error = found.std(0) / math.sqrt(len(found))
     assert ((found.mean(0) - expected).abs() < 4 * error).all()
-    assert (error < 0.05 * expected).all()  # so that a wrong kernel would show
+    assert (error < 0.05 * expected).all()  # small enough to detect a wrong kernel
     assert expected.max() / expected.min() > 1.5
 
 
@@ -178,7 +178,7 @@ def test_with_enough_features_a_performer_is_a_transformer_of_scale_1() -> None:
     torch.testing.assert_close(stage.mix(q, k, v), expected, rtol=0, atol=0.01)
 
 
-def test_rows_of_performers_start_orthogonal_and_stay() -> None:
+def test_rows_of_performers_are_orthogonal_and_fixed() -> None:
     model = T2T(replace(TOY, stage_width=64))
     for stage in (model.tokens_to_token.attention1, model.tokens_to_token.attention2):
         assert isinstance(stage, TokenPerformer)
@@ -189,10 +189,10 @@ def test_rows_of_performers_start_orthogonal_and_stay() -> None:
     assert fixed == {"pos_embed", "tokens_to_token.attention1.w", "tokens_to_token.attention2.w"}
 
 
-def test_it_starts_where_the_authors_code_does() -> None:
+def test_initial_weights_are_those_of_the_authors() -> None:
     torch.manual_seed(0)
     model = T2T(TOY)
-    assert not model(torch.randn(1, 3, 32, 48)).any()  # but for the head, which is zero
+    assert not model(torch.randn(1, 3, 32, 48)).any()  # only the head differs, which is zero
     weight = model.tokens_to_token.project.weight
     assert 0.018 < weight.std() < 0.022
     assert 0.01 < model.cls_token.std() < 0.03
@@ -218,7 +218,7 @@ def test_gmacs(name: str) -> None:
     assert round(summary.macs / 1e9, 1) == GMACS[name]
 
 
-def test_the_class_token_alone_and_the_names_people_write() -> None:
+def test_class_token_output_and_aliases() -> None:
     model = toy()
     images = torch.randn(2, 3, 32, 48)
     torch.testing.assert_close(model.encode(images, queries=1), model.tokens(images)[:, :1])
@@ -230,7 +230,7 @@ def test_the_class_token_alone_and_the_names_people_write() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
+def test_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
     model = toy(stage, dynamic=True)
     images = torch.randn(2, 3, 64, 16)
     tokens = model.tokens(images)
@@ -238,8 +238,8 @@ def test_a_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
     built = T2T(replace(model.config, image_size=(64, 16)))
     state = model.state_dict() | {"pos_embed": built.pos_embed}
     built.load_state_dict(state)
-    assert not torch.allclose(built.eval().tokens(images), tokens)  # resampled, not counted anew
-    with pytest.raises(ConfigError, match=r"60×16 pixels; expected a multiple of 16×16.* say to 64×16"):
+    assert not torch.allclose(built.eval().tokens(images), tokens)  # resampled, not recomputed
+    with pytest.raises(ConfigError, match=r"60×16 pixels; expected a multiple of 16×16.* to 64×16"):
         model(torch.randn(1, 3, 60, 16))
 
 
@@ -251,21 +251,21 @@ def test_a_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
         ({"image_size": 7}, r"say to 16×16"),
         ({"stage": "convolution"}, r"stage 'convolution'"),
         ({"stage_width": 1}, r"stage_width is 1; expected 2 or more"),
-        ({"heads": 5}, r"width 384 cannot be shared by 5 heads"),
+        ({"heads": 5}, r"width 384 cannot be divided by 5 heads"),
         ({"stage_dropout": 1.0}, r"stage_dropout is 1.0; expected at least 0 and less than 1"),
     ],
 )
-def test_what_does_not_fit_is_said(fields: dict[str, Any], message: str) -> None:
+def test_invalid_configs_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         T2TConfig(**fields)
 
 
-def test_another_size_than_built_for_is_said() -> None:
+def test_other_image_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"48×48 pixels; expected 32×48, which the model was built for"):
         toy()(torch.randn(1, 3, 48, 48))
 
 
-def test_dropout_of_the_stages_is_only_for_training() -> None:
+def test_stage_dropout_acts_only_in_training() -> None:
     model, images = toy(stage_dropout=0.5), torch.randn(2, 3, 32, 48)
     torch.testing.assert_close(model(images), toy()(images))
     assert not torch.allclose(model.train()(images), model(images))
@@ -293,7 +293,7 @@ def test_autocast(stage: str, dtype: torch.dtype) -> None:
     assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
 
 
-def test_features_may_be_larger_than_float16_can_hold() -> None:
+def test_features_may_exceed_float16() -> None:
     stage = T2T(replace(TOY, stage_width=64)).half().tokens_to_token.attention1
     assert isinstance(stage, TokenPerformer)
     largest = stage.features(stage.w[None]).max()  # exp(|w|²/2)/√M, |w|² = M = 32
@@ -301,7 +301,7 @@ def test_features_may_be_larger_than_float16_can_hold() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_ours_holds_it_and_others_do_not(stage: str, tmp_path: Path) -> None:
+def test_only_our_layout_supports_it(stage: str, tmp_path: Path) -> None:
     model, images = toy(stage), torch.randn(2, 3, 32, 48)
     with pytest.raises(CheckpointError, match="timm has no place for a model of the family 't2t'"):
         vitrail.save(model, tmp_path / "theirs", to="timm")
@@ -316,7 +316,7 @@ def test_ours_holds_it_and_others_do_not(stage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_backbone_is_looked_at_and_the_stages_are_not(stage: str) -> None:
+def test_attention_maps_are_of_the_backbone_only(stage: str) -> None:
     model, images = toy(stage), torch.randn(2, 3, 32, 48)
     assert len(find_attention_layers(model)) == 2
     with capture_attention(model) as seen:
@@ -329,6 +329,6 @@ def test_the_backbone_is_looked_at_and_the_stages_are_not(stage: str) -> None:
     assert kinds == {TokenPerformer if stage == "performer" else TokenTransformer}
 
 
-def test_its_tokens_may_be_merged() -> None:
+def test_tokens_can_be_merged() -> None:
     model, images = toy(), torch.randn(2, 3, 32, 48)
     assert add_token_merging(model, 1)(images).shape == (2, 5)

@@ -1,4 +1,4 @@
-"""Token merging: against loops written from the paper, where it must change nothing, and what is refused."""
+"""Token merging equals loops written from the paper, changes nothing where it must not, and refuses other models."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -62,7 +62,7 @@ def images(model: Any, batch: int = 2) -> Tensor:
 
 
 def stem(model: Any, batch: Tensor) -> Tensor:
-    """The tokens that come to the first block."""
+    """The tokens at the input of the first block."""
     seen = list[Tensor]()
 
     def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
@@ -84,7 +84,7 @@ def total(rows: Iterable[Tensor]) -> Tensor:
 
 
 def by_hand(model: Any, tokens: Tensor, per_layer: int) -> Tensor:
-    """One image, (N, D) → (N, D): the paper's words in loops."""
+    """The paper's algorithm with loops for one image: (N, D) → (N, D)."""
     held = [Token(row, 1, [place]) for place, row in enumerate(tokens)]
     for block in model.blocks:
         heads, vectors = block.attn.heads, torch.stack([token.row for token in held])
@@ -128,20 +128,20 @@ def by_hand(model: Any, tokens: Tensor, per_layer: int) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("per_layer", [3, 7])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_answers_are_those_of_loops_written_from_the_paper(kind: str, per_layer: int) -> None:
+def test_tokens_and_logits_equal_loops_written_from_the_paper(kind: str, per_layer: int) -> None:
     model = toy(kind)
     batch = images(model)
     fewer: Any = add_token_merging(model, per_layer)
     expected = model.norm(torch.stack([by_hand(model, tokens, per_layer) for tokens in stem(model, batch)]))
     torch.testing.assert_close(fewer.tokens(batch), expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(fewer(batch), model.logits(expected), rtol=1e-9, atol=1e-9)
-    if kind != "one block":  # where the class token has asked before anything was merged
+    if kind != "one block":  # with one block, attention comes before any merge
         assert (fewer(batch) - model(batch)).abs().max() > 1e-6
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
-def test_merging_none_is_the_model_itself_and_merging_leaves_it_as_it_was(kind: str) -> None:
+def test_zero_merges_return_the_model_and_merging_does_not_change_it(kind: str) -> None:
     model = toy(kind)
     batch, names = images(model), list(model.state_dict())
     before = model(batch)
@@ -164,7 +164,7 @@ def repeated(image: Tensor, kinds: Tensor, patch: int) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("pool", ["class", "mean", "mean_norm", "map"])
-def test_merging_what_is_alike_changes_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_equal_patches_changes_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = add_weight_noise(ViT(replace(TOY, positions="none", pool=pool)), std=0.2)  # float32
     kinds = torch.tensor([[0, 0, 1, 1, 0], [0, 2, 2, 2, 0], [1, 1, 2, 0, 0], [0, 0, 0, 0, 0]])
     alike = repeated(images(model), kinds, 4)
@@ -176,29 +176,29 @@ def test_merging_what_is_alike_changes_nothing(pool: Any, monkeypatch: pytest.Mo
     def ignored(sizes: Tensor) -> Tensor:
         return torch.zeros_like(sizes)
 
-    monkeypatch.setattr(Tensor, "log", ignored)  # every token asked as one
+    monkeypatch.setattr(Tensor, "log", ignored)  # ignore the sizes of tokens
     assert (fewer(alike) - model(alike)).abs().max() > 1e-4
 
 
-def test_the_pairs_most_alike_are_merged_and_weighed_by_their_size() -> None:
+def test_most_similar_pairs_are_merged_and_weighted_by_size() -> None:
     turned = torch.tensor([0.0, 10, 90, 91, 12, 200, 205]) * math.pi / 180  # class token, 6 patches; odd: 1, 3, 5
-    keys = torch.stack([turned.cos(), turned.sin()], -1)[None] * torch.arange(1, 8)[:, None]  # length is nothing
+    keys = (
+        torch.stack([turned.cos(), turned.sin()], -1)[None] * torch.arange(1, 8)[:, None]
+    )  # only the direction matters
     order, into = match_patches(keys, prefix=1)
-    assert order.tolist() == [[0, 1, 2]]  # 2 to 3 by 1 degree, 4 to 1 by 2, 6 to 5 by 5
+    assert order.tolist() == [[0, 1, 2]]  # 2 and 3 differ by 1 degree, 4 and 1 by 2, 6 and 5 by 5
     assert into.tolist() == [[1, 0, 2]]
     x = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6]])[..., None]
     sizes = torch.tensor([[1.0, 1, 3, 1, 1, 2, 2]])[..., None]
     y, grown = merge_matched_patches(x, sizes, order, into, 2, prefix=1)
-    assert y[..., 0].tolist() == [[9, 6, 2.5, 2.25, 5]]  # class; the even one left; 1 with 4, 3 with three of 2, 5
+    assert y[..., 0].tolist() == [[9, 6, 2.5, 2.25, 5]]  # class; the remaining even one; 1 with 4, 3 with three of 2, 5
     assert grown[..., 0].tolist() == [[1, 2, 2, 4, 2]]
     assert indices_after_merge(order, into, 2, prefix=1, patches=6).tolist() == [[1, 2, 2, 1, 3, 0]]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("per_layer", "expected"), [(4, [22, 18, 14, 10]), (10, [22, 12, 7, 5]), (9, [22, 13, 8, 5])])
-def test_each_layer_has_so_many_fewer_tokens_but_at_least_half_of_the_patches(
-    per_layer: int, expected: list[int]
-) -> None:
+def test_each_layer_removes_the_given_number_up_to_half(per_layer: int, expected: list[int]) -> None:
     fewer: Any = add_token_merging(DeiT(replace(DEIT, depth=4, distilled=True)), per_layer)
     seen = list[int]()
 
@@ -212,7 +212,7 @@ def test_each_layer_has_so_many_fewer_tokens_but_at_least_half_of_the_patches(
 
 
 @torch.no_grad()
-def test_one_patch_is_left_however_deep_the_model() -> None:
+def test_at_least_one_patch_is_left() -> None:
     fewer: Any = add_token_merging(add_weight_noise(ViT(replace(TOY, depth=9))), 10)
     tokens = fewer.tokens(torch.randn(2, 3, 16, 20))
     assert (tokens[:, 1:] - tokens[:, 1:2]).abs().max() == 0
@@ -220,7 +220,7 @@ def test_one_patch_is_left_however_deep_the_model() -> None:
 
 
 @torch.no_grad()
-def test_threads_may_share_it_and_images_do_not_touch_each_other() -> None:
+def test_threads_can_share_it_and_images_are_independent() -> None:
     model = toy("class")
     fewer = add_token_merging(model, 5)
     batches = [images(model, 1 + number % 3) for number in range(24)]
@@ -231,22 +231,22 @@ def test_threads_may_share_it_and_images_do_not_touch_each_other() -> None:
 
 
 @torch.no_grad()
-def test_images_of_any_size_where_the_model_takes_them() -> None:
+def test_dynamic_image_sizes() -> None:
     model = add_weight_noise(ViT(replace(TOY, dynamic=True)), std=0.2).double()
     batch = torch.randn(2, 3, 8, 12, dtype=torch.float64)
     expected = model.norm(torch.stack([by_hand(model, tokens, 4) for tokens in stem(model, batch)]))
     torch.testing.assert_close(add_token_merging(model, 4)(batch), model.logits(expected))
 
 
-def test_it_learns_as_the_model_does() -> None:
+def test_gradients_flow_through_merged_tokens() -> None:
     model = add_weight_noise(ViT(replace(TOY, dropout=0.1, attention_dropout=0.1, stochastic_depth=0.1)))
     add_token_merging(model, 3).train()(images(model)).square().sum().backward()
     assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
 
 
 @pytest.mark.parametrize("given", [-1, True, 1.0, "2", None])
-def test_what_is_no_count_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"merge is {given!r}; expected how many patches"):
+def test_invalid_counts_are_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"merge is {given!r}; expected the number of patches"):
         add_token_merging(toy("class"), given)
 
 
@@ -265,21 +265,21 @@ def test_what_is_no_count_is_refused(given: Any) -> None:
             lambda: add_token_merging(ViT(TOY), 2),
             "this ViT merges its tokens already; expected the model it was made of",
         ),
-        (lambda: ViT(replace(TOY, image_size=(8, 4))), "merge is 2 of the 2 patches of a picture; expected at most 1"),
+        (lambda: ViT(replace(TOY, image_size=(8, 4))), "merge is 2 of the 2 patches of an image; expected at most 1"),
     ],
 )
-def test_what_cannot_be_merged_is_refused_by_name(build: Callable[[], nn.Module], words: str) -> None:
+def test_unsupported_models_are_refused(build: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         add_token_merging(build(), 2)
 
 
-def test_it_is_not_saved_in_place_of_the_model(tmp_path: Path) -> None:
+def test_merging_model_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         vitrail.save(add_token_merging(ViT(TOY), 2), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
-def test_torch_export_takes_it_with_any_batch() -> None:
+def test_torch_export_with_any_batch() -> None:
     model = add_weight_noise(ViT(TOY), std=0.2)
     fewer = add_token_merging(model, 3).eval()
     assert isinstance(fewer.get_submodule("blocks.0"), MergingBlocks)
@@ -295,10 +295,10 @@ ONNX = pytest.mark.skipif(
 
 @ONNX
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch's own exporter
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # from torch's exporter
 @pytest.mark.parametrize("opset", [20, 23])
 @pytest.mark.parametrize("pool", ["class", "mean"])
-def test_onnx_runtime_gives_the_same_answers(pool: Any, opset: int, tmp_path: Path) -> None:
+def test_onnx_runtime_gives_the_same_output(pool: Any, opset: int, tmp_path: Path) -> None:
     import onnxruntime
 
     model = add_weight_noise(ViT(replace(TOY, pool=pool)), std=0.2)
@@ -317,7 +317,7 @@ def test_onnx_runtime_gives_the_same_answers(pool: Any, opset: int, tmp_path: Pa
 @pytest.mark.parametrize(
     "weights", ["vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_patch16_224.pth"]
 )
-def test_public_weights_answer_alike_with_a_quarter_less_work(weights: str, shared: Callable[[str], Path]) -> None:
+def test_public_weights_predict_the_same_with_a_quarter_less_work(weights: str, shared: Callable[[str], Path]) -> None:
     photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::10]
     found = read(shared(f"weights/{weights}"))
     assert found.description.preprocessing is not None

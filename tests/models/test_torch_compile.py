@@ -1,4 +1,4 @@
-"""torch.compile, torch.export and recomputed activations take every family as it is."""
+"""torch.compile, torch.export and recomputed activations work with every family."""
 
 from typing import Any
 
@@ -40,8 +40,8 @@ def test_compile_without_a_graph_break(key: str) -> None:
     torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, inside its compiler
-def test_compile_to_machine_code_forward_and_backward() -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from torch's compiler
+def test_compile_with_inductor_forward_and_backward() -> None:
     model, images = toy("vit").train(), torch.randn(2, 3, 64, 64)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True)

@@ -1,4 +1,4 @@
-"""The ViT as a whole: every kind of position at every place, any size, what is computed and what is refused."""
+"""The ViT: every kind of positions at every place, any size, what the last block computes, and errors."""
 
 from dataclasses import asdict, replace
 from typing import Any, get_args, get_type_hints
@@ -31,8 +31,8 @@ def images(batch: int = 2, size: tuple[int, int] = (8, 12)) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "place"), KINDS)
-def test_every_kind_of_position_at_every_place_trains_a_step(kind: Any, place: Any) -> None:
-    pool = "mean" if kind == "relative" else "class"  # the class token is at no offset from anything
+def test_every_kind_of_positions_trains(kind: Any, place: Any) -> None:
+    pool = "mean" if kind == "relative" else "class"  # the class token has no offset
     model = ViT(replace(TOY, positions=kind, positions_at=place, registers=2, pool=pool)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -45,13 +45,13 @@ def test_every_kind_of_position_at_every_place_trains_a_step(kind: Any, place: A
         optimizer.step()
     assert losses[-1] < losses[0]
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name]) != parameter.requires_grad, f"{name} should move if it is trained"
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, f"{name} should change if it is trained"
     fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert fixed == ({"pos_embed"} if kind.startswith("sincos") else set())
 
 
 @pytest.mark.parametrize(("kind", "place"), KINDS)
-def test_patches_that_look_alike_are_told_apart_by_positions_alone(kind: Any, place: Any) -> None:
+def test_equal_patches_differ_only_by_positions(kind: Any, place: Any) -> None:
     model = toy(positions=kind, positions_at=place)
     same = torch.randn(1, 3, 4, 4).repeat(1, 1, 2, 3)
     tokens = model.tokens(same)[0, 1:]
@@ -59,7 +59,7 @@ def test_patches_that_look_alike_are_told_apart_by_positions_alone(kind: Any, pl
     assert spread < 1e-5 if kind == "none" else spread > 1e-4
 
 
-def test_every_layer_has_its_own_table_and_shared_has_one() -> None:
+def test_number_of_position_tables() -> None:
     shared, layers = toy(positions_at="shared"), toy(positions_at="layers")
     assert layers.state_dict()["pos_embed"].shape == (2, 7, 16)
     state = shared.state_dict()
@@ -72,14 +72,14 @@ def test_every_layer_has_its_own_table_and_shared_has_one() -> None:
     assert not torch.allclose(stem(batch), shared(batch))
 
 
-def test_sinusoidal_tables_are_the_formula_and_zero_for_the_prefix() -> None:
+def test_sinusoidal_tables_equal_the_formula_and_are_zero_for_the_prefix() -> None:
     model = ViT(replace(TOY, positions="sincos_2d", registers=1))
     assert model.pos_embed is not None
     assert torch.equal(model.pos_embed[0, 2:], sinusoid_2d((2, 3), 16))
     assert (model.pos_embed[0, :2] == 0).all()
 
 
-def test_without_positions_patches_may_be_shuffled() -> None:
+def test_output_without_positions_ignores_the_order_of_patches() -> None:
     model, patches = toy(positions="none"), torch.randn(1, 6, 3, 4, 4)
     order = torch.randperm(6)
 
@@ -111,7 +111,7 @@ fields = st.fixed_dictionaries(
 
 @settings(max_examples=120, deadline=None)
 @given(drawn=fields)
-def test_any_config_gives_the_shapes_it_promises(drawn: dict[str, Any]) -> None:
+def test_shapes_for_any_config(drawn: dict[str, Any]) -> None:
     grid, (kind, place) = drawn.pop("grid"), drawn.pop("kind")
     size = tuple(n * p for n, p in zip(grid, drawn["patch_size"], strict=True))
     drawn["class_token"] = drawn["class_token"] or drawn["pool"] == "class"
@@ -123,12 +123,14 @@ def test_any_config_gives_the_shapes_it_promises(drawn: dict[str, Any]) -> None:
     assert tokens.shape == (2, config.class_token + config.registers + grid[0] * grid[1], 16)
     assert out.shape == (2, config.classes or 16)
     assert out.isfinite().all()
-    torch.testing.assert_close(out, model.logits(tokens), rtol=1e-4, atol=1e-5)  # the last block's short cut is exact
+    torch.testing.assert_close(
+        out, model.logits(tokens), rtol=1e-4, atol=1e-5
+    )  # the shortcut in the last block is exact
 
 
 @pytest.mark.parametrize(("kind", "place"), KINDS)
 @pytest.mark.parametrize("pool", ["class", "mean", "map"])
-def test_dynamic_models_take_any_multiple_of_the_patch(kind: Any, place: Any, pool: Any) -> None:
+def test_dynamic_model_takes_any_multiple_of_the_patch(kind: Any, place: Any, pool: Any) -> None:
     model = toy(positions=kind, positions_at=place, pool=pool, dynamic=True, registers=1)
     assert model(images(size=(16, 8))).shape == (2, 5)
     fixed = toy(positions=kind, positions_at=place, pool=pool, registers=1)
@@ -138,14 +140,14 @@ def test_dynamic_models_take_any_multiple_of_the_patch(kind: Any, place: Any, po
 
 
 @pytest.mark.parametrize("kind", ["none", "rotary"])
-def test_positions_without_a_table_are_exact_at_any_size(kind: Any) -> None:
+def test_positions_without_table_are_exact_at_any_size(kind: Any) -> None:
     model, larger = toy(positions=kind, dynamic=True), toy(positions=kind, image_size=(16, 8))
     larger.load_state_dict(model.state_dict())
     batch = images(size=(16, 8))
     assert torch.equal(model(batch), larger(batch))
 
 
-def test_the_last_block_computes_only_the_class_token() -> None:
+def test_last_block_computes_only_the_class_token() -> None:
     model = toy()
     seen: list[tuple[int, ...]] = []
     for block in model.blocks:
@@ -155,8 +157,8 @@ def test_the_last_block_computes_only_the_class_token() -> None:
     assert seen == [(2, 7, 16), (2, 1, 16), (2, 7, 16), (2, 7, 16)]
 
 
-def test_attention_maps_of_the_last_block_are_whole() -> None:
-    """Where only the class token is computed, a hook is still given all tokens, and so the weights of all."""
+def test_attention_maps_of_the_last_block_are_complete() -> None:
+    """Even if the last block computes only the class token, a hook gets all tokens and so all weights."""
     model, maps = toy(), list[Tensor]()
     last = model.blocks[-1]
 
@@ -182,7 +184,7 @@ def test_heads() -> None:
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "stochastic_depth"])
-def test_every_rate_acts_in_training_alone(rate: str) -> None:
+def test_every_rate_acts_only_in_training(rate: str) -> None:
     model, batch = toy(**{rate: 0.5}), images(batch=16)
     assert torch.equal(model(batch), model(batch))
     model.train()
@@ -214,14 +216,14 @@ def test_half_precision() -> None:
         (torch.zeros(1, 3, 12, 8), r"image of 12×8 pixels; expected 8×12, .* image_size=\(12, 8\) or dynamic=True"),
     ],
 )
-def test_wrong_inputs_are_named(given: Tensor, message: str) -> None:
+def test_wrong_inputs_are_refused(given: Tensor, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         toy()(given)
 
 
-def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
+def test_dynamic_model_refuses_partial_patches() -> None:
     with pytest.raises(
-        ConfigError, match=r"9×12 pixels; expected a multiple of 4×4, the pixels of one token: .* say to 8×12"
+        ConfigError, match=r"9×12 pixels; expected a multiple of 4×4, the pixels of one token: .* to 8×12"
     ):
         toy(dynamic=True)(torch.zeros(1, 3, 9, 12))
 
@@ -229,7 +231,7 @@ def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"heads": 3}, r"width 16 cannot be shared by 3 heads; expected a divisor of 16, say 2"),
+        ({"heads": 3}, r"width 16 cannot be divided by 3 heads; expected a divisor of 16, say 2"),
         ({"image_size": 30, "patch_size": 16}, r"30×30 pixels; expected a multiple of 16×16, .* say to 32×32"),
         ({"image_size": "big"}, r"image_size is 'big'; expected a whole number or a pair \(rows, columns\)"),
         ({"image_size": (8, 12, 3)}, r"image_size is \(8, 12, 3\); expected a whole number or a pair"),
@@ -252,12 +254,12 @@ def test_a_dynamic_model_still_refuses_half_a_patch() -> None:
         ({"positions": "sincos_2d", "width": 18}, r"width 18; expected a multiple of 4 for positions 'sincos_2d'"),
     ],
 )
-def test_wrong_fields_are_named(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_configs_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(TOY, **wrong)
 
 
-def test_input_dropout_acts_once_whatever_the_positions() -> None:
+def test_input_dropout_acts_once_for_any_positions() -> None:
     calls = 0
 
     def note(*_: object) -> None:

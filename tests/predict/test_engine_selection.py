@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("vitrail.predict.engine_selection", "vitrail.predict.predictor"):
-        monkeypatch.setattr(f"{module}.cores", lambda: 2)
+        monkeypatch.setattr(f"{module}.count_cores", lambda: 2)
 
 
 class Speeds(dict[str, float]):
@@ -80,6 +80,17 @@ def way(chosen: EngineChoice) -> str:
 
 def pictures(count: int) -> list[ImageItem]:
     return [ImageItem(each, str(n)) for n, each in enumerate(random_pixels(count))]
+
+
+def test_of_two_alike_the_one_with_fewer_threads_per_call_is_chosen() -> None:
+    settings: dict[str, engine_selection.EngineSetting] = {
+        "eager 1×2": ("eager", 1, 2),
+        "eager 2×1": ("eager", 2, 1),
+        "onnx 1×2": ("onnx", 1, 2),
+    }
+    choose = engine_selection.choose_fastest_setting
+    assert choose(settings, {"eager 1×2": 104, "eager 2×1": 100, "onnx 1×2": 90}) == "eager 2×1"
+    assert choose(settings, {"eager 1×2": 106, "eager 2×1": 100, "onnx 1×2": 105}) == "eager 1×2"
 
 
 def test_measured_once_and_recalled(exported: ExportFinder, speeds: Speeds) -> None:
@@ -288,8 +299,8 @@ def refused(place: Any, **wish: Any) -> str:
 
 def test_what_contradicts_itself(exported: ExportFinder, model: Path) -> None:
     assert "which is int8; expected a model exported to onnx" in refused(exported("int8"), exact=True)
-    assert "`exact` with `fast`; use one of them" in refused(model, exact=True, fast=True)
-    assert "`exact` with `engine` int8; use one of them" in refused(model, exact=True, engine="int8")
+    assert "`exact` with `fast`, which is not exact" in refused(model, exact=True, fast=True)
+    assert "`exact` with `engine` int8, which is not exact" in refused(model, exact=True, engine="int8")
     assert "`fast` with `engine` eager; expected auto, onnx or int8" in refused(model, fast=True, engine="eager")
     assert "`batch` 0; expected 1 or more" in refused(model, batch=0)
     assert "`streams` -1" in refused(model, streams=-1)

@@ -88,7 +88,7 @@ def test_randaugment_is_the_policy_where_it_is_used() -> None:
         ({"depth": 1}, "depth=1 is what recipe fashion has"),
         ({"dephts": 2}, "unknown setting or model field 'dephts'; did you mean 'depth'"),
         ({"batch_size": 2}, "did you mean 'batch'"),
-        ({"heads": 5}, "width 12 cannot be shared by 5 heads"),
+        ({"heads": 5}, "width 12 cannot be divided by 5 heads"),
         ({"optimizer": "adam"}, "unknown optimizer 'adam'"),
         ({"seed": 3}, "expected --seeds"),
         ({"distill": "soft"}, "distill=soft without a teacher; expected --teacher"),

@@ -75,7 +75,7 @@ def test_the_matrix_by_hand(pictures: ArrayDataset, batch: int, workers: int) ->
         for column, theirs in enumerate(votes):
             differ = sum(one != other for one, other in zip(mine, theirs, strict=True))
             assert found.disagreement[row][column] == differ / 23
-    assert (found.images, sum(counts), found.data) == (23, 46, "Arrays")
+    assert (found.images, sum(counts), found.data) == (23, 46, "ArrayDataset")
     assert found.names == (
         "ground truth",
         "teacher",
@@ -262,7 +262,7 @@ def test_what_a_run_was_trained_on_is_not_shown_to_it(tmp_path: Path) -> None:
     for data in (None, folder, f"{folder}/../photos"):
         found = compare([first], data)
         assert found.images == 6
-        assert found.notes == ("photos: 6 of 20 pictures held out for validation, by seed 1",)
+        assert found.notes == ("photos: 6 of 20 images held out for validation, by seed 1",)
     both = compare([first, second])
     assert both.notes[1:] == ("runs/second: held out other pictures, and was trained on some of these",)
     assert compare([replace(first, run=None), second]).notes[0].endswith("by seed 2")
@@ -279,7 +279,7 @@ def test_the_text_is_readable_in_a_hundred_columns(pictures: ArrayDataset) -> No
     found = compare(models, pictures)
     text = str(found)
     assert max(map(len, text.splitlines())) <= 100
-    assert text.startswith("Arrays, 23 images; in % of them: right, and classified differently\n\n")
+    assert text.startswith("ArrayDataset, 23 images; in % of them: right, and classified differently\n\n")
     assert "closest of 153 pairs" in text
     assert text.count("…, distillation head") >= 4, "the model's name is cut, not the head's"
     right = f"{100 * found.voters[1].accuracy:.2f}"
@@ -339,7 +339,7 @@ def test_what_does_not_fit(pictures: ArrayDataset, tmp_path: Path) -> None:
         (
             [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
             pictures,
-            r"^far/other cannot answer Arrays: 7 of the data's 7 classes \(a, b, c and 4 more\) are none",
+            r"^far/other cannot answer ArrayDataset: 7 of the data's 7 classes \(a, b, c and 4 more\) are none",
         ),
         ([headless], pictures, r"^headless has no head"),
         ([sick], pictures, r"^sick answers NaN or infinity"),

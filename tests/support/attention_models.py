@@ -1,4 +1,4 @@
-"""Toy models that attend, one of every kind, and the same models without the fused kernel."""
+"""Toy models with every kind of attention, and attention without the fused kernel."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -33,13 +33,13 @@ ATTENTION_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mean without class token": ("vit", {"pool": "mean", "class_token": False}),
     "mean, then norm": ("vit", {"pool": "mean_norm", "class_token": False}),
     "map": ("vit", {"pool": "map", "class_token": False}),
-    "map beside class token and registers": ("vit", {"pool": "map", "registers": 2}),
+    "map with class token and registers": ("vit", {"pool": "map", "registers": 2}),
     "no bias, swiglu, layer scale": ("vit", {"qkv_bias": False, "activation": "swiglu", "layer_scale": 0.1}),
     "deit": ("deit", {}),
     "deit3": ("deit", {"layer_scale": 0.1, "prefix_positions": False}),
     "distilled": ("deit", {"distilled": True}),
-    "distilled, class answers": ("deit", {"distilled": True, "answer": "class"}),
-    "distilled, distill answers": ("deit", {"distilled": True, "answer": "distill"}),
+    "distilled, class head": ("deit", {"distilled": True, "answer": "class"}),
+    "distilled, distillation head": ("deit", {"distilled": True, "answer": "distill"}),
     "hybrid": ("hybrid", {}),
     "cct": ("cct", {}),
     "cct with neighbours": ("cct", {"neighbours": True, "published": False}),
@@ -49,7 +49,7 @@ ATTENTION_CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_attention_model(case: str = "learned stem", **fields: Any) -> Any:
-    """A toy of 2 × 3 patches; its attention is far from even, and its head far from zero."""
+    """A toy model of 2 × 3 patches, with uneven attention and a head that is not zero."""
     family, own = ATTENTION_CASES[case]
     fields = {**VIT_FIELDS, **own, **fields}
     if family == "hybrid":
@@ -67,25 +67,25 @@ def random_image_batch(count: int = 2, size: tuple[int, int] = SIZE, channels: i
 
 
 def count_hooks(model: nn.Module) -> int:
-    """How many hooks there are on all of a model's modules."""
+    """The number of hooks on all modules of a model."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 
 @contextmanager
 def unfused_attention() -> Generator[list[Tensor]]:
-    """Attention as weights @ v, the weights of each call in a list: what autograd alone says of them."""
-    seen = list[Tensor]()
+    """Compute attention as weights @ v and collect the weights of each call, with gradients from autograd."""
+    collected = list[Tensor]()
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
         weights = layers.attention_weights(q, k, mask)
         if not weights.requires_grad:
             weights.requires_grad_()
         weights.retain_grad()
-        seen.append(weights)
+        collected.append(weights)
         return weights @ v
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "attention", attention)
-        patch.setattr(cct.LocalAttention, "forward", layers.SelfAttention.forward)  # which is fused, or here is not
-        yield seen
+        patch.setattr(cct.LocalAttention, "forward", layers.SelfAttention.forward)  # calls the patched attention
+        yield collected

@@ -1,4 +1,4 @@
-"""Files of pictures of every kind, made on the spot."""
+"""Image files of every format."""
 
 import io
 from typing import Any
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def textured_pixels(rows: int, columns: int, channels: int = 3) -> NDArray[np.uint8]:
-    """Soft shapes with some noise on them: JPEG's blocks are neither all flat nor all at their ends."""
+    """Smooth shapes with some noise, so that JPEG blocks are neither flat nor saturated."""
     random = np.random.default_rng(rows * 1000 + columns)
     coarse = random.integers(0, 256, (4, 5, 4), dtype=np.uint8)
     soft = np.asarray(Image.fromarray(coarse).resize((columns, rows), Image.Resampling.BICUBIC)).astype(int)

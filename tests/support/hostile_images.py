@@ -1,4 +1,4 @@
-"""Image files built by hand, byte by byte: small ones that are large, deep, long or wrong when they are decoded."""
+"""Image files built byte by byte: small files that are large, expensive or invalid when they are decoded."""
 
 import io
 import struct
@@ -26,7 +26,7 @@ def png(
     fill: bytes = b"\0",
     interlace: int = 0,
 ) -> bytes:
-    """All pixels of one value: a thousandth of their size. Colour: 0 grey, 2 RGB, 3 palette, 4 and 6 with alpha."""
+    """A PNG of one colour, a thousandth of its pixels. `colour`: 0 grey, 2 RGB, 3 palette, 4 and 6 with alpha."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
     packed, row = zlib.compressobj(9), (columns * channels * bits + 7) // 8
     line, parts = b"\0" + fill * row, list[bytes]()
@@ -45,7 +45,7 @@ def jpeg_segment(kind: int, data: bytes) -> bytes:
 
 
 def huffman_table(number: int, codes: Sequence[int]) -> bytes:
-    """A Huffman table in which each of these values has a code of its own; the first takes one bit."""
+    """A Huffman table with one code per value; the first code has one bit."""
     lengths = [1] * 1 + [0] * 15
     for place in range(1, len(codes)):
         lengths[place] = 1
@@ -62,7 +62,7 @@ def jpeg(
     data: bytes | None = None,
     before: bytes = b"",
 ) -> bytes:
-    """A JPEG of grey blocks, two bits each; progressive (0xC2) with so many scans that have next to nothing in them."""
+    """A JPEG of grey blocks of two bits each; progressive (0xC2) ones have `scans` almost empty scans."""
     parts = [(1 + place, factor, 0) for place, factor in enumerate(factors)]
     header = struct.pack(">BHHB", 8, rows, columns, len(parts)) + bytes(each for part in parts for each in part)
     start = b"\xff\xd8" + before + jpeg_segment(0xDB, b"\0" + b"\1" * 64) + jpeg_segment(frame, header)
@@ -81,14 +81,14 @@ def jpeg(
             + b"\xff\xd9"
         )
     first = jpeg_segment(0xDA, listed + b"\0\0\0") + (bytes(-(-blocks // 8)) if data is None else data)
-    long_run = b"\0\0\0"  # the first code: no more than 32767 blocks to come
+    long_run = b"\0\0\0"  # the first code: a run of at most 32767 blocks
     runs = b"".join(long_run[:2] for _ in range(-(-(-(-rows // 8) * -(-columns // 8)) // 16384)))
     more = jpeg_segment(0xDA, bytes((1, 1, 0, 1, 1, 0))) + runs
     return start + huffman_table(0, [0]) + huffman_table(0x10, [0xE0]) + first + more * (scans - 1) + b"\xff\xd9"
 
 
 def tiff(tags: dict[int, tuple[int, Sequence[int]]], data: bytes = b"", order: str = "<", following: int = 0) -> bytes:
-    """One directory of these tags (number → type, values; 3 is a short, 4 a long), and `data` from byte 8 on."""
+    """A TIFF with one directory of these tags (number → type, values; 3 is a short, 4 a long) and `data` at byte 8."""
     size = {1: "B", 2: "B", 3: "H", 4: "I", 5: "I", 16: "Q"}
     start = 8 + len(data) + len(data) % 2
     entries, extra = list[bytes](), b""
@@ -107,7 +107,7 @@ def tiff(tags: dict[int, tuple[int, Sequence[int]]], data: bytes = b"", order: s
 
 
 def blank_tiff(rows: int, columns: int, *, bits: Sequence[int] = (8, 8, 8), **changes: Any) -> bytes:
-    """Deflated, all pixels zero, in one strip."""
+    """A deflated TIFF of zeros in one strip."""
     row, packed = bytes(-(-columns * sum(bits) // 8)), zlib.compressobj(9)
     at_once = max(1, 2**20 // max(1, len(row)))
     parts = [packed.compress(row * min(at_once, rows - top)) for top in range(0, rows, at_once)]
@@ -137,7 +137,7 @@ def bmp(rows: int, columns: int, *, bits: int = 8, compression: int = 0, data: b
 
 
 def gif(rows: int, columns: int, frames: Iterable[bytes] = (), colours: int = 2) -> bytes:
-    """A canvas with these frames on it, each as `gif_frame` makes it."""
+    """A GIF with these frames, made by `gif_frame`."""
     head = b"GIF89a" + struct.pack("<HHBBB", columns, rows, 0x80, 0, 0) + bytes(3 * colours)
     return head + b"".join(frames) + b";"
 
@@ -160,12 +160,12 @@ EDGE_SIDES = (0, 1, 2, 7, 8, 9, 31, 100, 255, 256, 1000, 65535, 2**20, 2**31 - 1
 EDGE_NUMBERS = (0, 1, 2, 3, 4, 8, 16, 32, 255, 256, 65535, 65536, 2**31 - 1, 2**32 - 1)
 
 
-def random_bytes(draw: Random, most: int = 200) -> bytes:
-    return draw.randbytes(draw.choice((0, 1, 2, draw.randrange(most + 1))))
+def random_bytes(draw: Random, max_length: int = 200) -> bytes:
+    return draw.randbytes(draw.choice((0, 1, 2, draw.randrange(max_length + 1))))
 
 
 def random_jpeg(draw: Random) -> bytes:
-    """A walk of segments: fill bytes, junk, lengths that lie, every kind of frame, and scans of any channels."""
+    """Random segments: fill bytes, junk, wrong lengths, every kind of frame, and scans of any channels."""
     segments = list[bytes]()
     for _ in range(draw.randrange(6)):
         kind = draw.choice((*range(0xC0, 0x100), 0x01, 0x00, 0xE1, 0xE1, 0xE2))
@@ -224,7 +224,7 @@ def random_png(draw: Random) -> bytes:
 
 
 def random_tiff(draw: Random) -> bytes:
-    """Of the tags of an ordinary image some are changed, to other types, counts and values, and some are added."""
+    """An ordinary TIFF with some tags added or changed to other types, counts and values."""
     changed = dict[int, tuple[int, Sequence[int]]]()
     numbers = (
         256,
@@ -306,7 +306,7 @@ def random_webp(draw: Random) -> bytes:
 
 
 def random_damaged_image(draw: Random) -> bytes:
-    """A whole file of any format with some bytes changed, cut out, repeated or missing at its end."""
+    """A valid file of any format with some bytes changed, removed, repeated or truncated."""
     image = Image.frombytes("RGB", (20, 30), draw.randbytes(1800)).resize((40, 60))
     kind, options = draw.choice(VALID_IMAGES)
     data = bytearray(

@@ -1,4 +1,4 @@
-"""Toy models on disk, of every kind that a command may be given."""
+"""Toy models on disk: model folders, convnets and run folders."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ LABELS = ("ants", "bees", "cats")
 def write_model_folder(
     folder: Path, preset: str = "vit_tiny_patch16_224", labels: tuple[str, ...] | None = LABELS, **fields: Any
 ) -> Path:
-    """Of 2×2 patches, 2 layers and 2 heads, unless said."""
+    """A model of 2×2 patches, 2 layers and 2 heads by default."""
     given = {"image_size": 32, "depth": 2, "width": 16, "heads": 2, "classes": len(labels or ()), **fields}
     model = add_weight_noise(vitrail.create(preset, **given), std=0.3)
     vitrail.save(model, folder, labels=labels, preprocessing=vitrail.Preprocessing(image_size=32))
@@ -28,7 +28,7 @@ def write_convnet_folder(folder: Path) -> Path:
 
 
 def write_run_folder(folder: Path, data: Path, **fields: Any) -> Path:
-    """As `vitrail train` leaves it: half of the data was held out."""
+    """A run folder as written by `vitrail train` with half of the data held out."""
     write_model_folder(folder / "model", **fields)
     plan = {"request": {"data": str(data), "val_share": 0.5}, "recipe": {"name": "probe", "seed": 3}}
     (folder / "run.json").write_text(json.dumps(plan))

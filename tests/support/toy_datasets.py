@@ -1,4 +1,4 @@
-"""Toy data sets on disk, in the layouts of the real ones."""
+"""Toy data sets on disk, in the layouts of the published ones."""
 
 import gzip
 import pickle
@@ -17,7 +17,7 @@ def random_array(*shape: int, seed: int = 0) -> NDArray[np.uint8]:
 
 
 def write_image(path: Path, seed: int = 0) -> Path:
-    """A file with a small picture, of the kind its name says."""
+    """Write a small image in the format of the file name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(random_array(6, 5, 3, seed=seed)).save(path)
     return path
@@ -39,11 +39,11 @@ def encode_idx(values: NDArray[np.uint8]) -> bytes:
 def write_idx_files(
     root: Path, train: NDArray[Any], val: NDArray[Any], *, dash: str = "-", packed: bool = False
 ) -> Path:
-    """idx files of random pictures with these labels."""
+    """Write idx files of random images with these labels."""
     root.mkdir(parents=True, exist_ok=True)
     for part, labels in (("train", train), ("t10k", val)):
-        pictures = random_array(len(labels), 28, 28, seed=len(labels))
-        for kind, values in ((f"images{dash}idx3", pictures), (f"labels{dash}idx1", labels.astype(np.uint8))):
+        images = random_array(len(labels), 28, 28, seed=len(labels))
+        for kind, values in ((f"images{dash}idx3", images), (f"labels{dash}idx1", labels.astype(np.uint8))):
             data = encode_idx(values)
             name = f"{part}-{kind}-ubyte"
             (root / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(data) if packed else data)
@@ -61,7 +61,7 @@ def write_cifar10_binary(root: Path, each: int = 3) -> Path:
 
 
 def write_cifar10_python(root: Path, each: int = 3, protocol: int = 2) -> Path:
-    """The pictures of `cifar10_binary`, with keys of bytes as Python 2 wrote them."""
+    """The images of `write_cifar10_binary`, with bytes as keys as in Python 2."""
     root.mkdir(parents=True)
     for number in range(6):
         batch = {
@@ -80,12 +80,12 @@ def write_cifar100(root: Path, *, binary: bool) -> Path:
     root.mkdir(parents=True)
     names = [f"thing_{number:02}" for number in range(100)]
     for part, labels in (("train", [99, 0, 5]), ("test", [7, 8])):
-        pictures = random_array(len(labels), 3072, seed=len(labels))
+        images = random_array(len(labels), 3072, seed=len(labels))
         if binary:
             two = np.array([[label // 5, label] for label in labels], np.uint8)
-            (root / f"{part}.bin").write_bytes(np.concatenate([two, pictures], axis=1).tobytes())
+            (root / f"{part}.bin").write_bytes(np.concatenate([two, images], axis=1).tobytes())
         else:
-            batch = {b"fine_labels": labels, b"coarse_labels": [0] * len(labels), b"data": pictures}
+            batch = {b"fine_labels": labels, b"coarse_labels": [0] * len(labels), b"data": images}
             (root / part).write_bytes(pickle.dumps(batch, 2))
     if binary:
         (root / "fine_label_names.txt").write_text("\n".join(names) + "\n")

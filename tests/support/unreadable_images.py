@@ -1,4 +1,4 @@
-"""Files that are no pictures, of every kind that a folder may hold."""
+"""Unreadable image files of every kind."""
 
 import struct
 import zlib
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_png_bomb(path: Path, side: int = 30_000) -> None:
-    """A PNG that says it is 30,000×30,000 pixels, in a hundred bytes."""
+    """A PNG of a hundred bytes that claims 30,000×30,000 pixels."""
     chunks = ((b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(9))))
     parts = [
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
@@ -15,9 +15,9 @@ def write_png_bomb(path: Path, side: int = 30_000) -> None:
 
 
 def add_unreadable_images(photos: Path) -> dict[str, str]:
-    """Pictures that are none, of every kind, and what is said of each."""
+    """Add unreadable images of every kind; returns a part of the error message of each."""
     (photos / "a" / "0.jpg").write_bytes(b"")
-    (photos / "a" / "text.png").write_text("no picture")
+    (photos / "a" / "text.png").write_text("not an image")
     write_png_bomb(photos / "a" / "vast.png")
     (photos / "b" / "cut.png").write_bytes((photos / "a" / "1.png").read_bytes()[:60])
     (photos / "b" / "gone.jpg").symlink_to("nowhere.jpg")

@@ -107,7 +107,7 @@ def test_what_a_recipe_says() -> None:
             True,
         )
     objective = made({"distill": "soft", "teacher_weight": 0.0, "temperature": 1.5}, distilled=False)
-    assert (objective.weight, objective.temperature, objective.token) == (0.0, 1.5, False)
+    assert (objective.weight, objective.temperature, objective.uses_distillation_token) == (0.0, 1.5, False)
 
 
 @pytest.mark.parametrize(

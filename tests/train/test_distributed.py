@@ -30,10 +30,10 @@ with join_process_group() as team:
     run = RunFolder(Path({folder!r}))
     made, taught = (student(), teacher()) if {distilled!r} else (model(), None)
     recipe = replace(EVERYTHING, loop=loop)
-    result = fit(made, data(), recipe, run=run, team=team, device="cpu", teacher=taught)
-    if team.first:
+    result = fit(made, data(), recipe, run=run, ranks=team, device="cpu", teacher=taught)
+    if team.is_first:
         weights = [float(each.double().sum()) for each in result.model.parameters()]
-        found = dict(records=result.records, images=result.evaluation.images, weights=weights, world=team.world)
+        found = dict(records=result.records, images=result.evaluation.images, weights=weights, world=team.world_size)
         (run.folder / "result.json").write_text(json.dumps(found))
 """
 

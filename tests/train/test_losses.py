@@ -73,7 +73,9 @@ def test_soft_against_the_formulas_of_others(one: int, other: int, tau: float) -
 @pytest.mark.parametrize("token", [True, False])
 def test_the_whole_loss(kind: str, token: bool) -> None:
     model, batch, teacher = student(distilled=token), inputs(), logits(3)
-    objective = DistillationLoss(answers=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, token=token)  # type: ignore[arg-type]
+    objective = DistillationLoss(
+        teacher_logits=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, uses_distillation_token=token
+    )  # type: ignore[arg-type]
     loss, metrics = objective(model, batch)
     by_label, by_teacher = model.heads(batch.images) if token else 2 * [model(batch.images)]  # type: ignore[operator]
     taught = (

@@ -91,7 +91,7 @@ def test_of_equal_classes_the_first_is_meant() -> None:
 def test_real_accuracy_by_its_definition() -> None:
     logits = torch.eye(4)[[0, 1, 2, 3, 0]]
     answers = [(0,), (2, 1), (3, 0), (), None]  # right, among them, not among them; two without any are left out
-    found = tallied(logits, torch.tensor([0, 0, 2, 3, 0]), answers=answers, batch=2)
+    found = tallied(logits, torch.tensor([0, 0, 2, 3, 0]), real_labels=answers, batch=2)
     assert (found.real, found.real_images) == (2 / 3, 3)
     assert found.top1 == 4 / 5
     assert "ReaL top-1 66.67% of the 3 images that have answers" in str(found)

@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError
 from vitrail import __version__
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import VitrailError, describe_error
+from vitrail.machine import bound_spinning
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
@@ -125,6 +126,8 @@ def redirect_to_devnull(stream: TextIO) -> None:
 
 def main() -> NoReturn:
     """Runs the command; what a user can fix is one line on stderr and exit code 2."""
+    if "torch" not in sys.modules:  # it is imported where a test or a notebook calls this
+        bound_spinning()
     sys.stdout, sys.stderr = sys.stdout or open_devnull(), sys.stderr or open_devnull()  # `>&-` closes them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

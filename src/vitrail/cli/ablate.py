@@ -113,7 +113,7 @@ def ablate(
     if master is not None:
         ablation.check_teacher_fits(rows, master, device)
     runs = list_ablation_runs(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder, master)
-    here = Runtime(device=flags.device, workers=flags.workers, strict=flags.strict)
+    here = Runtime(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
     with join_process_group() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
         first = team.is_first  # of several processes one speaks
         if first:

@@ -26,6 +26,7 @@ def bench(
     starts: int = 1,
     seed: int = 0,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
     """Measure how fast models run on this machine: images per second, latency, memory, start-up time.
@@ -95,7 +96,7 @@ def bench(
         fields=parse_fields(fields),
         preprocessing=parse_fields(preprocessing, "--preprocessing") or None,
     )
-    prepare_figure_folder(out)
+    prepare_figure_folder(out, ("bench.json", "bench.txt", "bench.png"), overwrite=overwrite)
     with progress_bar(request.progress_total, "measuring") as advance:
         found = run_benchmark(request, progress=advance)
     tables = list[str]()

@@ -7,9 +7,12 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields
+from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_notes, print_report, write_json_report
+from vitrail.cli.output.results import prepare_figure_folder, print_report, write_json_report
 from vitrail.errors import ConfigError
+
+COMPARISON_FILES = ("comparison.json", "comparison.png")
 
 
 def compare(
@@ -18,6 +21,7 @@ def compare(
     out: Path | None = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
+    overwrite: flags.Overwrite = False,
     batch: flags.Batch = 64,
     workers: flags.Workers = 0,
     device: flags.Device = "auto",
@@ -57,7 +61,7 @@ def compare(
     place = resolve_device(device, Ranks())
     loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
     found = open_comparison_data(loaded, data)
-    prepare_figure_folder(out)
+    prepare_figure_folder(out, COMPARISON_FILES, overwrite=overwrite)
     with progress_bar(len(loaded) * len(get_validation_images(found))) as advance:
         result = compare_models(
             loaded, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance
@@ -65,7 +69,7 @@ def compare(
     print_notes(result.notes)
     report, written = {"models": list(models), **result.to_json()}, list[Path]()
     if out is not None:
-        written = [out / "comparison.json", out / "comparison.png"]
+        written = [out / name for name in COMPARISON_FILES]
         write_json_report(report, written[0])
         save_comparison_plot(result, written[1])
     print_report(result, report, written, as_json=as_json)

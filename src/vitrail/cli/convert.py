@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_size, read_labels_file
-from vitrail.errors import ConfigError
+from vitrail.files import check_output_paths
 
 LOAD_SNIPPETS = {  # how the result is opened
     "vitrail": "vitrail.load({path!r})",
@@ -83,8 +83,7 @@ def convert(
             given[name] = parse_size(text, f"--{name.replace('_', '-')}")
     if classes is not None:
         given["classes"] = classes
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} already exists; choose a new path, or replace it with --overwrite")
+    check_output_paths([out], overwrite=overwrite)
 
     from vitrail.checkpoint import read, write
     from vitrail.loading import check_field_names, choose_preprocessing

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
+from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_notes, print_report, write_json_report
+from vitrail.cli.output.results import prepare_figure_folder, print_report, write_json_report
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.train.metrics import Evaluation
 
+EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
 IMAGENET_CLASSES = 1000  # of ReaL labels
 
 
@@ -26,6 +28,7 @@ def eval(  # noqa: A001
     image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
+    overwrite: flags.Overwrite = False,
     batch: flags.Batch = 64,
     workers: flags.Workers = 0,
     device: flags.Device = "auto",
@@ -82,7 +85,7 @@ def eval(  # noqa: A001
         raise ConfigError(f"--real for a model of {loaded.classes} classes; expected ImageNet's {IMAGENET_CLASSES}")
     mapping, note = map_classes(loaded.labels, loaded.classes, found.classes)
     print_notes(filter(None, (*found.notes, note)))
-    prepare_figure_folder(out)
+    prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
     with progress_bar(len(images)) as advance:
         result = evaluate(
             loaded.module,
@@ -105,7 +108,7 @@ def eval(  # noqa: A001
 def write_evaluation(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
     from vitrail.train.plots import plot_confusion_matrix, plot_reliability_diagram
 
-    confusion, reliability, numbers = (out / n for n in ("confusion.png", "reliability.png", "evaluation.json"))
+    confusion, reliability, numbers = (out / name for name in EVALUATION_FILES)
     write_json_report(report, numbers)
     plot_reliability_diagram(result.bins, reliability)
     if result.confusion is None:

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels_file
-from vitrail.cli.output.results import print_notes
+from vitrail.cli.output.messages import print_notes
 from vitrail.errors import ConfigError
+from vitrail.files import check_output_paths
 
 
 def export(
@@ -68,8 +69,7 @@ def export(
     check_minimum("--merge", merge, 0)
     if dynamic and merge:
         raise ConfigError("--dynamic with --merge, which needs a fixed number of patches; use one of them")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} already exists; choose a new folder, or replace it with --overwrite")
+    check_output_paths([out], overwrite=overwrite)
 
     from vitrail.export.atomic_folder import check_target_folder
 
@@ -118,17 +118,18 @@ def load_check_images(paths: list[str], preprocessing: Any) -> Any:
     import numpy as np
 
     from vitrail.data.decoding.model_input import decode_for_model
-    from vitrail.data.image_items import list_image_items
     from vitrail.errors import DataError
+    from vitrail.predict.image_list import collect_images
 
-    found, errors = list[Any](), list[DataError]()
-    for each in list_image_items(paths):
+    images, problems = collect_images(paths)
+    found, errors = list[Any](), [DataError(each) for each in problems]
+    for each in images:
         try:
             found.append(decode_for_model(each.source, preprocessing))
         except DataError as error:
             errors.append(error)
     if not found:
-        raise DataError(f"--check has no readable image: {errors[0] if errors else 'it is empty'}")
+        raise DataError(f"--check has no image that can be read: {errors[0]}")
     for error in errors:
         print(f"vitrail: {error}", file=sys.stderr)
     return np.stack(found)

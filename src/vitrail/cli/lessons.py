@@ -16,6 +16,7 @@ def lessons(
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("lessons"),
     svg: flags.Svg = False,
     arrays: flags.Arrays = False,
+    overwrite: flags.Overwrite = False,
 ) -> None:
     """Draw teaching plots: GELU and similar activations, learning rate schedules, sinusoidal positions.
 
@@ -38,10 +39,14 @@ def lessons(
         flag = "--svg" if svg else "--arrays"
         raise ConfigError(f"{flag} with the page {out}, which is a single file; expected a folder, such as -o lessons")
 
+    from vitrail.figures import list_figure_paths
+    from vitrail.files import check_output_paths
     from vitrail.report.html_page import PageSection, render_page, write_page
     from vitrail.study.lesson_plots import LESSON_FORMULAS, plot_all_lessons
 
-    figures = plot_all_lessons()
+    figures, kinds = plot_all_lessons(), (".png", ".svg") if svg else (".png",)
+    paths = list_figure_paths(out, [each.name for each in figures], kinds, arrays=arrays)
+    check_output_paths([out] if page else paths, overwrite=overwrite)
     if page:
         sections = [
             PageSection(title=each.title, figures=[each], preformatted=LESSON_FORMULAS[each.name]) for each in figures
@@ -49,6 +54,5 @@ def lessons(
         write_page(render_page("Lessons", PAGE_INTRODUCTION, sections), out)
         written = [out]
     else:
-        kinds = (".png", ".svg") if svg else (".png",)
         written = [path for each in figures for path in each.save(out, kinds, arrays=arrays)]
     print(f"written: {', '.join(map(str, written))}")

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer, select_images
 from vitrail.cli.options.values import check_minimum
+from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_notes
+from vitrail.cli.output.results import prepare_figure_folder
 
 
 def look(
@@ -20,6 +21,7 @@ def look(
     images: flags.ImageCount = 32,
     method: Literal["rollout", "grad-rollout", "attention", "pool"] | None = None,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
+    overwrite: flags.Overwrite = False,
     svg: flags.Svg = False,
     arrays: flags.Arrays = False,
     fields: flags.ConfigFields = None,
@@ -49,11 +51,14 @@ def look(
     check_minimum("--batch", batch, 1)
 
     from vitrail.inspection.explain_options import ExplainOptions
+    from vitrail.inspection.model_figures import FIGURE_NAMES
     from vitrail.inspection.model_figures import look as draw_figures
 
+    kinds = (".png", ".svg") if svg else (".png",)
+    files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]
+    prepare_figure_folder(out, files, overwrite=overwrite)
     explainer = open_explainer(checkpoint, fields, preprocessing, device)
     items, notes = select_images(explainer.loaded, data, images)
-    prepare_figure_folder(out)
     with progress_bar(len(items)) as advance:
         found = draw_figures(
             explainer,
@@ -64,5 +69,5 @@ def look(
         )
     print_notes((*notes, *found.notes, *found.skipped))
     for figure in found.figures:
-        written = figure.save(out, (".png", ".svg") if svg else (".png",), arrays=arrays)
+        written = figure.save(out, kinds, arrays=arrays)
         print(f"{', '.join(map(str, written))}: {figure.caption}")

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer, select_images
 from vitrail.cli.options.values import check_minimum
+from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_notes
+from vitrail.cli.output.results import prepare_figure_folder
 from vitrail.errors import ConfigError
 
 
@@ -21,6 +22,7 @@ def report(
     images: flags.ImageCount = 32,
     explained: int = 6,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
+    overwrite: flags.Overwrite = False,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -52,11 +54,11 @@ def report(
     from vitrail.report.html_page import render_page, write_page
     from vitrail.report.model_report import build_model_report
 
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; expected the name of a page")
+    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     items, notes = select_images(explainer.loaded, data, images)
-    prepare_figure_folder(out.parent)
-    if out.is_dir():
-        raise ConfigError(f"--out {out}, which is a folder; expected the name of a page")
     print_notes(notes)
     with progress_bar(len(items) + min(explained, len(items)), "explaining") as advance:
         title, lead, sections = build_model_report(

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import count
-from os import cpu_count
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +26,7 @@ from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.data.loader import ShuffledSampler
 from vitrail.errors import CheckpointError, ConfigError, describe_error
 from vitrail.files import make_folder
+from vitrail.machine import count_cores, restore_threads
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import build_distillation, check_no_random_augmentation
 from vitrail.train.distributed import Ranks, join_process_group, resolve_device
@@ -38,6 +38,7 @@ from vitrail.train.request import ModelAndData, Request, open_model_and_data
 from vitrail.train.run_folder import RunFolder, step_from_file_name
 from vitrail.train.run_list import get_recorded_name
 from vitrail.train.teacher import Teacher
+from vitrail.train.thread_choice import choose_threads, get_recorded_threads
 from vitrail.train.throughput import Throughput, measure_throughput
 
 RUNS_FOLDER = Path("runs")
@@ -50,6 +51,7 @@ class Runtime:
 
     device: str = "auto"
     workers: int | None = None
+    threads: int | Literal["auto"] = "auto"
     strict: bool = False
 
 
@@ -58,10 +60,13 @@ def start_run(request: Request, out: Path | None, runtime: Runtime, *, start: fl
     keep_freed_memory()
     if out is not None and not dry_run:
         RunFolder.check_folder_is_free(out)  # at once, and again when it is made
-    with join_process_group() as team:
+    with join_process_group() as team, restore_threads():
         recipe, job = request.recipe, prepare_job(request, team)
         setup, taught_by = build_setup(job, request, runtime, team, dry_run=dry_run)
+        choice = choose_threads(setup, runtime.threads)
+        torch.set_num_threads(choice.threads)
         print_on_first_rank(team, *describe_run(job, request, setup))
+        print_on_first_rank(team, str(choice))
         steps, minutes = setup.steps, recipe.loop.minutes
         if minutes is not None or dry_run:
             print_on_first_rank(team, "speed  is being measured …")
@@ -91,7 +96,7 @@ def resume_run(folder: Path, runtime: Runtime, code: Sequence[str] = ()) -> None
     """
     keep_freed_memory()
     run = RunFolder(folder)
-    with join_process_group() as team:
+    with join_process_group() as team, restore_threads():
         if is_training_complete(run, run.load_plan()):
             print_on_first_rank(
                 team, f"run    {folder} is finished: vitrail eval {folder}, or a new one from it with --init {folder}"
@@ -110,6 +115,7 @@ def resume_locked_run(run: RunFolder, runtime: Runtime, team: Ranks, code: Seque
     if type(steps) is not int or steps < 1:
         raise CheckpointError(f"{folder} is of {steps!r} steps; expected a number, as `vitrail train` wrote it")
     job = prepare_job(request, team)
+    torch.set_num_threads(get_recorded_threads(plan, runtime.threads, str(folder)))
     setup, taught_by = build_setup(job, request, runtime, team)
     now = build_run_plan(job, request, setup, steps, taught_by)
     if request.trusted is not None:  # the user may name the same code by another path
@@ -119,7 +125,8 @@ def resume_locked_run(run: RunFolder, runtime: Runtime, team: Ranks, code: Seque
             raise CheckpointError(
                 f"cannot resume {folder}: the {what} has changed ({apart[0]}); restore it, or start a new run"
             )
-    for what in ("torch", "simplejpeg", "world"):
+    plan.setdefault("threads", now["threads"])  # of a run from before it was recorded: torch's default
+    for what in ("torch", "simplejpeg", "world", "threads"):
         if plan.get(what) != now[what]:
             print_on_first_rank(
                 team,
@@ -254,7 +261,7 @@ def choose_worker_count(job: ModelAndData, runtime: Runtime, team: Ranks) -> int
             raise ConfigError(f"--workers {runtime.workers}; expected at least 0")
         return runtime.workers
     in_memory = isinstance(job.data.train, CachedDataset) or hasattr(job.data.train, "images")
-    return 0 if in_memory else max(1, min(8, (cpu_count() or 1) // team.world_size))
+    return 0 if in_memory else max(1, min(8, count_cores() // team.world_size))
 
 
 def build_callbacks(team: Ranks, *, resumed: bool = False) -> Callback:
@@ -291,7 +298,7 @@ def describe_run(job: ModelAndData, request: Request, setup: Plan) -> list[str]:
         f"model  {recipe.model or job.family.name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {begun}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(said)}",
-        f"device {setup.device}, {torch.get_num_threads()} threads, {setup.workers} workers",
+        f"device {setup.device}, {setup.workers} workers",
     ]
 
 
@@ -339,6 +346,7 @@ def build_run_plan(
         "steps": steps,
         "steps_per_epoch": setup.sampler.steps_per_epoch,
         "world": setup.ranks.world_size,
+        "threads": torch.get_num_threads(),
     }
 
 

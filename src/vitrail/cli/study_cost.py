@@ -19,6 +19,7 @@ def cost(
     budget: float = 120.0,
     seed: int = 0,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
     """Measure time and memory of layers as the sequence grows, and fit the exponents next to their O(·).
@@ -55,7 +56,7 @@ def cost(
     from vitrail.study.sequence_cost import DEFAULT_TOKENS, PROGRESS_PARTS, CostRequest, measure_sequence_cost
 
     request = CostRequest(tokens=lengths or DEFAULT_TOKENS, width=width, budget=budget, seed=seed)
-    prepare_figure_folder(out)
+    prepare_figure_folder(out, ("cost.json", "cost.txt", "cost.png"), overwrite=overwrite)
     try:
         with progress_bar(PROGRESS_PARTS, "measuring") as advance:
             found = measure_sequence_cost(request, progress=advance)

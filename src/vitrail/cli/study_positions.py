@@ -83,7 +83,7 @@ def positions(
     folder = Path("runs") / f"{Path(data).name or 'data'}-positions" if out is None else out
     every = list_ablation_runs(rows, range(chosen.loop.seed, chosen.loop.seed + seeds), folder)
     runs = sorted(every, key=lambda run: run.seed)
-    here = Runtime(device=flags.device, workers=flags.workers, strict=flags.strict)
+    here = Runtime(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
     with join_process_group() as team, redirect_stdout(sys.stderr) if as_json else nullcontext():
         first = team.is_first  # of several processes one speaks
         if first:

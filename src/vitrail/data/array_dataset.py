@@ -1,4 +1,4 @@
-"""Pictures in memory: an array of pixels, one of labels, and the names of the classes."""
+"""Images in memory: an array of pixels, an array of labels and the class names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,19 +12,19 @@ from vitrail.errors import DataError
 
 
 class ArrayDataset:
-    """Pictures of one size, uint8 (N, H, W, C) with 1 or 3 channels; labels (N,) number the classes."""
+    """Images of one size, uint8 (N, H, W, C) with 1 or 3 channels, and class indices (N,)."""
 
     def __init__(self, images: NDArray[Any], labels: Any, classes: Sequence[str], name: str = "the arrays") -> None:
         self.classes = tuple(classes)
         self.dataset_name = name
         images = images[..., None] if images.ndim == 3 else images
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
-            given = f"{name}: pictures of {images.dtype} {images.shape}"
-            raise DataError(f"{given}; expected uint8 (pictures, rows, columns, 1 or 3)")
-        self.images: NDArray[np.uint8] = np.require(images, requirements=["C", "W"])  # torch takes no other in silence
+            given = f"{name}: images of {images.dtype} {images.shape}"
+            raise DataError(f"{given}; expected uint8 (images, rows, columns, 1 or 3)")
+        self.images: NDArray[np.uint8] = np.require(images, requirements=["C", "W"])  # torch warns about others
         self.labels = check_label_range(labels, len(self.classes), name)
         if len(self.labels) != len(images):
-            raise DataError(f"{name}: {len(images)} pictures and {len(self.labels)} labels; expected as many of each")
+            raise DataError(f"{name}: {len(images)} images and {len(self.labels)} labels; expected one label per image")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -39,7 +39,7 @@ class ArrayDataset:
         return int(self.labels[index])
 
     def name(self, index: int) -> str:
-        return f"picture {index} of {self.dataset_name}"
+        return f"image {index} of {self.dataset_name}"
 
     def real_labels(self, index: int) -> tuple[int, ...] | None:  # noqa: ARG002
         return None
@@ -51,9 +51,9 @@ def check_label_range(labels: Any, classes: int, name: str) -> NDArray[np.int64]
     except ValueError:  # lists of different lengths
         given = np.array(None)
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
-        raise DataError(f"{name}: labels of {given.dtype} {given.shape}; expected whole numbers, one for each picture")
+        raise DataError(f"{name}: labels of {given.dtype} {given.shape}; expected whole numbers, one per image")
     wrong = np.flatnonzero((given < 0) | (given >= classes))
     if wrong.size:
         first = int(wrong[0])
-        raise DataError(f"{name}: label {given[first]} of picture {first}; expected one from 0 to {classes - 1}")
+        raise DataError(f"{name}: label {given[first]} of image {first}; expected 0 to {classes - 1}")
     return given.astype(np.int64)

@@ -1,4 +1,4 @@
-"""A data set by its name, its folder or as an object: pictures for training and for validation, with their classes."""
+"""Open a data set by name, by folder or from an object: training and validation images with their classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,32 +17,33 @@ from vitrail.data.formats.imagenet_real import read_real_labels
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
 from vitrail.errors import DataError, describe_error
+from vitrail.text import escape_unprintable
 
-BUILT_IN_DATASETS = ("fashion",)  # of the data sets in the package
+BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 EXPECTED_DATA = (
-    "expected 'fashion', or a folder: with a folder for each class, with train and val of such folders, "
+    "expected 'fashion', or a folder with one subfolder per class, with train and val folders of this kind, "
     "or with the files of CIFAR-10, CIFAR-100 or MNIST"
 )
 
 
 @runtime_checkable
 class ImageDataset(Protocol):
-    """A data set of ours: it also tells of a picture without decoding it."""
+    """What the package needs from a data set: source, label and name of an image without decoding it."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[Any, int]: ...
-    def source(self, index: int, /) -> Any: ...  # what open_image takes: a path, or uint8 (H, W, C)
+    def source(self, index: int, /) -> Any: ...  # an input of open_image: a path, or uint8 (H, W, C)
     def label(self, index: int, /) -> int: ...
     def name(self, index: int, /) -> str: ...  # for messages
-    def real_labels(self, index: int, /) -> tuple[int, ...] | None: ...  # all that are right, where ReaL says so
+    def real_labels(self, index: int, /) -> tuple[int, ...] | None: ...  # all correct classes, if ReaL lists them
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSplits:
-    """What is trained on and what is validated, and what the user should know of it."""
+    """Training and validation images, and notes for the user."""
 
     name: str
     train: ImageDataset | None
@@ -51,14 +52,14 @@ class DatasetSplits:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in ("train", "val"):  # torchvision's data sets, say
+        for part in ("train", "val"):  # adapts data sets such as torchvision's
             given: Any = getattr(self, part)
             if given is not None and not isinstance(given, ImageDataset):
                 object.__setattr__(self, part, TorchDatasetAdapter(given))
 
 
 class DatasetSubset:
-    """Some pictures of others."""
+    """The images of a data set at given indices."""
 
     def __init__(self, dataset: ImageDataset, indices: Sequence[int] | NDArray[np.int64]) -> None:
         inner = isinstance(dataset, DatasetSubset)
@@ -92,14 +93,14 @@ def open_data(
     val_share: float = 0.2,
     real: str | Path | None = None,
 ) -> DatasetSplits:
-    """The data set called so, in this folder, or made of these pictures; `real` is the file of ImageNet's ReaL labels.
+    """Open a data set by name, from a folder or from an object; `real` is the file of ImageNet's ReaL labels.
 
-    What has no validation of its own is split by the seed: `val_share` of each class, 0 for none and 1 for all.
+    Without a validation set, `val_share` of each class is held out, chosen by the seed (0: nothing, 1: everything).
     """
     check_val_share(val_share)
     if isinstance(where, DatasetSplits):
         return where
-    answers = None if real is None else read_real_labels(Path(real))
+    real_labels = None if real is None else read_real_labels(Path(real))
     train: ImageDataset | None
     val: ImageDataset | None
     if isinstance(where, str) and where in BUILT_IN_DATASETS:
@@ -107,59 +108,54 @@ def open_data(
     elif isinstance(where, str | Path):
         root = check_data_folder(where)
         name = root.resolve().name
-        train, val, notes = read_data_folder(root, answers)
+        train, val, notes = read_data_folder(root, real_labels)
     elif hasattr(where, "__len__") and hasattr(where, "__getitem__"):
         name, val, notes = type(where).__name__, None, []
         train = where if isinstance(where, ImageDataset) else TorchDatasetAdapter(where)
     else:
-        raise DataError(f"the data is a {type(where).__name__}; {EXPECTED_DATA}, or an object such as torchvision's")
+        raise DataError(f"the data is a {type(where).__name__}; {EXPECTED_DATA}, or a data set such as torchvision's")
     if any(each is not None and not len(each) for each in (train, val)):
-        raise DataError(f"{name} has no pictures in it; expected some")
-    if answers is not None and not any(has_real_labels(each) for each in (train, val)):
-        raise DataError(f"{real} has ReaL labels, but not for {name}; expected pictures ILSVRC2012_val_….JPEG there")
+        raise DataError(f"{name} has no images; expected at least one")
+    if real_labels is not None and not any(has_real_labels(each) for each in (train, val)):
+        raise DataError(f"{real} has no ReaL labels for {name}; expected images named ILSVRC2012_val_….JPEG")
     if train is not None and val is None:
-        train, val, more = split_dataset(train, seed, val_share)
-        notes += [f"{name}: {note}" for note in more]
+        train, val, split_notes = split_dataset(train, seed, val_share)
+        notes += [f"{name}: {note}" for note in split_notes]
     classes = next(each.classes for each in (train, val) if each is not None)
     if len(classes) == 1:
-        notes.append(f"{name}: only one class, {classes[0]!r}; there is nothing to tell apart")
+        notes.append(f"{name}: only one class, {classes[0]!r}; there is nothing to classify")
     return DatasetSplits(name=name, train=train, val=val, classes=classes, notes=tuple(map(escape_unprintable, notes)))
 
 
-def escape_unprintable(note: str) -> str:
-    """On one line, whatever the names of folders hold."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in note)
-
-
 def check_data_folder(where: str | Path) -> Path:
-    """The folder; what is none is refused, with the name that was perhaps meant."""
+    """Return the folder, or raise an error that suggests the nearest name."""
     path = Path(where)
     try:
         if path.is_dir() and str(where):
             return path
-        is_there = path.exists() and str(where)
-        beside = [str(path.parent / each.name) for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        exists = path.exists() and str(where)
+        siblings = [str(path.parent / each.name) for each in path.parent.iterdir()] if path.parent.is_dir() else []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {describe_error(error)}; {EXPECTED_DATA}") from None
-    if is_there:
-        packed = ": unpack it first" if path.name.lower().endswith(ARCHIVE_SUFFIXES) else ""
-        raise DataError(f"{path} is a file; {EXPECTED_DATA}{packed}")
-    near = get_close_matches(str(path), [*BUILT_IN_DATASETS, *beside], n=1, cutoff=0.7)
+    if exists:
+        hint = ": unpack it first" if path.name.lower().endswith(ARCHIVE_SUFFIXES) else ""
+        raise DataError(f"{path} is a file; {EXPECTED_DATA}{hint}")
+    near = get_close_matches(str(path), [*BUILT_IN_DATASETS, *siblings], n=1, cutoff=0.7)
     raise DataError(f"{str(where)!r} does not exist; {EXPECTED_DATA}{f': did you mean {near[0]!r}?' if near else ''}")
 
 
 def read_data_folder(
     root: Path, real: list[tuple[int, ...]] | None
 ) -> tuple[ImageDataset | None, ImageDataset | None, list[str]]:
-    """A folder of whatever layout, found there or one folder below."""
-    below = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
-    found = [root] if is_cifar_or_mnist(root) else [folder for folder in below if is_cifar_or_mnist(folder)]
-    if len(found) > 1:
-        raise DataError(f"{root} holds {len(found)} data sets; expected one: give {found[0]} or {found[1]}")
-    if not found:
+    """Read a folder of any supported layout, which may be one folder further down."""
+    subfolders = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
+    folders = [root] if is_cifar_or_mnist(root) else [folder for folder in subfolders if is_cifar_or_mnist(folder)]
+    if len(folders) > 1:
+        raise DataError(f"{root} holds {len(folders)} data sets; expected one: pass {folders[0]} or {folders[1]}")
+    if not folders:
         return read_class_folders(root, real)
-    layout = cifar.find_cifar_layout(found[0])
-    return cifar.read_cifar(found[0], layout) if layout else (*mnist_idx.read_mnist_folder(found[0]), [])
+    layout = cifar.find_cifar_layout(folders[0])
+    return cifar.read_cifar(folders[0], layout) if layout else (*mnist_idx.read_mnist_folder(folders[0]), [])
 
 
 def is_cifar_or_mnist(folder: Path) -> bool:
@@ -173,20 +169,22 @@ def has_real_labels(dataset: ImageDataset | None) -> bool:
 def split_dataset(
     dataset: ImageDataset, seed: int, share: float
 ) -> tuple[ImageDataset | None, ImageDataset | None, list[str]]:
-    """Training and validation, None for no pictures, and notes; files go by their names, others by their numbers."""
+    """Training and validation parts (None if empty) and notes; files are split by name, other images by index."""
     names = dataset.paths if isinstance(dataset, FileDataset) else [str(index) for index in range(len(dataset))]
     labels = np.array([dataset.label(index) for index in range(len(dataset))], np.int64)
-    held = choose_validation_mask(names, labels, seed=seed, share=share)
-    train, val = (take_images_by_index(dataset, np.flatnonzero(part)) if part.any() else None for part in (~held, held))
+    held_out = choose_validation_mask(names, labels, seed=seed, share=share)
+    train, val = (
+        take_images_by_index(dataset, np.flatnonzero(part)) if part.any() else None for part in (~held_out, held_out)
+    )
     if share in (0, 1):
         return train, val, []
     single = [dataset.classes[label] for label in np.flatnonzero(np.bincount(labels) == 1)]
-    notes = [f"only one picture of {join_names(single)}; not validated"] if single else []
-    return train, val, [*notes, f"{held.sum()} of {len(held)} pictures held out for validation, by seed {seed}"]
+    notes = [f"only one image of {join_names(single)}; not validated"] if single else []
+    return train, val, [*notes, f"{held_out.sum()} of {len(held_out)} images held out for validation, by seed {seed}"]
 
 
 def take_images_by_index(dataset: ImageDataset, indices: NDArray[np.int64]) -> ImageDataset:
-    """Arrays stay arrays, which go to batches all at once."""
+    """A subset; arrays stay arrays, so that a batch is taken from them at once."""
     if isinstance(dataset, ArrayDataset):
         return ArrayDataset(dataset.images[indices], dataset.labels[indices], dataset.classes, dataset.dataset_name)
     return DatasetSubset(dataset, indices)

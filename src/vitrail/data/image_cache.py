@@ -1,4 +1,4 @@
-"""Pictures held decoded, for data sets that fit into memory; workers forked later share them."""
+"""Decoded images in memory, for data sets that fit; workers forked later share them."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from vitrail.data.datasets import DatasetSplits, ImageDataset
 from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
 from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import DataError
 
 
 class CachedDataset:
-    """Pictures decoded once and held; those that cannot be read fail each time they are asked for, as without it."""
+    """Images decoded once and kept; an unreadable image raises its error at every access, as without the cache."""
 
     def __init__(self, dataset: ImageDataset, on_image: Callable[[], object] = lambda: None) -> None:
         self.dataset = dataset
@@ -36,10 +37,10 @@ class CachedDataset:
         return self.source(index), self.label(index)
 
     def source(self, index: int) -> NDArray[np.uint8]:
-        found = self.decoded_images[index]
-        if isinstance(found, DataError):
-            raise DataError(str(found))  # a new one: each raise adds its frames to an error, and this one stays
-        return found
+        image = self.decoded_images[index]
+        if isinstance(image, DataError):
+            raise DataError(str(image))  # a new one: every raise would add frames to the stored error
+        return image
 
     def label(self, index: int) -> int:
         return self.dataset.label(index)
@@ -52,21 +53,20 @@ class CachedDataset:
 
 
 def estimate_decoded_bytes(dataset: ImageDataset, samples: int = 32) -> float:
-    """About what holding all pictures decoded would take, from the headers of a few; nothing to gain for arrays: 0."""
+    """Estimate the size of all images decoded from the headers of a few; 0 for arrays, which are decoded already."""
     sizes = list[int]()
-    for index in np.linspace(0, len(dataset) - 1, min(samples, len(dataset))).astype(int).tolist():
+    for index in evenly_spaced_indices(len(dataset), samples):
         source = dataset.source(index)
         if isinstance(source, str | Path):
             with suppress(DataError):
-                image = open_undecoded(
-                    read_image_file(source, str(source), DEFAULT_LIMITS), str(source), DEFAULT_LIMITS
-                )
+                where = str(source)
+                image = open_undecoded(read_image_file(source, where, DEFAULT_LIMITS), where, DEFAULT_LIMITS)
                 sizes.append(3 * image.width * image.height)
     return len(dataset) * sum(sizes) / max(len(sizes), 1)
 
 
 def cache_if_small(data: DatasetSplits, limit: float, on_image: Callable[[], object] = lambda: None) -> DatasetSplits:
-    """The data with its pictures in memory, if they are files and all of them take at most `limit` bytes."""
+    """Decode all images into memory if they are files and take at most `limit` bytes."""
     parts = {name: part for name in ("train", "val") if (part := getattr(data, name)) is not None}
     size = sum(estimate_decoded_bytes(part) for part in parts.values())
     if not 0 < size <= limit:

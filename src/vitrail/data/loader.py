@@ -1,4 +1,4 @@
-"""Pictures into batches. What stands in one depends on the seed and the step alone: not on workers, ranks or resuming.
+"""Batches of images. A batch depends only on the seed and the step, not on workers, ranks or resuming.
 
 B batch, C channels, H and W rows and columns of the model's input.
 """
@@ -30,21 +30,21 @@ from vitrail.data.torch_dataset import TorchDatasetAdapter
 from vitrail.errors import DataError
 from vitrail.models.checks import pair
 
-MAX_UNREADABLE_IN_A_ROW = 1000  # unreadable pictures, before a batch goes on without
+MAX_UNREADABLE_IN_A_ROW = 1000  # then a batch is one image smaller
 
 
 @dataclass(frozen=True)
 class BatchIndices:
-    """Which pictures make a batch, and as which of their views."""
+    """The images of a batch, and which view of each."""
 
     epoch: int
     indices: NDArray[np.int64]
     replicas: NDArray[np.int64]
 
-    def take_part(self, of: int, parts: int) -> "BatchIndices":
-        """An even share, side by side, of the places: a rank's part of the batch, a micro-batch's part of a rank's."""
-        share = len(self.indices) // parts
-        rows = slice(of * share, (of + 1) * share)
+    def take_part(self, part: int, parts: int) -> "BatchIndices":
+        """One of `parts` equal contiguous parts: a rank's part of the batch, or a micro-batch of a rank."""
+        size = len(self.indices) // parts
+        rows = slice(part * size, (part + 1) * size)
         return replace(self, indices=self.indices[rows], replicas=self.replicas[rows])
 
 
@@ -52,107 +52,104 @@ class BatchIndices:
 class Batch:
     images: Tensor  # uint8 (B, C, H, W)
     labels: Tensor  # int64 (B,)
-    indices: Tensor  # int64 (B,), which pictures of the data set
-    keys: NDArray[np.uint64]  # (B,), what their random choices are drawn from
-    skipped: tuple[str, ...] = ()  # why pictures could not be read, one line each
+    indices: Tensor  # int64 (B,), positions in the data set
+    keys: NDArray[np.uint64]  # (B,), the random key of each view
+    skipped: tuple[str, ...] = ()  # one line per unreadable image: why
 
     def pin_memory(self) -> "Batch":
-        """Called by torch's loader, to copy faster to a GPU."""
+        """Called by torch's DataLoader; pinned memory is copied to a GPU faster."""
         return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledSampler:
-    """The shuffled order of all epochs. The last pictures of an epoch that fill no batch are left to other epochs."""
+    """The shuffled order of every epoch. Images left over after the last full batch of an epoch are skipped."""
 
     image_count: int
     batch: int
-    repeats: int = 1  # views of a picture in its batch, so that an epoch holds only each so many-th picture
+    repeats: int = 1  # views of an image per batch; an epoch then covers only 1/repeats of the images
     seed: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         return self.image_count // self.batch
 
     def batch_at(self, step: int) -> BatchIndices:
-        epoch, place = divmod(step, self.steps_per_epoch)
-        apart = ceil(self.batch / self.repeats)  # of two views of one picture, so that mixing pairs it with others
-        chosen = shuffle_indices(self.image_count, self.seed, epoch)[place * apart : (place + 1) * apart]
+        epoch, number = divmod(step, self.steps_per_epoch)
+        images = ceil(self.batch / self.repeats)  # also the distance of an image's views: Mixup pairs neighbours
+        chosen = shuffle_indices(self.image_count, self.seed, epoch)[number * images : (number + 1) * images]
         rows = np.arange(self.batch)
-        return BatchIndices(epoch, chosen[rows % apart], rows // apart)
+        return BatchIndices(epoch, chosen[rows % images], rows // images)
 
 
 @lru_cache(maxsize=2)
 def shuffle_indices(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    drawn = uniform_randoms(make_view_keys(seed, epoch, np.arange(count), 0), 1, purpose=ORDER_PURPOSE)[:, 0]
-    return np.argsort(drawn, kind="stable")
+    randoms = uniform_randoms(make_view_keys(seed, epoch, np.arange(count), 0), 1, purpose=ORDER_PURPOSE)[:, 0]
+    return np.argsort(randoms, kind="stable")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchDataset(Dataset[Batch]):
-    """The pictures of given places as one batch, in the form that torch's loader asks for."""
+    """Makes a batch from indices, in the form that torch's DataLoader expects."""
 
     dataset: ImageDataset
     augmentation: Augmentation
     preprocessing: Preprocessing
     seed: int = 0
-    replace_unreadable: bool = False  # an unreadable picture by the next one; else it is left out
-    transform: Callable[[Any], Any] | None = None  # a Pillow image to the model's input, by code of others
-    model_sized_arrays: ArrayDataset | None = field(init=False, default=None)  # where nothing is to be done one by one
+    replace_unreadable: bool = False  # use the next readable image instead; otherwise the image is left out
+    transform: Callable[[Any], Any] | None = None  # user code: Pillow image → model input
+    model_sized_arrays: ArrayDataset | None = field(init=False, default=None)  # set if a batch can be augmented at once
 
     def __post_init__(self) -> None:
         if can_augment_as_batch(self.augmentation) and self.transform is None:
             object.__setattr__(self, "model_sized_arrays", find_model_sized_arrays(self.dataset, self.preprocessing))
 
     def __getitems__(self, batch_indices: BatchIndices) -> Batch:
-        drawn = make_view_keys(self.seed, batch_indices.epoch, batch_indices.indices, batch_indices.replicas)
-        if self.model_sized_arrays is not None:
-            pixels = (
-                torch.from_numpy(self.model_sized_arrays.images[batch_indices.indices]).permute(0, 3, 1, 2).contiguous()
-            )
+        keys = make_view_keys(self.seed, batch_indices.epoch, batch_indices.indices, batch_indices.replicas)
+        if (arrays := self.model_sized_arrays) is not None:
+            pixels = torch.from_numpy(arrays.images[batch_indices.indices]).permute(0, 3, 1, 2).contiguous()
             pixels = pixels.expand(-1, len(self.preprocessing.mean), -1, -1)
-            seen = shift_and_flip_batch(pixels, self.augmentation, drawn)
-            labels = torch.from_numpy(self.model_sized_arrays.labels[batch_indices.indices])
-            return Batch(seen, labels, torch.from_numpy(batch_indices.indices), drawn)
-        images, indices, kept, skipped = list[Tensor](), list[int](), list[int](), list[str]()
+            views = shift_and_flip_batch(pixels, self.augmentation, keys)
+            labels = torch.from_numpy(arrays.labels[batch_indices.indices])
+            return Batch(views, labels, torch.from_numpy(batch_indices.indices), keys)
+        images, indices, loaded_rows, skipped = list[Tensor](), list[int](), list[int](), list[str]()
         for row, index in enumerate(batch_indices.indices.tolist()):
-            found = self.load_readable_view(index, int(drawn[row]), skipped)
-            if found is not None:
-                images.append(found[0])
-                indices.append(found[1])
-                kept.append(row)
+            loaded = self.load_readable_view(index, int(keys[row]), skipped)
+            if loaded is not None:
+                images.append(loaded[0])
+                indices.append(loaded[1])
+                loaded_rows.append(row)
         height, width = pair(self.preprocessing.image_size)
         empty = torch.empty(0, len(self.preprocessing.mean), height, width, dtype=torch.uint8)
         return Batch(
             torch.stack(images) if images else empty,
             torch.tensor([self.dataset.label(index) for index in indices], dtype=torch.int64),
             torch.tensor(indices, dtype=torch.int64),
-            drawn[kept],
+            keys[loaded_rows],
             tuple(skipped),
         )
 
     def load_readable_view(self, index: int, key: int, skipped: list[str]) -> tuple[Tensor, int] | None:
-        """The view of the picture, or of the next one that can be read; why one cannot goes to `skipped`."""
+        """The view and the index of the image, or of the next readable one; adds to `skipped` why others failed."""
         for tried in range(min(len(self.dataset), MAX_UNREADABLE_IN_A_ROW) if self.replace_unreadable else 1):
-            place = (index + tried) % len(self.dataset)
+            candidate = (index + tried) % len(self.dataset)
             try:
-                return self.load_view(place, key), place
+                return self.load_view(candidate, key), candidate
             except DataError as error:
                 skipped.append(str(error))
         return None
 
-    def load_view(self, place: int, key: int) -> Tensor:
-        """A view of the picture; what comes as a tensor of floats is the model's input already, and stays as it is."""
+    def load_view(self, index: int, key: int) -> Tensor:
+        """A view of the image; a tensor of floats is taken as model input, unchanged."""
         with temporary_seed(key) if self.transform or is_torch_dataset(self.dataset) else nullcontext():
-            source = self.dataset.source(place)
+            source = self.dataset.source(index)
             if self.transform is not None:
                 source = self.transform(open_image(source))
         if not (isinstance(source, Tensor) and source.is_floating_point()):
             return augment_image(source, self.augmentation, self.preprocessing, key)
         expected = (len(self.preprocessing.mean), *pair(self.preprocessing.image_size))
         if source.shape != expected:
-            raise DataError(f"{self.dataset.name(place)} is of shape {tuple(source.shape)}; expected {expected}")
+            raise DataError(f"{self.dataset.name(index)} has shape {tuple(source.shape)}; expected {expected}")
         return source
 
     def __len__(self) -> int:
@@ -161,8 +158,8 @@ class BatchDataset(Dataset[Batch]):
 
 @contextmanager
 def temporary_seed(key: int) -> Generator[None]:
-    """Whatever code of others draws inside is a function of the key; what is drawn after is as if it had not been."""
-    before = random.getstate(), np.random.get_state()
+    """Seed all random generators from the key for user code inside, and restore their states afterwards."""
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(key % 2**63)
         random.seed(key)
@@ -170,20 +167,20 @@ def temporary_seed(key: int) -> Generator[None]:
         try:
             yield
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def find_model_sized_arrays(dataset: ImageDataset, preprocessing: Preprocessing) -> ArrayDataset | None:
-    """Arrays of the model's size already, which evaluation would neither resize nor crop."""
+    """The arrays, if they have the model's size, so that evaluation neither resizes nor crops them."""
     if isinstance(dataset, DatasetSubset) and isinstance(dataset.dataset, ArrayDataset):
-        whole, chosen = dataset.dataset, dataset.indices
-        dataset = ArrayDataset(whole.images[chosen], whole.labels[chosen], whole.classes)
+        arrays, indices = dataset.dataset, dataset.indices
+        dataset = ArrayDataset(arrays.images[indices], arrays.labels[indices], arrays.classes)
     if not isinstance(dataset, ArrayDataset):
         return None
     _, rows, columns, channels = dataset.images.shape
-    untouched = compute_resize_size((rows, columns), preprocessing) == (rows, columns) == pair(preprocessing.image_size)
-    return dataset if untouched and channels in (1, len(preprocessing.mean)) else None
+    same_size = compute_resize_size((rows, columns), preprocessing) == (rows, columns) == pair(preprocessing.image_size)
+    return dataset if same_size and channels in (1, len(preprocessing.mean)) else None
 
 
 def is_torch_dataset(dataset: ImageDataset) -> bool:
@@ -201,11 +198,10 @@ def training_batches(
     world: int = 1,
     pin: bool = False,
 ) -> Iterator[Batch]:
-    """This rank's share of the batches of these steps; each step gives `accumulate` micro-batches, in order."""
-    shares = (sampler.batch_at(step).take_part(rank, world) for step in steps)
-    return iterate_batches(
-        batches, (share.take_part(each, accumulate) for share in shares for each in range(accumulate)), workers, pin
-    )
+    """This rank's part of the batch of every step, as `accumulate` micro-batches per step."""
+    rank_parts = (sampler.batch_at(step).take_part(rank, world) for step in steps)
+    micro_batches = (part.take_part(each, accumulate) for part in rank_parts for each in range(accumulate))
+    return iterate_batches(batches, micro_batches, workers, pin)
 
 
 def evaluation_batches(
@@ -217,12 +213,12 @@ def evaluation_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[Batch]:
-    """Every picture once over all ranks, as the model is meant to see it; what cannot be read is in `skipped`."""
+    """Every image once over all ranks, without augmentation; unreadable images are listed in `skipped`."""
     indices = np.arange(rank, len(dataset), world)
     starts = range(0, len(indices), batch)
-    places = (indices[start : start + batch] for start in starts)
-    views = BatchDataset(dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing)
-    return iterate_batches(views, (BatchIndices(0, each, np.zeros_like(each)) for each in places), workers)
+    chunks = (indices[start : start + batch] for start in starts)
+    batches = BatchDataset(dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing)
+    return iterate_batches(batches, (BatchIndices(0, each, np.zeros_like(each)) for each in chunks), workers)
 
 
 def iterate_batches(
@@ -230,10 +226,12 @@ def iterate_batches(
 ) -> Iterator[Batch]:
     if not workers:
         return map(batches.__getitems__, batch_indices)
-    sampler: Any = batch_indices  # torch asks for lists of numbers, and hands over whatever it is given
-    collate: Any = identity_collate  # as it does with the batch that `__getitems__` made of them
+    sampler: Any = batch_indices  # typed as lists of integers, but torch passes on any object
+    collate: Any = identity_collate  # `__getitems__` returns a complete batch
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # more than there are cores: as was asked for
+        warnings.filterwarnings(
+            "ignore", "This DataLoader will create"
+        )  # more workers than cores are the user's choice
         loader = DataLoader(
             batches,
             batch_sampler=sampler,
@@ -242,7 +240,7 @@ def iterate_batches(
             pin_memory=pin,
             prefetch_factor=4,
             worker_init_fn=leave_process_group,
-            generator=torch.Generator(),  # of its own, or starting it would take a draw from dropout's
+            generator=torch.Generator(),  # its own: starting would otherwise advance the generator of dropout
         )
         return iter(loader)
 
@@ -278,5 +276,5 @@ def identity_collate(batch: Batch) -> Batch:
 
 
 def leave_process_group(_: int) -> None:
-    """Ctrl-C and torchrun signal a whole group of processes; a worker leaves it, so that the first can save."""
+    """Leave the group of processes that Ctrl-C and torchrun signal, so that workers live until the run is saved."""
     os.setpgrp()

@@ -1,4 +1,4 @@
-"""From a picture to a model's input: resize with antialiasing, crop, normalise; number by number as timm does it."""
+"""From an image to model input: antialiased resize, centre crop and normalisation, numerically identical to timm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from PIL import Image
 from vitrail.errors import ConfigError, DataError, unknown_name_error
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 
-MAX_RESIZED_PIXELS = 2**26  # of a resized picture: 256 MB in Pillow
+MAX_RESIZED_PIXELS = 2**26  # of a resized image: 256 MB in Pillow
 PILLOW_FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -20,25 +20,29 @@ PILLOW_FILTERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a picture becomes the model's input."""
+    """How an image becomes model input."""
 
     image_size: Size = 224  # rows, columns
-    crop: float = 0.9  # share of the resized picture that is kept, around its centre; above 1 a black border is added
-    fit: Literal["short_side", "squash"] = "short_side"  # the aspect kept, or both sides resized at once
-    middle: Literal["rounded", "floored"] = "rounded"  # of an odd margin: timm and torchvision round, transformers cuts
+    crop: float = 0.9  # share of the resized image kept by the centre crop; above 1 a black border is added
+    fit: Literal["short_side", "squash"] = "short_side"  # keep the aspect ratio, or not
+    middle: Literal["rounded", "floored"] = (
+        "rounded"  # of an odd margin: timm and torchvision round, transformers floors
+    )
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO)  # by channel, of pixels from 0 to 1
+    mean: tuple[float, ...] = field(
+        default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO
+    )  # per channel, for pixels from 0 to 1
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
         check_fields(self)
         if len(self.mean) != len(self.std):
-            raise ConfigError(f"{len(self.mean)} means and {len(self.std)} stds; expected one of each a channel")
+            raise ConfigError(f"{len(self.mean)} means and {len(self.std)} stds; expected one of each per channel")
         if self.crop > min(pair(self.image_size)):
-            raise ConfigError(f"crop is {self.crop}; expected the share of the picture that is kept, say 0.9")
+            raise ConfigError(f"crop is {self.crop}; expected the share of the image to keep, for example 0.9")
 
     def with_fields(self, changes: Mapping[str, Any]) -> "Preprocessing":
-        """With these fields in place of its own."""
+        """A copy with these fields replaced."""
         for name in changes:
             if name not in vars(self):
                 raise unknown_name_error("preprocessing field", name, vars(self))
@@ -46,15 +50,15 @@ class Preprocessing:
 
 
 def preprocess_image(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What the model sees of an RGB picture: (channels, rows, columns), one channel if there is one mean."""
-    framed = resize_and_crop(image, preprocessing)
-    pixels = np.asarray(framed, dtype=np.float32).reshape(framed.height, framed.width, -1) / np.float32(255)
+    """The model input for an RGB image: (channels, rows, columns), one channel if there is one mean."""
+    image = resize_and_crop(image, preprocessing)
+    pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1) / np.float32(255)
     mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
     return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The picture resized and cropped to the model's size, in grey if there is one mean; not yet normalised."""
+    """The image at the model's size, grey if there is one mean; not yet normalised."""
     mode = get_pillow_mode(preprocessing)
     image = image if image.mode == mode else image.convert(mode)
     rows, columns = compute_checked_resize_size((image.height, image.width), preprocessing)
@@ -64,29 +68,26 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.I
 
 
 def compute_visible_box(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of what the model sees of a picture of `given` rows and columns, in its pixels."""
+    """Left, top, right and bottom of the part that reaches the model, in pixels of an image of (rows, columns)."""
     resized, size = compute_resize_size(image_size, preprocessing), pair(preprocessing.image_size)
     floored = preprocessing.middle == "floored"
     top, left = (compute_crop_offset(have, want, floored) for have, want in zip(resized, size, strict=True))
-    down, across = (
-        image_size[0] / resized[0],
-        image_size[1] / resized[1],
-    )  # pixels of the picture to a pixel of the model's
-    return left * across, top * down, (left + size[1]) * across, (top + size[0]) * down
+    y_scale, x_scale = image_size[0] / resized[0], image_size[1] / resized[1]  # image pixels per resized pixel
+    return left * x_scale, top * y_scale, (left + size[1]) * x_scale, (top + size[0]) * y_scale
 
 
 def get_pillow_mode(preprocessing: Preprocessing) -> str:
-    """Pillow's name for grey or for RGB."""
+    """Pillow's mode of the model input: grey or RGB."""
     if len(preprocessing.mean) not in (1, 3):
-        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for a grey picture")
+        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for grey images")
     return "L" if len(preprocessing.mean) == 1 else "RGB"
 
 
 def compute_resize_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
     """Rows and columns before the crop.
 
-    With the aspect kept, the picture just covers the size it is cropped from: by its short side if that is a square
-    (the other rounded down as in torchvision), else by the larger of the two scales (rounded as in timm).
+    With `short_side` the image just covers the size divided by `crop`: if that is square, by the short side (the long
+    side is rounded down as in torchvision), otherwise by the larger of both scales (rounded as in timm).
     """
     rows, columns = (floor(side / preprocessing.crop) for side in pair(preprocessing.image_size))
     if preprocessing.fit == "squash":
@@ -99,16 +100,16 @@ def compute_resize_size(image_size: tuple[int, int], preprocessing: Preprocessin
 
 
 def compute_checked_resize_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
-    """As `resized_to`, but what would fill the memory is refused."""
+    """As `compute_resize_size`; a size that would fill the memory is an error."""
     rows, columns = compute_resize_size(image_size, preprocessing)
     if rows * columns > MAX_RESIZED_PIXELS:
-        what = f"a picture of {image_size[0]}×{image_size[1]} pixels would be resized to {rows}×{columns}"
-        raise DataError(f"{what}; expected at most {MAX_RESIZED_PIXELS} pixels: crop it first")
+        given = f"an image of {image_size[0]}×{image_size[1]} pixels would be resized to {rows}×{columns}"
+        raise DataError(f"{given}; expected at most {MAX_RESIZED_PIXELS} pixels: crop it first")
     return rows, columns
 
 
 def center_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The middle of the resized picture; where it is too small, black is added around it."""
+    """Crop the centre of the resized image; a smaller image gets a black border."""
     size, floored = pair(preprocessing.image_size), preprocessing.middle == "floored"
     top, left = (
         compute_crop_offset(have, want, floored) for have, want in zip((image.height, image.width), size, strict=True)

@@ -1,4 +1,4 @@
-"""Data sets of others: any object that gives (picture, label), as torchvision's do."""
+"""Data sets of other libraries: any object that returns (image, label), such as torchvision's."""
 
 from typing import Any, Protocol
 
@@ -11,30 +11,30 @@ from vitrail.data.decoding.rgb_image import open_image
 from vitrail.errors import DataError, VitrailError, describe_error
 
 UNKNOWN_LABEL = -1
-MAX_CLASSES = 2**20  # classes, where only the labels tell how many
+MAX_CLASSES = 2**20  # if only the labels tell their number
 
 
 class TorchDataset(Protocol):
-    """Pictures and their labels as torchvision's data sets give them."""
+    """A map-style data set of (image, label), such as torchvision's."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...  # (picture, label)
+    def __getitem__(self, index: int, /) -> Any: ...  # (image, label)
 
 
 class TorchDatasetAdapter:
-    """Pictures of such a data set: its own classes, or else the numbers up to its largest label."""
+    """Makes it an ImageDataset; classes are its own, or else the numbers up to its largest label."""
 
     def __init__(self, dataset: TorchDataset) -> None:
         self.dataset = dataset
         self.dataset_name = type(dataset).__name__
         inner: Any = getattr(dataset, "dataset", None)  # of torch's Subset
         names: Any = getattr(dataset, "classes", None) or getattr(inner, "classes", None) or ()
-        known = find_targets(dataset)
+        targets = find_targets(dataset)
         self.class_limit = len(names) or MAX_CLASSES
         self.labels = (
             np.full(len(dataset), UNKNOWN_LABEL)
-            if known is None
-            else check_label_range(known, self.class_limit, self.dataset_name)
+            if targets is None
+            else check_label_range(targets, self.class_limit, self.dataset_name)
         )
         largest = max((self.label(index) for index in range(len(self))), default=0) if not names else 0
         self.classes = tuple(str(name) for name in names or range(largest + 1))
@@ -46,34 +46,34 @@ class TorchDatasetAdapter:
         return open_image(self.source(index)), self.label(index)
 
     def source(self, index: int) -> Any:
-        expected = "expected (picture, label), the label a whole number"
+        expected = "expected (image, label), the label a whole number"
         try:
-            picture, label = self.dataset[index][:2]
+            image, label = self.dataset[index][:2]
             label = int(label)
         except VitrailError:
             raise
-        except Exception as error:  # a data set of others raises anything
+        except Exception as error:  # foreign code may raise anything
             raise DataError(f"{self.name(index)} cannot be read: {describe_error(error)}; {expected}") from error
         if not 0 <= label < self.class_limit:
             raise DataError(f"{self.name(index)} has the label {label}; {expected} from 0 to {self.class_limit - 1}")
         self.labels[index] = label
-        return picture
+        return image
 
     def label(self, index: int) -> int:
-        """Where the data set does not list its labels, that of the picture, decoded the first time."""
+        """The label; if the data set does not list its labels, the image is decoded once to get it."""
         if self.labels[index] == UNKNOWN_LABEL:
             self.source(index)
         return int(self.labels[index])
 
     def name(self, index: int) -> str:
-        return f"picture {index} of {self.dataset_name}"
+        return f"image {index} of {self.dataset_name}"
 
     def real_labels(self, index: int) -> tuple[int, ...] | None:  # noqa: ARG002
         return None
 
 
 def find_targets(dataset: Any) -> NDArray[Any] | None:
-    """The labels, where they are listed and nothing changes them on the way."""
+    """The labels, if they are listed and no transform changes them."""
     if getattr(dataset, "target_transform", None) is not None:
         return None
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # torch's Subset

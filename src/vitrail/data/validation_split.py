@@ -1,4 +1,4 @@
-"""Which pictures are held out for validation where a data set does not say: by their names and a seed."""
+"""Hold out images for validation by a hash of their names and a seed."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -19,19 +19,19 @@ def check_val_share(share: Any) -> None:
 def choose_validation_mask(
     names: Sequence[str], labels: NDArray[np.int64], *, seed: int, share: float
 ) -> NDArray[np.bool_]:
-    """True for the pictures of validation: of each class its share, those whose hashes are lowest.
+    """True for validation images: the given share of each class, those with the lowest hashes.
 
-    A class of two has one on either side, a class of one is for training; unless the share is 0 or 1, which is all or
-    nothing. A hash is of the seed and one name alone, so a picture that is added moves at most one other.
+    Unless the share is 0 or 1, a class of two images is split one to one, and a single image is used for training. A
+    hash depends only on the seed and one name, so adding an image moves at most one other.
     """
-    held = np.full(len(names), share == 1)
+    held_out = np.full(len(names), share == 1)
     if 0 < share < 1:
         hashes = np.fromiter((hash_name(name, seed) for name in names), np.uint64, len(names))
-        order = np.lexsort((hashes, labels))  # class by class, and in a class from the lowest
+        order = np.lexsort((hashes, labels))  # by class, then by hash
         _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-            held[order[start : start + held_out_count(count, share)]] = True
-    return held
+            held_out[order[start : start + held_out_count(count, share)]] = True
+    return held_out
 
 
 def held_out_count(count: int, share: float) -> int:
@@ -39,6 +39,6 @@ def held_out_count(count: int, share: float) -> int:
 
 
 def hash_name(name: str, seed: int) -> int:
-    """The same on every machine: of the name as it reads, whichever way its accents are stored."""
-    read = f"{seed}/{normalize('NFC', name)}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(blake2b(read, digest_size=8).digest(), "little")
+    """Hash seed and name, the same on every machine; NFC, since file systems store accents differently."""
+    text = f"{seed}/{normalize('NFC', name)}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")

@@ -1,1 +1,1 @@
-"""The leaves every architecture is built from: tensors in, tensors out; scalars only, no config."""
+"""The layers that every architecture is built from: tensors in, tensors out; scalars only, no config."""

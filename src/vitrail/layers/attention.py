@@ -1,6 +1,6 @@
-"""Attention: every query asks all keys, and takes their values in the proportion of the answers (Vaswani 2017).
+"""Attention: every query attends to all keys and takes a weighted mean of their values (Vaswani 2017).
 
-B batch, N tokens (Nq that ask, Nx that are asked), D width, H heads, K and V the widths of one head's keys and values.
+B batch, N tokens (Nq queries, Nx keys), D width, H heads, K and V the widths of one head's keys and values.
 """
 
 import math
@@ -26,7 +26,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    blind = scores.isneginf().all(-1, keepdim=True)  # a query whose every key is masked sees nothing: 0, not 0/0
+    blind = scores.isneginf().all(-1, keepdim=True)  # a query whose keys are all masked: 0, not 0/0
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
@@ -57,7 +57,7 @@ def merge_heads(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Queries from one sequence, keys and values from another: (B, Nq, D), (B, Nx, Dx) → (B, Nq, Dout).
 
-    All widths may differ; `key_width` and `value_width` are of all heads together. Without `inputs`, x asks itself.
+    All widths may differ; `key_width` and `value_width` are of all heads together. `inputs` defaults to x.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class SelfAttention(nn.Module):
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k, v and the mask joined with the positions' bias; with `queries`, only the first so many tokens ask."""
+        """q, k, v and the mask joined with the positions' bias; with `queries`, only for the first `queries` tokens."""
         if queries is None:
             qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, K)
             q, k, v = qkv.unbind()
@@ -139,10 +139,10 @@ class SelfAttention(nn.Module):
         return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
 
     def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
-        """What `forward` multiplies the values by when every token asks: (B, H, N, N)."""
+        """What `forward` multiplies the values by when every token is a query: (B, H, N, N)."""
         q, k, _, mask = self.project(x, grid, mask)
         return self.weigh(q, k, mask)
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """The same of what `project` gave; attention of another kind says here what it does: (B, H, Nq, N)."""
+        """The same from the output of `project`; other kinds of attention override this: (B, H, Nq, N)."""
         return attention_weights(q, k, mask)

@@ -1,4 +1,4 @@
-"""From pixels to tokens: an image cut into panes, each pane a vector.
+"""From pixels to tokens: an image cut into patches, each patch a vector.
 
 B batch, C channels, P×Q patch, n = (H/P)·(W/Q) patches row by row, D width.
 """
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Cuts images into patches and writes each as a row, channel by channel: (B, C, H, W) → (B, n, C·P·Q)."""
+    """Cut images into patches and write each as a row, channel by channel: (B, C, H, W) → (B, n, C·P·Q)."""
     b, c, h, w = images.shape
     p, q = patch
-    panes = images.reshape(b, c, h // p, p, w // q, q).permute(0, 2, 4, 1, 3, 5)  # (B, H/P, W/Q, C, P, Q)
-    return panes.reshape(b, (h // p) * (w // q), c * p * q)
+    patches = images.reshape(b, c, h // p, p, w // q, q).permute(0, 2, 4, 1, 3, 5)  # (B, H/P, W/Q, C, P, Q)
+    return patches.reshape(b, (h // p) * (w // q), c * p * q)
 
 
 class PatchEmbed(nn.Module):
     """W·patch + b for every patch: (B, C, H, W) → (B, n, D).
 
-    One weight (D, C, P, Q), two ways with equal results: a convolution whose kernel is its stride, or, with `unfold`, a
-    linear map of flattened patches, as the paper puts it.
+    One weight (D, C, P, Q), two ways with equal results: a convolution whose stride is its kernel size, or, with
+    `unfold`, a linear map of flattened patches, as in the paper.
     """
 
     def __init__(self, width: int, patch: tuple[int, int], channels: int = 3, *, unfold: bool = False) -> None:

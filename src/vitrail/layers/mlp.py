@@ -1,11 +1,11 @@
-"""What each token computes on its own, between two rounds of attention. B batch, N tokens, D width, M hidden width."""
+"""What each token computes on its own, between two attentions. B batch, N tokens, D width, M hidden width."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class Mlp(nn.Module):
-    """fc2(GELU(fc1(x))): (B, N, D) → (B, N, D). Google's weights want the tanh approximation of GELU."""
+    """fc2(GELU(fc1(x))): (B, N, D) → (B, N, D). Google's weights need the tanh approximation of GELU."""
 
     def __init__(self, width: int, hidden: int, *, tanh: bool = False, dropout: float = 0.0) -> None:
         super().__init__()

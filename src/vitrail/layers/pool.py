@@ -1,4 +1,4 @@
-"""From all tokens to one vector, by asking them (class and mean pooling are a line each, in the model)."""
+"""From all tokens to one vector by attention (class and mean pooling are one line each, in the model)."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from vitrail.layers.mlp import Mlp
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention pooling (MAP): one learned query asks all tokens, then an MLP: (B, N, D) → (B, D)."""
+    """Multi-head attention pooling (MAP): one learned query attends to all tokens, then an MLP: (B, N, D) → (B, D)."""
 
     def __init__(self, width: int, heads: int, mlp_width: int, *, tanh: bool = False, norm_eps: float = 1e-6) -> None:
         super().__init__()
@@ -30,5 +30,5 @@ class AttentionPool(nn.Module):
         return x + self.mlp(self.norm(x))
 
     def weights(self, x: Tensor) -> Tensor:
-        """How much of each token the vector is made of: (B, H, 1, N)."""
+        """The weight of each token in the vector: (B, H, 1, N)."""
         return attention_weights(*self.project(x)[:2])

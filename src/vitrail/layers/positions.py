@@ -25,7 +25,7 @@ def sinusoid_1d(grid: Grid, width: int) -> Tensor:
 
 
 def sinusoid_2d(grid: Grid, width: int) -> Tensor:
-    """Half of the width says the column, half the row: (h·w, D)."""
+    """Half of the width encodes the column, half the row: (h·w, D)."""
     return join_axes(sinusoid(torch.arange(grid[0]), width // 2), sinusoid(torch.arange(grid[1]), width // 2))
 
 
@@ -38,12 +38,12 @@ def join_axes(rows: Tensor, columns: Tensor) -> Tensor:
 
 def resample(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """The table for another grid, bicubic and antialiased; prefix rows stay as they are: (T, E + h·w, D)."""
-    in_symbols = any(isinstance(side, torch.SymInt) for side in new)  # in an export of any size
+    in_symbols = any(isinstance(side, torch.SymInt) for side in new)  # in an export with dynamic sizes
     if not in_symbols and old == new:
         return table
     prefix, patches = table.tensor_split([table.shape[1] - old[0] * old[1]], dim=1)
     patches = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
-    if in_symbols:  # the same as two products of matrices, which every runtime computes alike
+    if in_symbols:  # the same as two matrix products, which every runtime supports
         patches = bicubic_matrix(old[0], new[0]) @ patches @ bicubic_matrix(old[1], new[1]).T
     else:
         patches = F.interpolate(patches, size=new, mode="bicubic", antialias=True)
@@ -51,8 +51,8 @@ def resample(table: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def bicubic_matrix(old: int, new: int) -> Tensor:
-    """What each of `new` places takes of `old` ones, bicubic (Keys 1981, a = −½) and antialiased: (new, old)."""
-    step = old / new  # old places to a new one
+    """Resampling weights from `old` to `new` places, bicubic (Keys 1981, a = −½) and antialiased: (new, old)."""
+    step = old / new  # old places per new one
     distances = torch.arange(old) + 0.5 - (torch.arange(new)[:, None] + 0.5) * step
     t = (distances / torch.sym_max(step, 1.0)).abs()
     weights = torch.where(t < 1, (1.5 * t - 2.5) * t**2 + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2) * (t < 2)
@@ -84,7 +84,7 @@ class RelativePositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Turns q and k by angles that grow with the place, so that q·k knows only the offset (Su 2021).
+    """Turns q and k by angles that grow with the place, so that q·k depends only on the offset (Su 2021).
 
     Axial, for images: half of the pairs of coordinates turn with the column, half with the row (Heo 2024).
     """
@@ -111,7 +111,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def in_attention(kind: str, head_width: int, grid: Grid) -> RelativePositions | RotaryPositions | None:
-    """The kinds of positions that live inside the attention; for any other kind nothing."""
+    """The kinds of positions inside the attention; None for any other kind."""
     if kind == "relative":
         return RelativePositions(head_width, grid)
     return RotaryPositions(head_width) if kind == "rotary" else None

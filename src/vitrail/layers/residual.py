@@ -1,4 +1,4 @@
-"""What may stand between a branch and the residual stream it is added to."""
+"""Layers between a branch and the residual stream: layer scale and stochastic depth."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """In training drops the branch of a sample with the given rate and scales the others up to match (Huang 2016)."""
+    """In training, drops the branch of a sample with the given rate and scales the others up to match (Huang 2016)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Axial attention (Ho 2019, arXiv 1912.12180; Wang 2020, arXiv 2003.07853) as a ViT: along the row, then the column.
+"""A ViT with axial attention (Ho 2019, arXiv 1912.12180; Wang 2020, arXiv 2003.07853): along rows, then columns.
 
 B batch, n = h·w tokens, D width, H heads, K width of a head. No class token: it would be in no row and no column.
 """
@@ -27,11 +27,11 @@ class AxialConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the mean of the tokens comes out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
     width: int = 768  # of a token
     depth: int = 9  # blocks; each has 4/3 of a ViT's weights, so 9 have as many as a ViT's 12
     heads: int = 12  # share the width
-    mlp_width: int | None = None  # 4·width unless given
+    mlp_width: int | None = None  # default: 4·width
     norm_eps: float = 1e-6
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
@@ -98,11 +98,11 @@ class Axial(nn.Module):
         return self.norm(x)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of `tokens`: (B, n, D) → (B, classes)."""
+        """The output of the head for `tokens`: (B, n, D) → (B, classes)."""
         return self.head(tokens.mean(1))
 
     def tables(self, grid: Grid) -> Tensor:
-        """What the attentions of the first block know of each place, column and row side by side: (1, n, 2·D)."""
+        """The position tables of the first block, column and row concatenated: (1, n, 2·D)."""
         block: Any = self.blocks[0]
         return join_axes(block.attn_columns.resample_table(grid), block.attn_rows.resample_table(grid))
 
@@ -146,17 +146,19 @@ class AxialBlock(nn.Module):
 
 
 class AxialAttention(SelfAttention):
-    """Self-attention within each row, or each column, of a grid; a learned table says the place along it.
+    """Self-attention within each row, or each column, of a grid, with a learned position table along it.
 
-    A token asks w or h others, not h·w: `forward` has no n×n anywhere, `project` says the same by a mask, for those
-    who want to see the weights.
+    A token attends to w or h others, not h·w: `forward` never makes an n×n matrix. `project` expresses the same by a
+    mask, for attention maps.
     """
 
     def __init__(self, width: int, heads: int, length: int, *, rows: bool, dropout: float = 0.0) -> None:
         super().__init__(width, heads, dropout=dropout)
         self.rows = rows
         table = nn.Parameter(torch.empty(1, length, width))
-        self.pos_columns, self.pos_rows = (table, None) if rows else (None, table)  # along a row, columns are counted
+        self.pos_columns, self.pos_rows = (
+            (table, None) if rows else (None, table)
+        )  # along a row the position is the column
 
     @property
     def table(self) -> Tensor:
@@ -165,7 +167,7 @@ class AxialAttention(SelfAttention):
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k, v, and the mask joined with that of the lines."""
+        """q, k, v, and the mask joined with the mask of the rows or columns."""
         grid = check_token_grid(x.shape[1], grid)
         q, k, v, _ = super().project(self.add_positions(x, grid), queries=queries)
         return q, k, v, join_masks(same_line_mask(grid, rows=self.rows, device=x.device)[:queries], mask)
@@ -181,16 +183,16 @@ class AxialAttention(SelfAttention):
         return self.proj(merge_heads(y))
 
     def add_positions(self, x: Tensor, grid: Grid) -> Tensor:
-        """The tokens with their places along the lines: (B, n, D) → (B, n, D)."""
+        """Add the position tables to the tokens: (B, n, D) → (B, n, D)."""
         return (x.unflatten(1, grid) + self.resample_table(grid).unsqueeze(1 if self.rows else 2)).flatten(1, 2)
 
     def resample_table(self, grid: Grid) -> Tensor:
-        """The table for this grid: (1, w, D) along its rows, (1, h, D) along its columns."""
+        """The table resampled to this grid: (1, w, D) along rows, (1, h, D) along columns."""
         return resample(self.table, (self.table.shape[1], 1), (grid[1] if self.rows else grid[0], 1))
 
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, rows: bool, dropout: float = 0.0) -> Tensor:
-    """softmax(q·kᵀ/√K)·v within each row, or each column: three times (B, H, n, K) → (B, H, n, K)."""
+    """softmax(q·kᵀ/√K)·v within each row, or each column: q, k, v of (B, H, n, K) → (B, H, n, K)."""
     grid = check_token_grid(q.shape[2], grid)
     order = (0, 2, 1, 3, 4) if rows else (0, 3, 1, 2, 4)
     q, k, v = (x.unflatten(2, grid).permute(order).flatten(0, 1) for x in (q, k, v))  # (B·h, H, w, K) or (B·w, H, h, K)
@@ -199,20 +201,20 @@ def axial_attention(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, rows: bool, 
 
 
 def same_line_mask(grid: Grid, *, rows: bool, device: torch.device | None = None) -> Tensor:
-    """Whether two tokens are in one row, or in one column: (n, n)."""
+    """Whether two tokens are in the same row, or in the same column: (n, n)."""
     place = torch.arange(grid[0] * grid[1], device=device)
     line = place // grid[1] if rows else place % grid[1]
     return line[:, None] == line
 
 
 def check_token_grid(tokens: int, grid: Grid | None) -> Grid:
-    """The grid, if it has a place for every token."""
+    """Return the grid if it has as many places as there are tokens."""
     if grid is None or grid[0] * grid[1] != tokens:
         rows = next(n for n in range(math.isqrt(tokens), 0, -1) if tokens % n == 0)
         given = "no grid" if grid is None else f"a grid of {grid[0]}×{grid[1]}"
         raise ConfigError(
-            f"{tokens} tokens and {given}; expected (rows, columns) of {tokens} tokens, say {rows}×{tokens // rows}: "
-            "axial attention follows the rows and columns of a whole grid, without a class token"
+            f"{tokens} tokens and {given}; expected (rows, columns) of {tokens} tokens, for example "
+            f"{rows}×{tokens // rows}: axial attention needs a complete grid, without a class token"
         )
     return grid
 
@@ -222,6 +224,6 @@ SIZES = {
     "small": AxialConfig(width=384, heads=6),
     "base": AxialConfig(),
 }
-PATCH_SIZES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # lines of 14, 28 and 56 tokens
+PATCH_SIZES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # rows of 14, 28 and 56 tokens
 PRESETS = {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCH_SIZES[s]}
 FAMILY = Family(name="axial", config=AxialConfig, build=Axial, presets=PRESETS)

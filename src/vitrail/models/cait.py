@@ -1,4 +1,4 @@
-"""CaiT (Touvron 2021, arXiv 2103.17239): going deeper with LayerScale, and a class token that joins only at the end.
+"""CaiT (Touvron 2021, arXiv 2103.17239): a deeper ViT with LayerScale, whose class token joins only at the end.
 
 B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head.
 """
@@ -27,17 +27,17 @@ class CaiTConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the class token comes out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
     width: int = 384  # of a token
-    depth: int = 24  # blocks of the patches alone, whose heads talk
-    class_depth: int = 2  # blocks after them, in which the class token asks
+    depth: int = 24  # blocks of patches with talking heads
+    class_depth: int = 2  # blocks after them, in which the class token attends to the patches
     heads: int = 8  # share the width
-    mlp_width: int | None = None  # 4·width unless given
+    mlp_width: int | None = None  # default: 4·width
     layer_scale: float = 1e-5  # the factor that a block's branches start with
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)  # this and the next two of the patches' blocks alone
+    dropout: float = field(default=0.0, metadata=RATE)  # this and the next two: only in the blocks of patches
     attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of every block alike
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block
     dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class CaiT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Linear maps, class token and positions as CaiT's authors draw them, others as in a ViT; the head is zero."""
+        """Linear maps, class token and positions as in CaiT's code, the rest as in a ViT; the head is zero."""
         if is_on_meta_device(self):
             return
         init_layers(self)
@@ -104,11 +104,11 @@ class CaiT(nn.Module):
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
         return self.head(tokens[:, 0])
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm, or with `queries` only the first so many."""
+        """The tokens after the final norm, or only the first `queries` of them."""
         config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
         x = self.pos_drop(self.patch_embed(images) + resample(self.pos_embed, self.grid, grid))  # (B, n, D)
@@ -145,17 +145,17 @@ class TalkingHeads(SelfAttention):
 
 
 class HeadMix(nn.Linear):
-    """Each head's map becomes a mixture of all heads': (B, H, Nq, N) → (B, H, Nq, N)."""
+    """Replaces each head's map by a mixture of all heads' maps: (B, H, Nq, N) → (B, H, Nq, N)."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's word
-        weight, bias = self.weight.to(input.dtype), self.bias.to(input.dtype)  # who looks inside asks in float32
-        # W·maps + b for each image at once: some 3 times as fast as with the heads turned to the last axis
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
+        weight, bias = self.weight.to(input.dtype), self.bias.to(input.dtype)  # attention maps are captured in float32
+        # W·maps + b per image: about 3 times as fast as a linear map with the heads moved to the last axis
         rows = torch.baddbmm(bias[:, None], weight.expand(input.shape[0], -1, -1), input.flatten(2))
         return rows.unflatten(2, input.shape[2:])
 
 
 class ClassBlock(nn.Module):
-    """A block in which the class token, the first, asks all; patches stay as they are: (B, N, D) → (B, N, D)."""
+    """A block in which only the class token attends to all tokens; patches stay unchanged: (B, N, D) → (B, N, D)."""
 
     def __init__(self, width: int, heads: int, mlp_width: int, *, layer_scale: float, norm_eps: float) -> None:
         super().__init__()
@@ -167,13 +167,13 @@ class ClassBlock(nn.Module):
         self.ls2 = LayerScale(width, layer_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        asked = self.norm1(x)
-        token = x[:, :1] + self.ls1(self.attn(asked[:, :1], asked))  # (B, 1, D)
+        normed = self.norm1(x)
+        token = x[:, :1] + self.ls1(self.attn(normed[:, :1], normed))  # (B, 1, D)
         token = token + self.ls2(self.mlp(self.norm2(token)))
         return torch.cat([token, x[:, 1:]], dim=1)
 
 
-SIZES = {  # each head has 48 numbers
+SIZES = {  # heads are 48 wide
     "xxs24": CaiTConfig(width=192, heads=4),
     "xxs36": CaiTConfig(width=192, heads=4, depth=36),
     "xs24": CaiTConfig(width=288, heads=6),

@@ -1,4 +1,4 @@
-"""Every model by name: the presets of all families, their aliases, and families from outside the package."""
+"""Models by name: the presets of all families, their aliases, and families outside the package."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ from vitrail.models.family import Family
 
 
 def create(name: str, /, **fields: Any) -> Any:
-    """Builds a model at its starting weights: create("vit_base_patch16_224", classes=10, image_size=384).
+    """Build a model with newly initialized weights: create("vit_base_patch16_224", classes=10, image_size=384).
 
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
@@ -29,7 +29,7 @@ def create(name: str, /, **fields: Any) -> Any:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of all presets that match, themselves or by an alias, with * and ? as in a shell: list_models("deit*")."""
+    """Names of all presets that match by name or alias, with * and ? as in a shell: list_models("deit*")."""
     named = {name for family in load_families() for name in family.presets if fnmatchcase(name, pattern)}
     aliased = {
         name for family in load_families() for alias, name in family.aliases.items() if fnmatchcase(alias, pattern)
@@ -38,24 +38,24 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
-    """The family and the config that a name stands for; one outside the package is imported only if it is `trusted`."""
+    """The family and config of a name; a family outside the package is imported only if it is `trusted`."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a model's name is {name!r}; expected text, such as 'ViT-B/16'")
+        raise ConfigError(f"the model name is {name!r}; expected text, for example 'ViT-B/16'")
     if is_external_name(name) and name != trusted:
         raise UntrustedCodeError(name)
     if name.endswith(".py"):
-        some = next(iter(load_external_family(name).presets), "preset")
-        raise ConfigError(f"{name!r} names no preset; expected {name}:{some} or another of its presets")
+        example = next(iter(load_external_family(name).presets), "preset")
+        raise ConfigError(f"{name!r} has no preset; expected {name}:{example} or another of its presets")
     if ":" in name:
         module, _, preset = name.rpartition(":")
-        found = [load_external_family(module)]
+        families = (load_external_family(module),)
     else:
-        preset, found = name, load_families()
-    for family in found:
+        preset, families = name, load_families()
+    for family in families:
         preset = family.aliases.get(preset, preset)
         if preset in family.presets:
             return family, family.presets[preset]
-    names = [known for family in found for known in (*family.presets, *family.aliases)]
+    names = [known for family in families for known in (*family.presets, *family.aliases)]
     raise unknown_name_error("model", preset, names)
 
 
@@ -72,12 +72,13 @@ class UntrustedCodeError(ConfigError):
         kind = "file" if place.endswith(".py") else "module"
         super().__init__(
             f"{where} names the model {name!r}, which runs the code of the {kind} {place}; code is run only if you "
-            f"name it: if you trust it, add --trust-code {quote(name)}"
+            f"name it: if you trust it, add `trust_code` {quote(name)}",
+            fields=("trust_code",),
         )
 
 
 def resolve_external_name(name: str) -> str:
-    """The name of an outside family, valid from any folder: a file gets its full path."""
+    """The name of an external family, valid in any working directory: a file gets its full path."""
     place, _, preset = name.rpartition(":")
     return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name
 
@@ -88,10 +89,10 @@ def load_families() -> tuple[Family, ...]:
 
 
 def load_external_family(place: str) -> Family:
-    """The FAMILY of a module from outside, by its import path or its file."""
+    """The FAMILY of a module outside the package, by import path or file."""
     try:
         module = import_file(Path(place)) if place.endswith(".py") else import_external_module(place)
-    except Exception as error:  # whatever their code raises when it is imported is theirs to mend
+    except Exception as error:  # foreign code may raise anything when it is imported
         raise ConfigError(
             f"cannot import the family {place!r}: {type(error).__name__}: {error}; expected a module or a .py file"
         ) from error
@@ -102,7 +103,7 @@ def load_external_family(place: str) -> Family:
 
 
 def import_external_module(name: str) -> ModuleType:
-    """A module by its import path, also in the current folder, from which nothing else is ever imported."""
+    """Import a module by its path, also from the working directory, which is not added to sys.path."""
     top = name.partition(".")[0]
     if top and top not in sys.modules and find_spec(top) is None:
         spec = PathFinder.find_spec(top, [str(Path.cwd())])
@@ -112,7 +113,7 @@ def import_external_module(name: str) -> ModuleType:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module in a file, run once; its name is its path, so that it stands in no other module's way."""
+    """Import a file once; its name in sys.modules is its path, so that it never hides another module."""
     name = str(path.resolve())
     if name in sys.modules:
         return sys.modules[name]
@@ -124,7 +125,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def execute_module(name: str, spec: ModuleSpec) -> ModuleType:
-    """Runs a module once; a module that fails is removed from sys.modules."""
+    """Run a module; if it fails, it is removed from sys.modules."""
     sys.modules[name] = module = module_from_spec(spec)
     try:
         if spec.loader is not None:  # a namespace package has no loader
@@ -136,5 +137,5 @@ def execute_module(name: str, spec: ModuleSpec) -> ModuleType:
 
 
 def natural_sort_key(name: str) -> list[tuple[int, str]]:
-    """Sorts patch8 before patch16."""
+    """Sort patch8 before patch16."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -1,6 +1,6 @@
-"""Compact Convolutional Transformer (Hassani 2021, arXiv 2104.05704): convolutions cut the panes, small data suffices.
+"""Compact Convolutional Transformer (Hassani 2021, arXiv 2104.05704): convolutions make the tokens, for small data.
 
-B batch, n = h·w tokens, D width, H heads, K width of a head; no class token, each token says how much of it is pooled.
+B batch, n = h·w tokens, D width, H heads, K width of a head; no class token, tokens are pooled by learned weights.
 """
 
 import math
@@ -20,16 +20,7 @@ from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_g
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device
 
-NEIGHBOUR_OFFSETS = (
-    (0, 1),
-    (0, -1),
-    (1, 0),
-    (-1, 0),
-    (1, 1),
-    (-1, -1),
-    (1, -1),
-    (-1, 1),
-)  # rows, columns to the 8 neighbours
+NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +29,21 @@ class CCTConfig:
     stem: tuple[int, ...] = (64,)  # channels of the tokenizer's convolutions but the last, which has `width`
     kernel: int = 3  # of each convolution
     stride: int = 1
-    pools: int | None = None  # how many of the convolutions, from the first, are followed by a max pool; none: all
+    pools: int | None = None  # number of convolutions followed by a max pool, from the first; default: all
     batch_norm: bool = False  # after each convolution
     channels: int = 3
-    classes: int = field(default=10, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    classes: int = field(default=10, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
     width: int = 256  # of a token
     depth: int = 7  # blocks
     heads: int = 4  # share the width
-    mlp_width: int | None = None  # 2·width unless given
-    published: bool = True  # no qkv bias, and the MLP's branch is added to the normalised tokens; else as in a ViT
-    neighbours: bool = False  # attention learns a bias for each offset; at first a head looks at one neighbour
-    learned_positions: bool = True  # else sinusoidal
+    mlp_width: int | None = None  # default: 2·width
+    published: bool = True  # no qkv bias, the MLP is added to the normalised tokens; otherwise as in a ViT
+    neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbour
+    learned_positions: bool = True  # otherwise sinusoidal
     norm_eps: float = 1e-5
     dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)  # the authors train with 0.1
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block, 0 at the first; the authors': 0.1
+    attention_dropout: float = field(default=0.0, metadata=RATE)  # 0.1 in the paper
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block, 0 at the first; 0.1 in the paper
     dynamic: bool = False  # take any multiple of the stride at run time, the table resampled
 
     def __post_init__(self) -> None:
@@ -62,14 +53,14 @@ class CCTConfig:
         if self.kernel % 2 == 0:
             raise ConfigError(f"kernel {self.kernel}; expected an odd number")
         if self.pools is not None and self.pools > convolutions:
-            raise ConfigError(f"{self.pools} pools; expected at most {convolutions}, one for each convolution")
+            raise ConfigError(f"{self.pools} pools; expected at most {convolutions}, one per convolution")
         if self.neighbours and self.attention_dropout:
-            raise ConfigError("attention_dropout with neighbours; expected one of them")
+            raise ConfigError("attention_dropout and neighbours are both set; expected at most one of them")
         check_grid(pair(self.image_size), self.patch)
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels to a token."""
+        """Pixels per token."""
         convolutions = len(self.stem) + 1
         side = self.stride**convolutions * 2 ** (convolutions if self.pools is None else self.pools)
         return (side, side)
@@ -112,7 +103,7 @@ class CCT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Linear maps as in a ViT, convolutions for the ReLU after them; the head is zero."""
+        """Linear maps as in a ViT, convolutions scaled for the ReLU after them; the head is zero."""
         if is_on_meta_device(self):
             return
         init_layers(self)
@@ -143,12 +134,12 @@ class CCT(nn.Module):
         return self.norm(x)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of `tokens`, each as much as it asks for: (B, n, D) → (B, classes)."""
+        """The output of the head for the pooled `tokens`: (B, n, D) → (B, classes)."""
         return self.head(self.attn_pool(tokens))
 
 
 class Tokenizer(nn.Module):
-    """Convolution, ReLU and max pool, once or more: (B, C, H, W) → (B, n, D)."""
+    """Convolutions, each with ReLU and optional max pool: (B, C, H, W) → (B, n, D)."""
 
     def __init__(self, widths: tuple[int, ...], kernel: int, stride: int, pools: int, *, batch_norm: bool) -> None:
         super().__init__()
@@ -164,7 +155,7 @@ class Tokenizer(nn.Module):
 
     @torch.no_grad()
     def whiten(self, batches: Iterable[Tensor]) -> None:
-        """Starts the first filters at ± the principal patches of some training images, each answer of variance 1."""
+        """Set the first filters to ± the principal components of image patches, with outputs of variance 1."""
         weight = self.layers[0].get_parameter("weight")  # (out, C, P, P)
         products, count = torch.zeros(2 * (weight[0].numel(),)), 0
         for images in batches:
@@ -180,18 +171,18 @@ class Tokenizer(nn.Module):
 
 
 class SequencePool(nn.Linear):
-    """Each token says how much of it is pooled: (B, n, D) → (B, D)."""
+    """Weighted mean of the tokens, with weights computed from each token: (B, n, D) → (B, D)."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's word
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
         return (self.weights(input)[:, 0] @ input)[:, 0]
 
     def weights(self, tokens: Tensor) -> Tensor:
-        """As an attention of one head and one query: (B, 1, 1, n)."""
+        """The weights as attention of one head and one query: (B, 1, 1, n)."""
         return super().forward(tokens).softmax(1).transpose(1, 2)[:, None]
 
 
 class PublishedBlock(Block):
-    """The MLP's branch starts from the normalised tokens, and so does what it is added to."""
+    """The MLP gets the normalised tokens and is added to them, not to the residual stream."""
 
     def compute(self, x: Tensor, grid: Grid | None, queries: int | None) -> Tensor:
         x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, queries=queries)))
@@ -200,7 +191,7 @@ class PublishedBlock(Block):
 
 
 class LocalAttention(SelfAttention):
-    """Self-attention with a learned bias for each head and offset, which starts as a convolution (d'Ascoli 2021)."""
+    """Self-attention with a learned bias per head and offset, initialized as a convolution (d'Ascoli 2021)."""
 
     def __init__(self, width: int, heads: int, grid: Grid, *, bias: bool) -> None:
         super().__init__(width, heads, bias=bias)
@@ -208,7 +199,7 @@ class LocalAttention(SelfAttention):
         self.offsets = nn.Parameter(torch.empty(heads, 2 * grid[0] - 1, 2 * grid[1] - 1))
 
     def init_neighbour_offsets(self) -> None:
-        """Each head at one of the 8 neighbours: minus the squared distance from it, no less than −8."""
+        """Point each head at one of the 8 neighbours: minus the squared distance from it, at least −8."""
         rows, columns = (torch.arange(1 - n, n, device=self.offsets.device) for n in self.grid)
         for head, (row, column) in zip(self.offsets, NEIGHBOUR_OFFSETS * len(self.offsets), strict=False):
             head.data.copy_(-((rows[:, None] - row) ** 2 + (columns - column) ** 2).clamp(max=8))
@@ -221,7 +212,7 @@ class LocalAttention(SelfAttention):
         rows, columns = (
             (torch.arange(n, device=x.device) - torch.arange(n, device=x.device)[:, None]).clamp(1 - m, m - 1) + m - 1
             for n, m in zip((h, w), self.grid, strict=True)
-        )  # from each query to each key; farther than in training counts as the farthest
+        )  # from each query to each key, clamped to the largest offset in training
         by_offset = self.offsets[:, rows[:, None, :, None], columns[:, None, :]].reshape(-1, h * w, h * w)
         return q, k, v, join_masks(by_offset[:, :queries], mask)
 
@@ -230,7 +221,7 @@ class LocalAttention(SelfAttention):
     ) -> Tensor:
         q, k, v, mask = self.project(x, grid, mask, queries)
         scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)  # (B, H, n, n)
-        scores = scores if mask is None else scores + mask  # fused, with a bias that learns, it takes a third longer
+        scores = scores if mask is None else scores + mask  # fused attention with a learned bias takes a third longer
         return self.proj(merge_heads(scores.softmax(-1) @ v))
 
 
@@ -245,6 +236,6 @@ PRESETS = {  # cct_depth_kernel×convolutions_pixels
     "cct_7_3x2_32": CCTConfig(),
     "cct_14_7x2_224": LARGE,
     "cct_14_7x2_384": replace(LARGE, image_size=384),
-    "cct_cpu_32": replace(CPU, dynamic=True),  # not published: 0.7 M parameters for half an hour on two cores
+    "cct_cpu_32": replace(CPU, dynamic=True),  # ours: 0.7 M parameters, trains in half an hour on two cores
 }
 FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS)

@@ -1,4 +1,4 @@
-"""What a config is checked for whatever its family, before anything is built; and what a forward pass is given."""
+"""Checks of configs and inputs, shared by all families."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Size = int | tuple[int, int]  # rows, columns; one number for a square
-MAY_BE_ZERO = {"from zero": True}  # metadata of a field: a number is otherwise more than 0
+MAY_BE_ZERO = {"from zero": True}  # metadata of a field; by default numbers are greater than 0
 RATE = {"rate": True}  # from 0 to less than 1
 SHARE = {"share": True}  # from 0 to 1
-MAX_VALUE = 2**20  # no number of a model is larger, and torch counts their products in 64 bits
+MAX_VALUE = 2**20  # of any number in a config, so that products fit into 64 bits
 
 TYPE_DESCRIPTIONS = {
     int: "a whole number",
@@ -27,7 +27,7 @@ TYPE_DESCRIPTIONS = {
     tuple[float, ...]: "a list of numbers",
 }
 
-cached_type_hints = cache(get_type_hints)  # every preset is checked, a hundred of one class
+cached_type_hints = cache(get_type_hints)  # every preset is checked, about a hundred of one class
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def pair(size: Size) -> tuple[int, int]:
 
 
 def check_fields(config: "DataclassInstance") -> None:
-    """Types, choices and ranges of every field, called first in `__post_init__`; sizes become pairs, lists tuples."""
+    """Check types, choices and ranges of all fields, first in `__post_init__`; sizes become pairs, lists tuples."""
     hints = cached_type_hints(type(config))
     for field in fields(config):
         hint = hints[field.name]
@@ -48,7 +48,7 @@ def check_fields(config: "DataclassInstance") -> None:
 
 
 def is_none(value: Any) -> bool:
-    """None, also as a shell or a file says it."""
+    """Whether it is None, or "none" as written in a shell or a file."""
     return value is None or value == "none"
 
 
@@ -65,7 +65,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
 
 
 def matches_type(value: Any, kind: Any) -> bool:
-    """isinstance, but true is no number, a whole number may stand for any number, and tuples are looked into."""
+    """As isinstance, but a bool is not a number, an int is a valid float, and the items of tuples are checked."""
     if get_origin(kind) is tuple:
         fits = isinstance(value, tuple) and (... in get_args(kind) or len(value) == len(get_args(kind)))
         return fits and all(matches_type(item, get_args(kind)[0]) for item in value)
@@ -94,16 +94,18 @@ def check_range(name: str, value: Any, metadata: Mapping[str, object]) -> None:
 def check_heads(width: int, heads: int) -> None:
     if width % heads:
         near = next(n for n in range(min(heads, width), 0, -1) if width % n == 0)
-        raise ConfigError(f"width {width} cannot be shared by {heads} heads; expected a divisor of {width}, say {near}")
+        raise ConfigError(
+            f"width {width} cannot be divided by {heads} heads; expected a divisor of {width}, for example {near}"
+        )
 
 
 def check_grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of tokens in an image, which patches (or a hybrid's strides) must cover exactly."""
+    """Rows and columns of tokens in an image, whose size must be a multiple of the patch (or a hybrid's stride)."""
     if image[0] % patch[0] or image[1] % patch[1] or 0 in image:
         near = tuple(max(round(i / p), 1) * p for i, p in zip(image, patch, strict=True))
         raise ConfigError(
             f"image of {image[0]}×{image[1]} pixels; expected a multiple of {patch[0]}×{patch[1]}, "
-            f"the pixels of one token: resize or crop it, say to {near[0]}×{near[1]}"
+            f"the pixels of one token: resize or crop it, for example to {near[0]}×{near[1]}"
         )
     return (image[0] // patch[0], image[1] // patch[1])
 
@@ -111,8 +113,8 @@ def check_grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int
 def check_images(
     images: object, channels: int, size: tuple[int, int], patch: tuple[int, int], *, dynamic: bool
 ) -> tuple[int, int]:
-    """The token grid of a batch of images, which must be what the model was built for."""
-    from torch import Tensor  # here, for configs that need no torch are checked by this file too
+    """The token grid of a batch of images; an error if the model was not built for them."""
+    from torch import Tensor  # here: checking a config must not import torch
 
     if not isinstance(images, Tensor) or not images.is_floating_point():
         given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"

@@ -1,4 +1,4 @@
-"""DeiT (Touvron 2020, arXiv 2012.12877): the ViT with a second token that learns from a teacher; and DeiT-III's shapes.
+"""DeiT (Touvron 2020, arXiv 2012.12877): a ViT with a second token that learns from a teacher; also DeiT-III.
 
 B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n tokens, D width.
 """
@@ -24,14 +24,16 @@ class DeiTConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, features come out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the features
     width: int = 768  # of a token
     depth: int = 12  # blocks
     heads: int = 12  # share the width
-    distilled: bool = False  # a distillation token beside the class token, and a head of its own
-    answer: Literal["both", "class", "distill"] = "both"  # of a distilled model: both heads' mean, or one head alone
+    distilled: bool = False  # a distillation token next to the class token, with its own head
+    answer: Literal["both", "class", "distill"] = (
+        "both"  # output of a distilled model: mean of both heads, or one of them
+    )
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
-    prefix_positions: bool = True  # DeiT-III has no position for its class token
+    prefix_positions: bool = True  # false in DeiT-III: its class token has no position
     norm_eps: float = 1e-6
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
@@ -41,15 +43,15 @@ class DeiTConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.answer != "both" and not self.distilled:
-            raise ConfigError(f"answer is {self.answer!r} of a DeiT with one head; expected 'both', or distilled=True")
+            raise ConfigError(f"answer is {self.answer!r} for a DeiT with one head; expected 'both', or distilled=True")
         check_heads(self.width, self.heads)
         check_grid(pair(self.image_size), pair(self.patch_size))
 
 
 class DeiT(nn.Module):
-    """(B, C, H, W) → logits (B, classes); of a distilled model the mean of both heads', unless `answer` says else.
+    """(B, C, H, W) → logits (B, classes); of a distilled model by default the mean of both heads, see `answer`.
 
-    The paper's text adds the softmax of both heads; its code takes the mean of their logits, as all its successors do.
+    The paper's text adds the softmax of both heads; its code and all its successors take the mean of their logits.
     """
 
     def __init__(self, config: DeiTConfig) -> None:
@@ -58,12 +60,12 @@ class DeiT(nn.Module):
         width = config.width
         self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
         self.prefix = 2 if config.distilled else 1
-        places = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
+        positions = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
 
         self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
-        self.pos_embed = nn.Parameter(torch.empty(1, places, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, positions, width))
         self.pos_drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -86,7 +88,7 @@ class DeiT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Every weight as the ViT authors' code draws it; the heads are zero."""
+        """Every weight as in the ViT authors' code; the heads are zero."""
         if is_on_meta_device(self):
             return
         init_layers(self)
@@ -99,7 +101,7 @@ class DeiT(nn.Module):
                 nn.init.zeros_(head.weight)
 
     def forward(self, images: Tensor, *, apart: bool = False) -> Any:
-        """Logits (B, classes); with `apart` what `heads` gives, since DDP and torch.compile wrap `forward` alone."""
+        """Logits (B, classes); with `apart` the result of `heads`, as DDP and torch.compile wrap only `forward`."""
         return self.heads(images) if apart else self.logits(self.encode(images, queries=self.prefix))
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -107,12 +109,12 @@ class DeiT(nn.Module):
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the heads make of `tokens`: (B, N, D) → (B, classes)."""
+        """The output of the heads for `tokens`: (B, N, D) → (B, classes)."""
         answer = self.config.answer
         if self.head_dist is None or answer == "class":
             return self.head(tokens[:, 0])
-        by_teacher = self.head_dist(tokens[:, 1])
-        return by_teacher if answer == "distill" else (self.head(tokens[:, 0]) + by_teacher) / 2
+        distilled = self.head_dist(tokens[:, 1])
+        return distilled if answer == "distill" else (self.head(tokens[:, 0]) + distilled) / 2
 
     def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of the class head and of the distillation head, each (B, classes)."""
@@ -124,7 +126,7 @@ class DeiT(nn.Module):
         return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
+        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
         config = self.config
         size, patch = pair(config.image_size), pair(config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)

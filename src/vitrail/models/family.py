@@ -1,4 +1,4 @@
-"""What an architecture offers to the rest of the package: a config, a module that takes it, and named presets."""
+"""The interface of an architecture: a config, a module built from it, and named presets."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from torch import nn
 
 from vitrail.errors import ConfigError, unknown_name_error
 
-TIMM_FIELD_NAMES = {  # how timm calls what is called otherwise here
+TIMM_FIELD_NAMES = {  # timm's name → ours
     "img_size": "image_size",
     "in_chans": "channels",
     "num_classes": "classes",
@@ -31,17 +31,17 @@ TIMM_FIELD_NAMES = {  # how timm calls what is called otherwise here
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The last line of every model file, and all that the rest of the package knows of an architecture.
+    """The last line of every model file, and all that the rest of the package knows about an architecture.
 
-    `build(config)` gives the module, its weights at their starting values, itself with `config`, `tokens` and `logits`;
-    a config says at least `image_size` and `channels`.
+    `build(config)` returns the initialized module, which has `config`, `tokens` and `logits`; a config has at least
+    `image_size` and `channels`.
     """
 
     name: str
     config: type[Any]
     build: Callable[[Any], nn.Module]
     presets: Mapping[str, Any]
-    aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # as people write them → the preset's name
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # common name → preset
 
     def __post_init__(self) -> None:
         for name, preset in self.presets.items():
@@ -56,7 +56,7 @@ class Family:
                 )
 
     def configure(self, preset: Any = None, /, **values: Any) -> Any:
-        """The preset with these fields replaced, or from the defaults; also reads back what `asdict` and JSON made."""
+        """The preset, or by default the config's defaults, with these fields replaced; accepts values from JSON."""
         known = [field.name for field in dataclasses.fields(self.config)]
         for name in values:
             if name not in known:

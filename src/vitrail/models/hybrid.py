@@ -1,4 +1,4 @@
-"""The hybrid ViT (Dosovitskiy 2020): a ResNet comes first, and its feature map is what is cut into patches.
+"""The hybrid ViT (Dosovitskiy 2020): patches are cut from the feature map of a ResNet.
 
 B batch, n = h·w patches of the feature map, N = 1 + n tokens, D width; the ResNet has BiT's group norms and
 weight-standardised convolutions (Kolesnikov 2019).
@@ -19,21 +19,21 @@ from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_g
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
 
-Constants = Literal["timm", "google"]  # of GELU (exact, by tanh), group norms, and the deviation of a filter
+Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig:
     image_size: Size = 224  # rows, columns; one number for a square
-    stages: tuple[int, ...] = (3, 4, 9)  # bottleneck blocks in each stage of the ResNet; () is its root alone
+    stages: tuple[int, ...] = (3, 4, 9)  # bottleneck blocks per stage of the ResNet; (): only its stem
     patch_size: Size = 1  # on the feature map
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, features come out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the features
     width: int = 768  # of a token
     depth: int = 12  # blocks of the encoder
     heads: int = 12  # share the width
     norm_eps: float = 1e-6
-    constants: Constants = "timm"  # google: as the ViT authors' code trained; they differ by 1e-3 of a logit
+    constants: Constants = "timm"  # google: as the models were trained; logits differ by 1e-3
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
@@ -46,7 +46,7 @@ class HybridConfig:
 
     @property
     def stride(self) -> tuple[int, int]:
-        """Pixels to a token: 4 from the root, twice that from each stage but the first, times the patch."""
+        """Pixels per token: 4 from the stem, doubled by each stage but the first, times the patch."""
         stride = 4 * 2 ** max(len(self.stages) - 1, 0)
         return (stride * pair(self.patch_size)[0], stride * pair(self.patch_size)[1])
 
@@ -83,7 +83,7 @@ class Hybrid(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Every weight as the ViT authors' code draws it; head and last norm of each bottleneck are zero."""
+        """Every weight as in the ViT authors' code; the head and the last norm of each bottleneck are zero."""
         if is_on_meta_device(self):
             return
         init_layers(self)
@@ -105,11 +105,11 @@ class Hybrid(nn.Module):
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
         return self.head(tokens[:, 0])
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
+        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
         config = self.config
         size = pair(config.image_size)
         grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
@@ -123,7 +123,7 @@ class Hybrid(nn.Module):
 
 
 class HybridEmbed(nn.Module):
-    """Patches of the ResNet's feature map, each a vector: (B, C, H, W) → (B, n, D)."""
+    """Embeds patches of the ResNet's feature map: (B, C, H, W) → (B, n, D)."""
 
     def __init__(
         self, width: int, patch: tuple[int, int], stages: tuple[int, ...], channels: int, constants: Constants
@@ -137,7 +137,7 @@ class HybridEmbed(nn.Module):
 
 
 def feature_width(stage: int) -> int:
-    """Channels after a stage, counted from 1; 0 is the root."""
+    """Channels after a stage, counted from 1; 0 is the stem."""
     return 64 if stage == 0 else 128 * 2**stage
 
 
@@ -156,7 +156,7 @@ def make_resnet_stem(channels: int, constants: Constants) -> nn.Sequential:
 
 
 class HybridResNet(nn.Module):
-    """Root and stages of bottlenecks, the resolution halved by each stage but the first."""
+    """Stem and stages of bottlenecks; each stage but the first halves the resolution."""
 
     def __init__(self, stages: tuple[int, ...], channels: int, constants: Constants) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class HybridStage(nn.Module):
 
 
 class HybridBottleneck(nn.Module):
-    """1×1, 3×3, 1×1 convolutions beside a shortcut; the first of a stage projects the shortcut too."""
+    """1×1, 3×3 and 1×1 convolutions plus a shortcut, which the first block of a stage projects."""
 
     def __init__(self, width: int, out_width: int, stride: int, constants: Constants) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class HybridShortcut(nn.Module):
 
 
 class StdConv2d(nn.Module):
-    """A convolution, each of its filters first brought to mean 0 and deviation 1; no bias, TensorFlow's padding."""
+    """A convolution whose filters are standardised to mean 0 and deviation 1; no bias, TensorFlow's padding."""
 
     def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1, constants: Constants = "timm") -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class StdConv2d(nn.Module):
         self.weight = nn.Parameter(torch.zeros(out_width, width, kernel, kernel))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.float()  # in half precision 1e-8 is nothing, and so are small variances
+        weight = self.weight.float()  # 1e-8 and small variances underflow in half precision
         variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
         inverse = 1 / (variance.sqrt() + 1e-5) if self.constants == "google" else torch.rsqrt(variance + 1e-8)
         weight = (weight - mean) * inverse
@@ -230,7 +230,7 @@ class MaxPoolSame(nn.Module):
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's SAME: as many outputs as ⌈size/stride⌉, the odd pixel of padding at the end."""
+    """TensorFlow's SAME padding: ⌈size/stride⌉ outputs, the odd pixel of padding at the end."""
     missing = [max((ceil(size / stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:]]
     (top, bottom), (left, right) = ((m // 2, m - m // 2) for m in missing)
     return F.pad(x, (left, right, top, bottom), value=value) if any(missing) else x
@@ -239,7 +239,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)
 TINY = HybridConfig(stages=(), patch_size=8, width=192, heads=3)
 SMALL = HybridConfig(stages=R26, width=384, heads=6)
-BASE = HybridConfig()  # R50 with its third and fourth stage in one
+BASE = HybridConfig()  # R50 with its third and fourth stage merged
 LARGE = HybridConfig(stages=R50, width=1024, depth=24, heads=16)
 PRESETS = {
     "vit_tiny_r_s16_p8_224": TINY,

@@ -1,4 +1,4 @@
-"""Starting values as the ViT authors' code draws them, whatever the model the leaves stand in."""
+"""Weight initialization of layers as in the ViT authors' code, shared by all models."""
 
 import math
 
@@ -12,7 +12,7 @@ from vitrail.layers.residual import LayerScale
 
 
 def init_layers(model: nn.Module) -> None:
-    """Fills every layer inside the model; its own bare parameters (tokens, tables) and head are left to the model."""
+    """Initialize every layer of the model; its own parameters (tokens, tables) and its head are left to the model."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             (nn.init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_)(module.weight)
@@ -24,7 +24,7 @@ def init_layers(model: nn.Module) -> None:
             nn.init.constant_(module.gamma, module.start)
         elif isinstance(module, RelativePositions):
             nn.init.normal_(module.offsets, std=0.02)
-    for module in model.modules():  # again, for what a leaf knows of the linear maps inside it
+    for module in model.modules():  # again, for layers that initialize their linear maps differently
         if isinstance(module, Mlp | SwiGlu):
             nn.init.normal_(module.fc1.bias, std=1e-6)
             nn.init.normal_(module.fc2.bias, std=1e-6)
@@ -38,17 +38,17 @@ def init_layers(model: nn.Module) -> None:
 
 
 def is_on_meta_device(model: nn.Module) -> bool:
-    """Whether it is on the meta device: nothing to fill there, but torch would import its compiler to draw nothing."""
+    """Whether it is on the meta device, where initialization is useless and makes torch import its compiler."""
     return next(model.parameters()).is_meta
 
 
 def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
-    """Several maps in one matrix, each drawn for itself: together they would come out too small."""
+    """Initialize several maps stored in one matrix separately; as one matrix their weights would be too small."""
     for matrix in layer.weight.data.split(parts):
         nn.init.xavier_uniform_(matrix)
 
 
 def lecun_normal_(weight: Tensor) -> None:
-    """Variance 1/fan-in, cut at two deviations."""
-    std = 1 / math.sqrt(weight[0].numel()) / 0.87962566103423978  # what the cut leaves of the deviation
+    """Truncated normal with variance 1/fan-in, cut at two standard deviations."""
+    std = 1 / math.sqrt(weight[0].numel()) / 0.87962566103423978  # standard deviation left by the truncation
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

@@ -1,6 +1,7 @@
-"""Linformer (Wang 2020, arXiv 2006.04768) as a ViT: tokens ask k mixtures of all tokens, so the cost grows linearly.
+"""A ViT with Linformer attention (Wang 2020, arXiv 2006.04768): tokens attend to k mixtures of all tokens.
 
-B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head, k mixtures, P projections of a layer.
+B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head, k mixtures, P projections
+per layer. The cost grows linearly with N.
 """
 
 import math
@@ -26,13 +27,15 @@ class LinformerConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the class token comes out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
     width: int = 768  # of a token
     depth: int = 12  # blocks
     heads: int = 12  # share the width
-    mlp_width: int | None = None  # 4·width unless given
-    projected: int = 64  # mixtures of all tokens that stand for them as keys and values: the paper's k
-    shared: Literal["none", "heads", "kv", "layers"] = "kv"  # who has one projection: all heads, also k and v, all
+    mlp_width: int | None = None  # default: 4·width
+    projected: int = 64  # the paper's k: mixtures of all tokens that serve as keys and values
+    shared: Literal["none", "heads", "kv", "layers"] = (
+        "kv"  # share a projection between heads, also k and v, also layers
+    )
     norm_eps: float = 1e-6
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
@@ -82,7 +85,7 @@ class Linformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """As in a ViT, and the projections as Linformer's authors draw theirs; the head is zero."""
+        """As in a ViT, and the projections as in Linformer's code; the head is zero."""
         if is_on_meta_device(self):
             return
         init_layers(self)
@@ -103,11 +106,11 @@ class Linformer(nn.Module):
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
         return self.head(tokens[:, 0])
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
+        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
         config = self.config
         size, patch = pair(config.image_size), pair(config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
@@ -121,7 +124,7 @@ class Linformer(nn.Module):
 
 
 class LinformerBlock(Block):
-    """The encoder block, whose attention is also given the projection that all layers share."""
+    """The encoder block, which also passes the projection shared by all layers to its attention."""
 
     def forward(
         self, x: Tensor, grid: Grid | None = None, queries: int | None = None, shared: Tensor | None = None
@@ -138,8 +141,8 @@ class LinformerBlock(Block):
 class LinformerAttention(nn.Module):
     """Queries from all tokens, keys and values from k mixtures of them: (B, N, D) → (B, N, D).
 
-    `projection` is (P, N, k): one for all; or one for keys, one for values; or of each as many as heads. The mixtures
-    have no bias: of keys it would change no softmax, of values it would be a part of `proj`'s.
+    `projection` is (P, N, k): one for keys and values; or one for each; or one for each per head. Keys and values have
+    no bias: that of keys would not change the softmax, that of values is redundant with the bias of `proj`.
     """
 
     unseen: ClassVar[str] = "its keys are mixtures of all tokens, so no token has a share of its own"
@@ -149,7 +152,7 @@ class LinformerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.grid, self.dropout = heads, grid, dropout
-        self.projection = projection  # none: given with every call
+        self.projection = projection  # None: passed with every call
         self.q = nn.Linear(width, width)
         self.k = nn.Linear(width, width, bias=False)
         self.v = nn.Linear(width, width, bias=False)
@@ -160,17 +163,17 @@ class LinformerAttention(nn.Module):
     ) -> Tensor:
         table = self.projection if shared is None else shared
         if table is None:
-            raise ConfigError("no projection; expected one of this layer's own, or the shared one with every call")
+            raise ConfigError("no projection; expected one in this layer, or the shared one with every call")
         table = table if grid is None or shared is not None else resample_projection(table, self.grid, grid)
         if table.shape[1] != x.shape[1]:
             raise ConfigError(
-                f"{x.shape[1]} tokens; expected {table.shape[1]}, which the projection was made for: "
-                "another length needs another projection, or with a grid it is resampled"
+                f"{x.shape[1]} tokens; expected {table.shape[1]}, the length of the projection: "
+                "pass a grid to resample it, or another projection"
             )
         e, f = (table, table) if len(table) == 1 else table.chunk(2)  # each (1 or H, N, k)
         dropout = self.dropout if self.training else 0.0
         q = split_heads(self.q(x[:, :queries]), self.heads)
-        if len(e) == 1:  # (eᵀx)·W = eᵀ(x·W), and the map sees k tokens instead of N
+        if len(e) == 1:  # (eᵀx)·W = eᵀ(x·W), so W is applied to k tokens instead of N
             mixed = e[0].T @ x  # (B, k, D)
             k = split_heads(self.k(mixed), self.heads)
             v = split_heads(self.v(mixed if e is f else f[0].T @ x), self.heads)
@@ -185,7 +188,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, drop
 
 
 def resample_projection(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """The projections for another grid, bicubic; of more patches each counts for less: sums about stay: (P, N, k)."""
+    """The projections resampled (bicubic) to another grid and rescaled to keep their sums: (P, N, k)."""
     resized = resample(table, old, new)
     if resized is table:
         return table

@@ -1,7 +1,7 @@
 """RegNetY (Radosavovic 2020, arXiv 2003.13678): convnets whose widths grow linearly; DeiT's teacher is the 16GF.
 
-B batch, C channels of a feature map, h·w its places, D channels of the last one. A size is named by its billions of
-multiply-adds. No size of image is built in: any goes through.
+B batch, C channels of a feature map, h·w its positions, D channels of the last one. A size is named by its billions of
+multiply-adds. Images may have any size.
 """
 
 from collections import OrderedDict
@@ -19,26 +19,28 @@ from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images,
 from vitrail.models.family import Family
 from vitrail.models.init import is_on_meta_device
 
-STEM_WIDTH = 32  # channels of every size's
+STEM_WIDTH = 32  # channels, the same in every size
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegNetYConfig:
-    image_size: Size = 224  # rows, columns; one number for a square; what it is meant for, since it takes any
-    stages: tuple[int, ...] = (2, 6, 12, 2)  # blocks in each; each halves the resolution, as the stem does
-    widths: tuple[int, ...] = (128, 192, 512, 1088)  # channels in each stage
-    group_width: int = 64  # channels that a 3×3 convolution joins
+    image_size: Size = 224  # rows, columns; one number for a square; the intended size, any other works too
+    stages: tuple[int, ...] = (2, 6, 12, 2)  # blocks per stage; each stage halves the resolution, as the stem does
+    widths: tuple[int, ...] = (128, 192, 512, 1088)  # channels per stage
+    group_width: int = 64  # channels per group of a 3×3 convolution
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
     dynamic: ClassVar[bool] = True  # takes any size at run time
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.stages or len(self.stages) != len(self.widths):
-            raise ConfigError(f"{len(self.stages)} stages of {len(self.widths)} widths; expected one width a stage")
+            raise ConfigError(f"{len(self.stages)} stages of {len(self.widths)} widths; expected one width per stage")
         for width in self.widths:
             if width % self.group_width:
-                raise ConfigError(f"a width of {width} in groups of {self.group_width}; expected a multiple of it")
+                raise ConfigError(
+                    f"a width of {width} in groups of {self.group_width}; expected a multiple of {self.group_width}"
+                )
 
 
 class RegNetY(nn.Module):
@@ -61,7 +63,7 @@ class RegNetY(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Convolutions for the ReLU after them; the head and the last norm of each block are zero (Goyal 2017)."""
+        """Convolutions scaled for the next ReLU; the head and the last norm of each block are zero (Goyal 2017)."""
         if is_on_meta_device(self):
             return
         for module in self.modules():
@@ -83,7 +85,7 @@ class RegNetY(nn.Module):
         return self.logits(self.tokens(images))
 
     def tokens(self, images: Tensor) -> Tensor:
-        """The last feature map, each of its places a token: (B, 3, H, W) → (B, h·w, D)."""
+        """The last feature map, each of its positions a token: (B, 3, H, W) → (B, h·w, D)."""
         check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
         x = F.relu(self.stem(images))
         for name in self.stages:
@@ -91,12 +93,12 @@ class RegNetY(nn.Module):
         return x.flatten(2).transpose(1, 2)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of the mean of all places: (B, h·w, D) → (B, classes)."""
+        """The output of the head for the mean of all positions: (B, h·w, D) → (B, classes)."""
         return self.head["fc"](tokens.mean(1))
 
 
 class ConvNorm(nn.Module):
-    """A convolution without a bias, and a batch norm."""
+    """A convolution without bias, then batch norm."""
 
     def __init__(self, before: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class ConvNorm(nn.Module):
 
 
 class RegNetYBlock(nn.Module):
-    """1×1, 3×3 in groups, 1×1 convolutions of one width beside a shortcut; the Y is for squeeze and excitation."""
+    """1×1, grouped 3×3 and 1×1 convolutions of one width plus a shortcut; the Y stands for squeeze and excitation."""
 
     def __init__(self, before: int, width: int, stride: int, group_width: int) -> None:
         super().__init__()
@@ -126,7 +128,7 @@ class RegNetYBlock(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Each channel times a share from 0 to 1, which depends on the means of all (Hu 2017): (B, C, h, w) → the same."""
+    """Scales each channel by a factor in (0, 1) computed from the means of all channels (Hu 2017): (B, C, h, w)."""
 
     def __init__(self, width: int, squeezed: int) -> None:
         super().__init__()
@@ -138,9 +140,9 @@ class SqueezeExcite(nn.Module):
 
 
 def config_from_width_rule(depth: int, first: int, slope: float, step: float, group_width: int) -> RegNetYConfig:
-    """The paper's rule: block n of `depth` would be first + slope·n wide, and is the nearest first·step^k instead.
+    """The paper's rule: block n has the width first·step^k that is nearest to first + slope·n.
 
-    The blocks of one k are a stage, its width a multiple of 8 and then of the group's.
+    Blocks with the same k form a stage, whose width is rounded to a multiple of 8, then of the group width.
     """
     powers = [round(log((first + slope * n) / first) / log(step)) for n in range(depth)]
     stages = [(len(list(blocks)), 8 * round(first * step**power / 8)) for power, blocks in groupby(powers)]

@@ -1,7 +1,7 @@
-"""ResNet (He 2015, arXiv 1512.03385): the convnets that a ViT is compared with, and that teach it.
+"""ResNet (He 2015, arXiv 1512.03385): the convnets that ViTs are compared with and distilled from.
 
-B batch, C channels of a feature map, h·w its places, D channels of the last one. The stride of a bottleneck is at its
-3×3 convolution, as timm and torchvision have it. No size is built in: an image of any size goes through.
+B batch, C channels of a feature map, h·w its positions, D channels of the last one. The stride of a bottleneck is in
+its 3×3 convolution, as in timm and torchvision. Images may have any size.
 """
 
 from dataclasses import dataclass, field
@@ -21,20 +21,20 @@ ShortcutKind = Literal["projection", "padding"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    image_size: Size = 224  # rows, columns; one number for a square; what it is meant for, since it takes any
-    stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks in each; each but the first halves the resolution
+    image_size: Size = 224  # rows, columns; one number for a square; the intended size, any other works too
+    stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks per stage; each stage but the first halves the resolution
     block: Literal["basic", "bottleneck"] = "bottleneck"
-    stem: Literal["imagenet", "cifar"] = "imagenet"  # 7×7 and a max pool: a quarter of the size; 3×3: all of it
+    stem: Literal["imagenet", "cifar"] = "imagenet"  # 7×7 and a max pool: 1/4 of the size; 3×3: full size
     shortcut: ShortcutKind = "projection"  # where the shape changes: a 1×1 convolution, or zeros for the new channels
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
     width: int = 64  # channels of the stem and the first stage's 3×3 convolutions, doubled by each next stage
     dynamic: ClassVar[bool] = True  # takes any size at run time
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.stages:
-            raise ConfigError("stages is (); expected one number at least, the blocks of a stage")
+            raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
 
 
 class ResNet(nn.Module):
@@ -62,7 +62,7 @@ class ResNet(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Convolutions for the ReLU after them; the head and the last norm of each block are zero (Goyal 2017)."""
+        """Convolutions scaled for the next ReLU; the head and the last norm of each block are zero (Goyal 2017)."""
         if is_on_meta_device(self):
             return
         for module in self.modules():
@@ -81,7 +81,7 @@ class ResNet(nn.Module):
         return self.logits(self.tokens(images))
 
     def tokens(self, images: Tensor) -> Tensor:
-        """The last feature map, each of its places a token: (B, 3, H, W) → (B, h·w, D)."""
+        """The last feature map, each of its positions a token: (B, 3, H, W) → (B, h·w, D)."""
         check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
         x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
         for name in self.stages:
@@ -89,12 +89,12 @@ class ResNet(nn.Module):
         return x.flatten(2).transpose(1, 2)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of the mean of all places: (B, h·w, D) → (B, classes)."""
+        """The output of the head for the mean of all positions: (B, h·w, D) → (B, classes)."""
         return self.fc(tokens.mean(1))
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Two 3×3 convolutions plus a shortcut."""
 
     expansion = 1
 
@@ -114,7 +114,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3, 1×1 convolutions beside a shortcut, the last four times as wide."""
+    """1×1, 3×3 and 1×1 convolutions plus a shortcut; the last convolution is four times as wide."""
 
     expansion = 4
 
@@ -145,7 +145,7 @@ def make_shortcut(before: int, out: int, stride: int, kind: ShortcutKind) -> nn.
 
 
 class PaddedShortcut(nn.Module):
-    """The paper's option A, without a weight: every other place, and zeros around the channels that there are."""
+    """The paper's option A, without weights: every other position, the channels padded with zeros on both sides."""
 
     def __init__(self, missing: int, stride: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class PaddedShortcut(nn.Module):
 
 
 def make_cifar_config(depth: int) -> ResNetConfig:
-    """The paper's networks for CIFAR-10: 6n + 2 layers, of which the stem and the head are two."""
+    """The paper's networks for CIFAR-10: 6n + 2 layers, including stem and head."""
     return ResNetConfig(
         image_size=32,
         stages=((depth - 2) // 6,) * 3,

@@ -1,6 +1,6 @@
-"""T2T-ViT (Yuan 2021, arXiv 2101.11986): overlapping panes become tokens step by step, then a deep and narrow ViT.
+"""T2T-ViT (Yuan 2021, arXiv 2101.11986): overlapping patches become tokens in steps, then a deep and narrow ViT.
 
-B batch, h×w grid of tokens at a step, N of them, C channels of an image or a step, S width of a stage, M features of a
+B batch, h×w grid of N tokens at a step, C channels of an image or a step, S width of a stage, M features of a
 performer, n = (H/16)·(W/16) tokens in the end, D width, L layers.
 """
 
@@ -20,33 +20,33 @@ from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_g
 from vitrail.models.family import Family
 from vitrail.models.init import is_on_meta_device
 
-SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # side of a pane, step to the next, padding at the border
-PATCH_SIZE = (16, 16)  # pixels to a token: the steps multiplied
+SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # patch size, stride, padding
+PATCH_SIZE = (16, 16)  # pixels per token: the product of the strides
 
 
 @dataclass(frozen=True, kw_only=True)
 class T2TConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the class token comes out
-    stage: Literal["performer", "transformer"] = "performer"  # how tokens are mixed between two splits
-    stage_width: int = 64  # of a token there
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
+    stage: Literal["performer", "transformer"] = "performer"  # attention between two splits
+    stage_width: int = 64  # of a token between two splits
     width: int = 384  # of a token in the backbone
     depth: int = 14  # blocks
     heads: int = 6  # share the width
-    mlp_width: int | None = None  # 3·width unless given
+    mlp_width: int | None = None  # default: 3·width
     norm_eps: float = 1e-5
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block, 0 at the first; the authors': 0.1
-    stage_dropout: float = field(default=0.0, metadata=RATE)  # of both branches; the authors train performers with 0.1
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block, 0 at the first; 0.1 in the paper
+    stage_dropout: float = field(default=0.0, metadata=RATE)  # of both branches; 0.1 for performers in the paper
     dynamic: bool = False  # take any multiple of 16 pixels at run time, the table resampled
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_heads(self.width, self.heads)
         check_grid(pair(self.image_size), PATCH_SIZE)
-        if self.stage_width < 2:  # a performer has half as many features
+        if self.stage_width < 2:  # a performer has stage_width / 2 features
             raise ConfigError(f"stage_width is {self.stage_width}; expected 2 or more")
 
 
@@ -89,7 +89,7 @@ class T2T(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Every weight as the T2T authors' code draws it, but the head is zero."""
+        """Every weight as in the T2T authors' code, except that the head is zero."""
         if is_on_meta_device(self):
             return
         for module in self.modules():
@@ -114,11 +114,11 @@ class T2T(nn.Module):
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of the class token: (B, 1 + n, D) → (B, classes)."""
+        """The output of the head for the class token: (B, 1 + n, D) → (B, classes)."""
         return self.head(tokens[:, 0])
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
+        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
         config = self.config
         grid = check_images(images, config.channels, pair(config.image_size), PATCH_SIZE, dynamic=config.dynamic)
         x = self.tokens_to_token(images)
@@ -130,16 +130,16 @@ class T2T(nn.Module):
 
 
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:
-    """Each overlapping pane as one token, channel by channel, as F.unfold: (B, H, W, C) → (B, h, w, C·side²).
+    """Each overlapping patch as one token, channel by channel, as F.unfold: (B, H, W, C) → (B, h, w, C·side²).
 
-    By views of the padded tensor and one copy: of images, and exported, 1.6 × as fast as F.unfold; in training alike.
+    Views of the padded tensor and one copy: 1.6 × as fast as F.unfold on images and in exports, as fast in training.
     """
     x = F.pad(x, (0, 0, padding, padding, padding, padding))
     return x.unfold(1, side, step).unfold(2, side, step).flatten(3)
 
 
 class TokensToToken(nn.Module):
-    """Split, mix, split, mix, split: (B, C, H, W) → (B, n, D)."""
+    """Split, attention, split, attention, split: (B, C, H, W) → (B, n, D)."""
 
     def __init__(
         self, channels: int, stage_width: int, width: int, *, performer: bool, norm_eps: float, dropout: float
@@ -160,7 +160,7 @@ class TokensToToken(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """One head of attention and an MLP; the residual starts at v, which has the new width: (B, N, C) → (B, N, S)."""
+    """Attention with one head, then an MLP; the residual is v, which has the new width: (B, N, C) → (B, N, S)."""
 
     unseen: ClassVar[str] = "it mixes panes before they are tokens, so its shares are of no token of the backbone"
     bias: ClassVar[bool] = False
@@ -180,16 +180,16 @@ class TokenTransformer(nn.Module):
         return x + self.drop(self.mlp(self.norm2(x)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """softmax(q·kᵀ/√C)·v: the authors scale by the width of what comes in, not by that of the keys."""
+        """softmax(q·kᵀ/√C)·v: scaled by the width of the input, not of the keys, as in the authors' code."""
         scale = 1 / math.sqrt(self.qkv.in_features)
         return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=scale)[:, 0]
 
 
 class TokenPerformer(TokenTransformer):
-    """The same by positive random features, linear in N (Choromanski 2020, arXiv 2009.14794): (B, N, C) → (B, N, S).
+    """The same with positive random features, linear in N (Choromanski 2020, arXiv 2009.14794): (B, N, C) → (B, N, S).
 
-    φ(q)·φ(k) estimates exp(q·k) where the rows of w are drawn from N(0, 1). The authors' rows, fixed from the start,
-    are orthogonal and of norm √M: shorter than drawn ones, so another kernel, which the weights are trained with.
+    φ(q)·φ(k) estimates exp(q·k) if the rows of w are drawn from N(0, 1). The authors fix orthogonal rows of norm √M,
+    which are shorter and therefore estimate a different kernel; the weights are trained with it.
     """
 
     unseen: ClassVar[str] = "a performer never computes the share that one token takes of another"
@@ -205,7 +205,7 @@ class TokenPerformer(TokenTransformer):
         return torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + 1e-8), both multiplied by 1e8: torch's ONNX exporter takes 1e-8 for 0."""
+        """φ(q)·Σφ(k)vᵀ / (φ(q)·Σφ(k) + 1e-8), both multiplied by 1e8, as torch's ONNX exporter writes 1e-8 as 0."""
         device = "cpu" if q.is_meta else q.device.type
         with torch.autocast(device, enabled=False):  # features may be larger than float16 can hold
             qp, kp = self.features(q), self.features(k)

@@ -25,17 +25,17 @@ class ViTConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, the pooled features come out
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
     width: int = 768  # of a token
     depth: int = 12  # blocks
     heads: int = 12  # share the width
-    mlp_width: int | None = None  # 4·width unless given
+    mlp_width: int | None = None  # default: 4·width
     activation: Activation = "gelu"  # Google trained with gelu_tanh; timm, and so the presets, run with the exact one
     qkv_bias: bool = True
     norm_eps: float = 1e-6  # transformers: 1e-12
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     class_token: bool = True
-    registers: int = field(default=0, metadata=MAY_BE_ZERO)  # tokens without a patch, to think with (Darcet 2023)
+    registers: int = field(default=0, metadata=MAY_BE_ZERO)  # extra tokens without a patch (Darcet 2023)
     positions: Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "relative", "rotary"] = "learned"
     positions_at: Literal["stem", "layers", "shared"] = "stem"  # layers: each its own table; shared: one for all
     prefix_positions: bool = True  # whether a learned 1-D or sinusoidal table has rows for the prefix tokens too
@@ -109,7 +109,7 @@ class ViT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Every weight as the ViT authors' code draws it; the head is zero, so training starts from even odds."""
+        """Every weight as in the ViT authors' code; the head is zero, so training starts from equal probabilities."""
         if is_on_meta_device(self):
             return
         init_layers(self)
@@ -135,12 +135,12 @@ class ViT(nn.Module):
         return self.encode(images)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What the head makes of `tokens`: (B, N, D) → (B, classes)."""
+        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
         pooled = self.pool(tokens)
         return self.head(pooled if self.pre_logits is None else self.pre_logits(pooled).tanh())
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries` the first so many, and the last block computes no others."""
+        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
         config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
         grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
         x = self.patch_embed(images)
@@ -166,7 +166,7 @@ class ViT(nn.Module):
         return table if self.config.positions_at == "stem" else table.expand(self.config.depth, -1, -1)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """One vector an image: (B, N, D) → (B, D)."""
+        """One vector per image: (B, N, D) → (B, D)."""
         if self.config.pool == "class":
             return tokens[:, 0]
         patches = tokens[:, self.prefix :]

@@ -1,6 +1,5 @@
 """How fast models answer: engines and peers in turns, by model, image size, batch and threads; memory and start-up."""
 
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError, VitrailError, describe_error, unknown_name_error
+from vitrail.machine import restore_threads
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench_engines import (
     ENGINES,
@@ -117,18 +117,6 @@ def folder_or_temporary(place: Path | None) -> Generator[Path]:
         return
     with TemporaryDirectory(prefix="vitrail-bench-") as folder:
         yield Path(folder)
-
-
-@contextmanager
-def restore_threads() -> Generator[None]:
-    """What was said to torch of threads before is so again afterwards."""
-    torch = sys.modules.get("torch")  # which is not imported for this
-    before = None if torch is None else torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if torch is not None:
-            torch.set_num_threads(before)
 
 
 class BenchCase:

@@ -11,7 +11,7 @@ from time import perf_counter, thread_time
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.study.bench import restore_threads
+from vitrail.machine import restore_threads
 from vitrail.study.sequence_cost_results import CostCell, CostResults
 from vitrail.study.token_mixers import TOKEN_MIXERS, WINDOW_SIDE, MixerStep, TokenMixer
 

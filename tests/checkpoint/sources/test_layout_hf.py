@@ -213,7 +213,7 @@ def test_preprocessing_that_is_missing_or_odd_is_said(
         ({"model_type": "swin"}, r"is a 'swin' of transformers; expected one of vit, deit"),
         ({"hidden_act": "relu"}, r"hidden_act is 'relu'; expected one of gelu"),
         ({"num_attention_heads": "four"}, r"num_attention_heads is 'four'; expected a whole number"),
-        ({"num_attention_heads": 5}, r"width 32 cannot be shared by 5 heads"),
+        ({"num_attention_heads": 5}, r"width 32 cannot be divided by 5 heads"),
         ({"id2label": {"x": "ant"}}, r"id2label of config\.json has keys that are no numbers"),
         ({"layer_norm_eps": True}, r"layer_norm_eps is True; expected a number"),
     ],

@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_not_saved(tmp_path: Path) -> None:
         ({"family": 3}, r"family is 3; expected a text"),
         ({"config": []}, r"config is \[\]; expected an object"),
         ({"config": {"widht": 3}}, r"unknown deit field 'widht'; did you mean 'width'\?"),
-        ({"config": {"width": 17, "heads": 2}}, r"width 17 cannot be shared by 2 heads"),
+        ({"config": {"width": 17, "heads": 2}}, r"width 17 cannot be divided by 2 heads"),
         ({"config": {"depth": 1000000}}, r"1000000 blocks and \d+ tensors; expected more tensors"),
         ({"labels": "abc"}, r"labels is 'abc'; expected a list of texts"),
         ({"preprocessing": {"cropp": 1}}, r"unknown preprocessing field 'cropp'; did you mean 'crop'\?"),

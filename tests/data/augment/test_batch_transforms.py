@@ -1,4 +1,4 @@
-"""Batches on their way to the model: the same numbers as evaluation sees, and timm's erasing, Mixup and CutMix."""
+"""Transforms of batches: normalisation as in evaluation; random erasing, Mixup and CutMix as in timm."""
 
 from random import Random
 from typing import Any
@@ -25,7 +25,7 @@ from vitrail.data.rng import make_view_keys
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalise_gives_the_bits_of_prepare(channels: int) -> None:
+def test_normalise_is_bit_identical_to_preprocess_image(channels: int) -> None:
     preprocessing = Preprocessing(
         image_size=(20, 30), mean=(0.485, 0.456, 0.406)[:channels], std=(0.229, 0.224, 0.225)[:channels]
     )
@@ -38,7 +38,7 @@ def test_normalise_gives_the_bits_of_prepare(channels: int) -> None:
     assert torch.equal(normalise(pixels.expand(2, -1, -1, -1), preprocessing), expected.expand(2, -1, -1, -1))
 
 
-def test_erasing_changes_one_rectangle_at_its_rate() -> None:
+def test_erasing_changes_one_rectangle_at_the_given_rate() -> None:
     images = torch.zeros(2000, 3, 24, 32)
     erased = random_erase(images, make_view_keys(0, 0, np.arange(2000), 0), 0.25)
     assert not images.any()
@@ -54,7 +54,7 @@ def test_erasing_changes_one_rectangle_at_its_rate() -> None:
     assert abs(float(noise.std()) - 1) < 0.02
 
 
-def test_erased_rectangles_are_distributed_as_timms() -> None:
+def test_erased_rectangles_are_distributed_as_in_timm() -> None:
     count = 3000
     mine = (random_erase(torch.zeros(count, 1, 32, 32), make_view_keys(0, 0, np.arange(count), 0), 1.0) != 0).float()
     create: Any = RandomErasing
@@ -67,7 +67,7 @@ def test_erased_rectangles_are_distributed_as_timms() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2**64 - 1))
-def test_erasing_is_the_pictures_own(rows: int, columns: int, channels: int, key: int) -> None:
+def test_erasing_depends_only_on_the_key(rows: int, columns: int, channels: int, key: int) -> None:
     images = torch.zeros(3, channels, rows, columns)
     given_keys = np.array([key, 1, 2], np.uint64)
     together = random_erase(images, given_keys, 1.0)
@@ -82,7 +82,7 @@ def batch(count: int = 8, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_smoothed_targets_are_timms(smoothing: float) -> None:
+def test_label_smoothing_equals_timm(smoothing: float) -> None:
     _, labels = batch()
     mixup_target: Any = theirs.mixup_target
     expected = mixup_target(labels, 5, lam=1.0, smoothing=smoothing)
@@ -93,7 +93,7 @@ def test_smoothed_targets_are_timms(smoothing: float) -> None:
     assert torch.allclose(targets, expected, atol=1e-7)
 
 
-def test_mixup_is_timms_with_the_neighbour() -> None:
+def test_mixup_equals_timm_with_neighbours_mixed() -> None:
     images, labels = batch()
     partner = torch.arange(8) ^ 1
     mixup_target: Any = theirs.mixup_target
@@ -106,7 +106,7 @@ def test_mixup_is_timms_with_the_neighbour() -> None:
             assert torch.allclose(targets[i], expected, atol=1e-6)
 
 
-def test_cutmix_keeps_in_the_target_what_it_keeps_in_the_picture() -> None:
+def test_cutmix_targets_match_the_pasted_area() -> None:
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 16, 24)
     labels = torch.arange(8)
     for key in range(50):
@@ -121,7 +121,7 @@ def test_cutmix_keeps_in_the_target_what_it_keeps_in_the_picture() -> None:
     assert torch.equal(images[:, 0, 0, 0], torch.arange(8.0))
 
 
-def test_the_box_of_cutmix_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutmix_box_equals_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     rand_bbox: Any = theirs.rand_bbox
     for seed in range(200):
         random = Random(seed)
@@ -135,7 +135,7 @@ def test_the_box_of_cutmix_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
         assert random_cutmix_box(17, 30, kept, Random(seed)) == (top, left, bottom - top, right - left)
 
 
-def test_both_take_turns() -> None:
+def test_mixup_and_cutmix_alternate() -> None:
     images, labels = torch.stack([torch.zeros(1, 9, 9), torch.ones(1, 9, 9)]), torch.arange(2)
     cut = 0
     for key in range(400):
@@ -152,7 +152,7 @@ def test_both_take_turns() -> None:
     smoothing=st.sampled_from([0.0, 0.1]),
     key=st.integers(0, 2**64 - 1),
 )
-def test_targets_sum_to_one_and_an_even_split_mixes_alike(
+def test_targets_sum_to_one_and_even_splits_mix_the_same_way(
     count: int, mixup: float, cutmix: float, smoothing: float, key: int
 ) -> None:
     images, labels = batch(count, 7)

@@ -1,4 +1,4 @@
-"""A view is a function of picture and key alone, at the model's size, and evaluation's where nothing is switched on."""
+"""A view depends only on image and key, has the model's size, and equals evaluation by default."""
 
 import io
 from typing import Any
@@ -21,7 +21,7 @@ from vitrail.errors import ConfigError, DataError
 GREY: dict[str, Any] = {"mean": (0.3,), "std": (0.2,)}
 
 
-def picture(rows: int = 50, columns: int = 70, seed: int = 0) -> Image.Image:
+def make_image(rows: int = 50, columns: int = 70, seed: int = 0) -> Image.Image:
     colours = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     return Image.fromarray(colours).resize((columns, rows), Image.Resampling.BICUBIC)
 
@@ -29,11 +29,13 @@ def picture(rows: int = 50, columns: int = 70, seed: int = 0) -> Image.Image:
 @pytest.mark.parametrize(
     "options", [{}, GREY, {"fit": "squash"}, {"image_size": (40, 24), "interpolation": "bilinear"}]
 )
-def test_by_default_it_is_what_evaluation_sees(options: dict[str, Any]) -> None:
+def test_default_equals_evaluation(options: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"image_size": 32, **options}
     preprocessing = Preprocessing(**fields)
-    pixels = augment_image(picture(), Augmentation(), preprocessing, 7)
-    assert torch.equal(normalise(pixels, preprocessing), torch.from_numpy(preprocess_image(picture(), preprocessing)))
+    pixels = augment_image(make_image(), Augmentation(), preprocessing, 7)
+    assert torch.equal(
+        normalise(pixels, preprocessing), torch.from_numpy(preprocess_image(make_image(), preprocessing))
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -47,7 +49,7 @@ def test_by_default_it_is_what_evaluation_sees(options: dict[str, Any]) -> None:
     given_size=st.tuples(st.integers(1, 60), st.integers(1, 60)),
     key=st.integers(0, 2**64 - 1),
 )
-def test_a_view_has_the_models_size_and_is_its_keys(
+def test_view_has_the_model_size_and_depends_only_on_the_key(
     crop: Any,
     policy: Any,
     flip: float,
@@ -59,14 +61,14 @@ def test_a_view_has_the_models_size_and_is_its_keys(
 ) -> None:
     augmentation = Augmentation(crop=crop, policy=policy, flip=flip, jitter=jitter)
     preprocessing = Preprocessing(image_size=size, crop=1.0, **(GREY if grey else {}))
-    image = picture(*given_size)
+    image = make_image(*given_size)
     mine = augment_image(image, augmentation, preprocessing, key)
     assert mine.dtype == torch.uint8
     assert mine.shape == (1 if grey else 3, *size)
     assert mine.is_contiguous()
     assert torch.equal(mine, augment_image(np.asarray(image), augmentation, preprocessing, key))
-    mine.zero_()  # the view is its own
-    assert image.tobytes() == picture(*given_size).tobytes()
+    mine.zero_()  # the view owns its memory
+    assert image.tobytes() == make_image(*given_size).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -81,9 +83,9 @@ def test_a_view_has_the_models_size_and_is_its_keys(
         Augmentation(jitter=0.4),
     ],
 )
-def test_other_keys_give_other_views(augmentation: Augmentation) -> None:
+def test_different_keys_give_different_views(augmentation: Augmentation) -> None:
     views = {
-        bytes(augment_image(picture(), augmentation, Preprocessing(image_size=32), key).numpy()) for key in range(40)
+        bytes(augment_image(make_image(), augmentation, Preprocessing(image_size=32), key).numpy()) for key in range(40)
     }
     assert len(views) > (1 if augmentation.crop == "centre" and augmentation.flip else 10)
 
@@ -91,8 +93,8 @@ def test_other_keys_give_other_views(augmentation: Augmentation) -> None:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(300, 400), (40, 50), (224, 80)])
 @pytest.mark.parametrize("grey", [False, True])
-def test_resizing_is_pillows_within_two_levels(interpolation: Any, size: tuple[int, int], grey: bool) -> None:
-    # no overshooting: between the two passes both cut what is above white, but they may begin with the other one
+def test_resize_equals_pillow_within_two_levels(interpolation: Any, size: tuple[int, int], grey: bool) -> None:
+    # no overshooting: both clip values between the two passes, but the order of the passes may differ
     noise = np.random.default_rng(1).integers(70, 190, (*size, 3), dtype=np.uint8)
     augmentation = Augmentation(crop="resized", flip=0.5)
     preprocessing = Preprocessing(image_size=(96, 112), interpolation=interpolation, **(GREY if grey else {}))
@@ -106,8 +108,8 @@ def test_resizing_is_pillows_within_two_levels(interpolation: Any, size: tuple[i
         assert np.abs(mine.astype(int) - expected).max() <= 2
 
 
-def test_the_same_part_whatever_the_picture_comes_as() -> None:
-    image = picture(300, 400)
+def test_crop_is_the_same_for_every_kind_of_source() -> None:
+    image = make_image(300, 400)
     png, jpeg = io.BytesIO(), io.BytesIO()
     image.save(png, "PNG")
     image.save(jpeg, "JPEG", quality=98, subsampling=0)
@@ -115,7 +117,7 @@ def test_the_same_part_whatever_the_picture_comes_as() -> None:
     for key in range(10):
         exact = augment_image(image, augmentation, preprocessing, key)
         assert torch.equal(augment_image(png.getvalue(), augmentation, preprocessing, key), exact)
-        near = augment_image(jpeg.getvalue(), augmentation, preprocessing, key)  # now and then at half the size
+        near = augment_image(jpeg.getvalue(), augmentation, preprocessing, key)  # sometimes decoded at half the size
         assert (near.int() - exact.int()).abs().float().mean() < 4
 
 
@@ -131,7 +133,7 @@ def test_the_same_part_whatever_the_picture_comes_as() -> None:
         Augmentation(crop="shift", shift=40),
     ],
 )
-def test_views_of_a_batch_are_those_of_its_pictures(augmentation: Augmentation, channels: int) -> None:
+def test_batch_path_equals_image_path(augmentation: Augmentation, channels: int) -> None:
     assert can_augment_as_batch(augmentation)
     preprocessing = Preprocessing(image_size=(28, 20), crop=1.0, **(GREY if channels == 1 else {}))
     images = np.random.default_rng(0).integers(0, 256, (30, 28, 20, channels), dtype=np.uint8)
@@ -143,7 +145,7 @@ def test_views_of_a_batch_are_those_of_its_pictures(augmentation: Augmentation, 
     assert torch.equal(pixels, kept)
 
 
-def test_shifts_go_everywhere_and_no_further() -> None:
+def test_shifts_cover_the_full_range() -> None:
     pixels = torch.arange(20, dtype=torch.uint8).expand(500, 1, 20, 20).contiguous()
     mine = shift_and_flip_batch(pixels, Augmentation(crop="shift", shift=2), make_view_keys(0, 0, np.arange(500), 0))
     middle = mine[:, 0, 10, 10].int() - 10
@@ -152,20 +154,20 @@ def test_shifts_go_everywhere_and_no_further() -> None:
     assert mine[middle == -2][0, 0, 0].tolist()[:4] == [2, 1, 0, 1]  # mirrored at the border
 
 
-def test_flips_have_their_rate() -> None:
+def test_flips_occur_at_the_given_rate() -> None:
     pixels = torch.arange(4, dtype=torch.uint8).expand(4000, 1, 4, 4).contiguous()
     mine = shift_and_flip_batch(pixels, Augmentation(flip=0.3), make_view_keys(0, 0, np.arange(4000), 0))
     assert abs(int((mine[:, 0, 0, 0] == 3).sum()) - 1200) < 5 * 840**0.5
 
 
 @pytest.mark.parametrize("changed", [{"crop": "resized"}, {"policy": "rand"}, {"jitter": 0.1}])
-def test_what_is_not_done_by_the_batch(changed: dict[str, Any]) -> None:
+def test_which_augmentations_need_single_images(changed: dict[str, Any]) -> None:
     assert not can_augment_as_batch(Augmentation(**changed))
 
 
-def test_what_cannot_be_read_is_one_line() -> None:
+def test_unreadable_images_are_one_line_errors() -> None:
     for crop in ("centre", "resized"):
         with pytest.raises(DataError, match="is not an image"):
             augment_image(b"text", Augmentation(crop=crop), Preprocessing(), 0)
         with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
-            augment_image(picture(), Augmentation(crop=crop), Preprocessing(mean=(0.5, 0.5), std=(1, 1)), 0)
+            augment_image(make_image(), Augmentation(crop=crop), Preprocessing(mean=(0.5, 0.5), std=(1, 1)), 0)

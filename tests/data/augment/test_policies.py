@@ -1,4 +1,4 @@
-"""Every operation and policy against timm's and torchvision's on the same picture."""
+"""Every operation and policy equals timm's and torchvision's on the same image."""
 
 from collections import Counter
 from functools import partial
@@ -53,8 +53,8 @@ IN_TIMM = {  # ours → timm's
 }
 
 
-def picture(rows: int = 60, columns: int = 80, seed: int = 0) -> Image.Image:
-    """Smooth, with some noise; neither black nor white, so that contrast has something to do."""
+def make_image(rows: int = 60, columns: int = 80, seed: int = 0) -> Image.Image:
+    """A smooth image with some noise, neither black nor white, so that contrast changes it."""
     draws = np.random.default_rng(seed)
     smooth = Image.fromarray(draws.integers(20, 220, (5, 6, 3), dtype=np.uint8)).resize((columns, rows), 3)
     return Image.fromarray((np.asarray(smooth) * 0.9 + draws.integers(0, 20, (rows, columns, 3))).astype(np.uint8))
@@ -64,7 +64,7 @@ def same(mine: Image.Image, other: Image.Image) -> bool:
     return mine.mode == other.mode and mine.tobytes() == other.tobytes()
 
 
-def test_the_operations_are_those_of_timm() -> None:
+def test_operations_are_those_of_timm() -> None:
     names: Any = theirs._RAND_INCREASING_TRANSFORMS  # pyright: ignore[reportPrivateUsage]
     assert {IN_TIMM[name] for name in RAND_AUGMENT_OPERATIONS} == set(names)
     assert len(RAND_AUGMENT_OPERATIONS) == len(names)
@@ -72,14 +72,14 @@ def test_the_operations_are_those_of_timm() -> None:
 
 @pytest.mark.parametrize("level", [0.0, 0.17, 0.5, 0.9, 0.973, 1.0])
 @pytest.mark.parametrize("name", RAND_AUGMENT_OPERATIONS)
-def test_operations_are_equal_to_timms(name: str, level: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = picture()
+def test_operations_equal_timm(name: str, level: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = make_image()
     hparams: Any = {"img_mean": FILL, "interpolation": Image.Resampling.BICUBIC}
     operation: Any = theirs.AugmentOp(IN_TIMM[name], prob=1.0, magnitude=level * 10, hparams=hparams)  # pyright: ignore
     for sign in (1, -1) if name in SIGNED_OPERATIONS else (1,):
         monkeypatch.setattr(theirs, "_randomly_negate", partial(mul, sign))
         mine = apply_operation(image, name, sign * rand_augment_amount(name, level), CANVAS)
-        if (name, level) == ("posterize", 1.0):  # 0 bits, which Pillow under timm refuses by now
+        if (name, level) == ("posterize", 1.0):  # 0 bits, which recent Pillow refuses
             assert same(mine, Image.new("RGB", image.size))
         else:
             assert same(mine, operation(image))
@@ -87,13 +87,13 @@ def test_operations_are_equal_to_timms(name: str, level: float, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "color", "sharpness"])
 @pytest.mark.parametrize("more", [-0.9, -0.3, 0.0, 0.5])
-def test_enhancements_are_equal_to_torchvisions(name: str, more: float) -> None:
+def test_enhancements_equal_torchvision(name: str, more: float) -> None:
     adjust: Any = getattr(tv, f"adjust_{'saturation' if name == 'color' else name}")
-    assert same(apply_operation(picture(), name, more, CANVAS), adjust(picture(), 1 + more))
-    assert (more == 0) == same(apply_operation(picture(), name, more, CANVAS), picture())
+    assert same(apply_operation(make_image(), name, more, CANVAS), adjust(make_image(), 1 + more))
+    assert (more == 0) == same(apply_operation(make_image(), name, more, CANVAS), make_image())
 
 
-def test_the_pairs_of_autoaugment_are_torchvisions() -> None:
+def test_autoaugment_pairs_are_those_of_torchvision() -> None:
     policy: Any = AutoAugment()
     named = [[(n.lower().replace("shearx", "shear_x"), p, m or 0) for n, p, m in pair] for pair in policy.policies]
     assert [list(pair) for pair in IMAGENET_POLICY] == named
@@ -101,11 +101,11 @@ def test_the_pairs_of_autoaugment_are_torchvisions() -> None:
 
 @pytest.mark.parametrize("pair", range(len(IMAGENET_POLICY)))
 @pytest.mark.parametrize("sign", [0, 1])
-def test_autoaugment_is_equal_to_torchvisions(pair: int, sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autoaugment_equals_torchvision(pair: int, sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy: Any = AutoAugment(interpolation=InterpolationMode.NEAREST, fill=list(FILL))
     always = torch.zeros(2), torch.full((2,), sign)
     monkeypatch.setattr(AutoAugment, "get_params", Mock(return_value=(pair, *always)))
-    image = picture()
+    image = make_image()
     mine = image
     for name, _, magnitude in IMAGENET_POLICY[pair]:
         amount = auto_augment_amount(name, magnitude / 9)
@@ -120,9 +120,9 @@ def test_autoaugment_is_equal_to_torchvisions(pair: int, sign: int, monkeypatch:
         assert apart.max() <= 1  # its factors are rounded to 32 bits
 
 
-def test_jitter_is_torchvisions() -> None:
-    """The same factors in the same order give the same picture; ours draws them within the same limits."""
-    image = picture()
+def test_color_jitter_equals_torchvision() -> None:
+    """The same factors in the same order give the same image; factors are drawn within the same limits."""
+    image = make_image()
     functions = [tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation]
     random, again = Random(5), Random(5)
     mine = policies.color_jitter(image, 0.4, random)
@@ -134,8 +134,8 @@ def test_jitter_is_torchvisions() -> None:
     assert limits.brightness == limits.contrast == limits.saturation == (0.6, 1.4)
 
 
-def test_three_augment_is_one_of_three() -> None:
-    image = picture()
+def test_three_augment_applies_one_of_three_operations() -> None:
+    image = make_image()
     grey: Any = tv.to_grayscale(image, 3)
     tv_solarize: Any = tv.solarize
     solarized = tv_solarize(image, 128)
@@ -149,7 +149,7 @@ def test_three_augment_is_one_of_three() -> None:
     assert all(70 < seen[kind] < 130 for kind in ("grey", "solarized", "blurred"))
 
 
-def test_randaugment_draws_alike_and_does_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_randaugment_draws_uniformly_and_applies_half(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, float]] = []
 
     def note(image: Image.Image, name: str, amount: float, canvas: WarpOptions) -> Image.Image:
@@ -159,7 +159,7 @@ def test_randaugment_draws_alike_and_does_half(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(policies, "apply_operation", note)
     augmentation = Augmentation(policy="rand")
     for seed in range(3000):
-        apply_policy_and_jitter(picture(4, 4), augmentation, Preprocessing(), Random(seed))
+        apply_policy_and_jitter(make_image(4, 4), augmentation, Preprocessing(), Random(seed))
     assert abs(len(done) - 3000) < 5 * 1500**0.5
     counts = Counter(name for name, _ in done)
     assert all(abs(counts[name] - 200) < 5 * 200**0.5 for name in RAND_AUGMENT_OPERATIONS)
@@ -180,10 +180,10 @@ def test_randaugment_draws_alike_and_does_half(monkeypatch: pytest.MonkeyPatch) 
     columns=st.integers(1, 40),
     seed=st.integers(0, 2**64 - 1),
 )
-def test_a_picture_keeps_its_kind_and_is_its_keys(
+def test_mode_and_size_are_kept_and_result_depends_only_on_the_key(
     policy: Any, strength: float, grey: bool, rows: int, columns: int, seed: int
 ) -> None:
-    image = picture(rows, columns).convert("L" if grey else "RGB")
+    image = make_image(rows, columns).convert("L" if grey else "RGB")
     kept = image.copy()
     preprocessing = Preprocessing(mean=(0.5,) * (1 if grey else 3), std=(0.5,) * (1 if grey else 3))
     augmentation = Augmentation(policy=policy, jitter=strength)
@@ -193,8 +193,8 @@ def test_a_picture_keeps_its_kind_and_is_its_keys(
     assert same(image, kept)
 
 
-def test_nothing_is_changed_at_no_strength() -> None:
-    image = picture()
+def test_zero_strength_changes_nothing() -> None:
+    image = make_image()
     for seed in range(20):
         for augmentation in (Augmentation(), Augmentation(policy="rand", operations=0)):
             assert same(apply_policy_and_jitter(image, augmentation, Preprocessing(), Random(seed)), image)
@@ -203,7 +203,7 @@ def test_nothing_is_changed_at_no_strength() -> None:
         assert same(apply_operation(image, name, 0, CANVAS), image)
 
 
-def test_what_is_left_bare_has_the_mean_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncovered_pixels_have_the_mean_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     preprocessing = Preprocessing(mean=(0.485, 0.456, 0.406), std=(1, 1, 1))
     seen: list[WarpOptions] = []
 
@@ -212,7 +212,7 @@ def test_what_is_left_bare_has_the_mean_colour(monkeypatch: pytest.MonkeyPatch) 
         return image
 
     monkeypatch.setattr(policies, "auto_augment", note)
-    apply_policy_and_jitter(picture(), Augmentation(policy="auto"), preprocessing, Random(0))
+    apply_policy_and_jitter(make_image(), Augmentation(policy="auto"), preprocessing, Random(0))
     assert seen == [CANVAS]
-    shifted = apply_operation(picture(), "translate_x", 0.5, CANVAS)
+    shifted = apply_operation(make_image(), "translate_x", 0.5, CANVAS)
     assert ImageChops.difference(shifted.crop((40, 0, 80, 60)), Image.new("RGB", (40, 60), FILL)).getbbox() is None

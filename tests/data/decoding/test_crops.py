@@ -1,4 +1,4 @@
-"""The random box as torchvision draws it, and a JPEG decoded no finer than the box needs."""
+"""Random boxes as in torchvision, and JPEGs decoded at the smallest size that suffices."""
 
 import io
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def everything(rows: int, columns: int) -> CropBox:
     aspect=st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)).map(sorted),
     key=st.integers(0, 2**64 - 1),
 )
-def test_the_box_lies_inside(rows: int, columns: int, area: list[float], aspect: list[float], key: int) -> None:
+def test_box_is_inside_the_image(rows: int, columns: int, area: list[float], aspect: list[float], key: int) -> None:
     draws = uniform_randoms(np.array([key], np.uint64), UNIFORMS_PER_BOX)[0].tolist()
     box = random_resized_crop_box(rows, columns, area, aspect, draws)
     assert 0 <= box.top <= box.top + box.rows <= rows
@@ -59,7 +59,7 @@ def test_the_box_lies_inside(rows: int, columns: int, area: list[float], aspect:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(375, 500), (500, 375), (224, 224), (100, 400)])
-def test_boxes_are_distributed_as_torchvisions(rows: int, columns: int) -> None:
+def test_boxes_are_distributed_as_in_torchvision(rows: int, columns: int) -> None:
     count = 4000
     many = uniform_randoms(make_view_keys(0, 0, np.arange(count), 0), UNIFORMS_PER_BOX).tolist()
     mine = np.array([random_resized_crop_box(rows, columns, AREA, ASPECT, draws) for draws in many], float)
@@ -78,13 +78,13 @@ def test_boxes_are_distributed_as_torchvisions(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(10, 1000), (1000, 10), (30, 30)])
-def test_where_no_box_fits_it_is_torchvisions_in_the_middle(rows: int, columns: int) -> None:
+def test_fallback_box_equals_torchvision(rows: int, columns: int) -> None:
     theirs: Any = RandomResizedCrop.get_params
     expected = theirs(Image.new("L", (columns, rows)), (2.0, 2.0), ASPECT)
     assert random_resized_crop_box(rows, columns, (2.0, 2.0), ASPECT, [0.5] * UNIFORMS_PER_BOX) == expected
 
 
-def test_a_part_is_cut_out_of_anything(tmp_path: Path) -> None:
+def test_crop_of_every_kind_of_source(tmp_path: Path) -> None:
     image = smooth(50, 70)
     path = tmp_path / "a.png"
     image.save(path)
@@ -110,7 +110,7 @@ def test_a_part_is_cut_out_of_anything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize(("target", "shrink"), [(200, 1), (100, 2), (50, 4), (33, 4), (25, 8), (3, 8)])
-def test_a_jpeg_is_decoded_no_finer_than_needed(
+def test_jpeg_is_decoded_at_the_smallest_sufficient_size(
     target: int, shrink: int, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not quick:
@@ -128,9 +128,7 @@ def test_a_jpeg_is_decoded_no_finer_than_needed(
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 2}, {"progressive": True}, {"keep_rgb": True}])
 @pytest.mark.parametrize("target", [300, 150, 60, 20])
-def test_simplejpeg_and_pillow_decode_alike(
-    options: dict[str, Any], target: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simplejpeg_and_pillow_agree(options: dict[str, Any], target: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     data = jpeg(smooth(331, 447), **options)
     quick = decode_crop(data, everything, (target, target))
@@ -138,9 +136,7 @@ def test_simplejpeg_and_pillow_decode_alike(
     assert apart(quick, decode_crop(data, everything, (target, target))) <= 2
 
 
-def test_simplejpeg_and_pillow_decode_photos_alike(
-    shared: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simplejpeg_and_pillow_agree_on_photos(shared: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::100]
     quick = [decode_crop(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
@@ -151,7 +147,7 @@ def test_simplejpeg_and_pillow_decode_photos_alike(
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("target", [200, 40])
-def test_a_turned_photo_is_upright_and_its_box_too(orientation: int, target: int) -> None:
+def test_exif_orientation_is_applied_to_image_and_box(orientation: int, target: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     data = jpeg(smooth(200, 320), exif=exif)
@@ -169,15 +165,15 @@ def test_a_turned_photo_is_upright_and_its_box_too(orientation: int, target: int
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr"])
-def test_other_jpegs_are_read_as_open_image_reads_them(mode: str) -> None:
+def test_other_jpeg_modes_equal_open_image(mode: str) -> None:
     data = jpeg(smooth(40, 60).convert(mode))
     assert apart(decode_crop(data, everything, (50, 50)), open_image(data)) == 0
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_images_are_one_line_errors(tmp_path: Path) -> None:
     whole = jpeg(smooth(200, 300))
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.jpg").write_text("no picture")
+    (tmp_path / "text.jpg").write_text("not an image")
     for source, says in (
         (tmp_path / "none.jpg", "does not exist"),
         (tmp_path, "is a folder"),

@@ -1,4 +1,4 @@
-"""Generated and damaged image files: each is an image or a DataError, and a whole process of them stays small."""
+"""Generated and damaged image files: each is an image or a DataError, and one process reads all with little memory."""
 
 import json
 import os
@@ -30,15 +30,15 @@ def peak():
 
 READ = {
     "open_image": open_image,
-    "framed": lambda data: decode_for_model(data, Preprocessing(image_size=32)),
-    "scaled": lambda data: decode_for_model(data, Preprocessing(image_size=32, fit="squash"), scaled=True),
-    "part": lambda data: decode_crop(data, lambda rows, columns: CropBox(0, 0, rows, columns), (8, 8)),
+    "full size": lambda data: decode_for_model(data, Preprocessing(image_size=32)),
+    "reduced": lambda data: decode_for_model(data, Preprocessing(image_size=32, fit="squash"), reduce_jpeg=True),
+    "crop": lambda data: decode_crop(data, lambda rows, columns: CropBox(0, 0, rows, columns), (8, 8)),
 }
 warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30,) * 2)
 idle, longest, read, failures = peak(), 0.0, 0, []
 for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-    for make in hostile_images.KINDS:
+    for make in hostile_images.GENERATORS:
         data = make(Random(seed))
         for name, function in READ.items():
             start = time.perf_counter()
@@ -56,7 +56,7 @@ print(json.dumps({"read": read, "failures": failures, "longest": longest, "peak"
 
 
 def test_any_bytes_are_an_image_or_a_data_error(mutations: int) -> None:
-    """In one process: a decoder that crashes, hangs or takes all memory ends it."""
+    """In a subprocess, since a decoder may crash, hang or take all memory."""
     rounds = max(5, mutations // ROUNDS)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, "0", str(rounds)],
@@ -71,7 +71,7 @@ def test_any_bytes_are_an_image_or_a_data_error(mutations: int) -> None:
     assert found["failures"] == []
     assert found["peak"] < PEAK
     assert found["longest"] < 60
-    assert found["read"] > rounds // 2  # of some the pixels are decoded, too
+    assert found["read"] > rounds // 2  # enough of them are decoded
 
 
 LARGEST = """
@@ -84,7 +84,7 @@ idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 shape = decode_for_model(sys.argv[1], Preprocessing()).shape
 print(json.dumps([shape, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) / 1024]))
 """
-SIDE = 8192  # the square of which is the limit
+SIDE = 8192  # SIDE² pixels are the limit
 FILES: dict[str, Callable[[], bytes]] = {
     "16-bit PNG": lambda: hostile_images.png(SIDE, SIDE, bits=16, colour=0),
     "PNG with alpha": lambda: hostile_images.png(SIDE, SIDE, colour=6),
@@ -96,7 +96,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
-def test_the_largest_image_of_a_format_takes_a_gigabyte_at_most(kind: str, tmp_path: Path) -> None:
+def test_largest_image_of_each_format_takes_at_most_a_gigabyte(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "largest"
     path.write_bytes(FILES[kind]())
     assert path.stat().st_size < 10**6

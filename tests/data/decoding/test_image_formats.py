@@ -1,4 +1,4 @@
-"""Six formats are read, by their first bytes and through one plugin each; what costs too much is refused before."""
+"""Six formats, recognised by their first bytes and read by one plugin each; too expensive files are refused."""
 
 import os
 import signal
@@ -31,9 +31,9 @@ COMMENT = hostile.jpeg_segment(0xFE, b"")
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
 READ: dict[str, Callable[[Any], Any]] = {
     "open_image": open_image,
-    "framed": lambda source: decode_for_model(source, PLAIN),
-    "framed, scaled": lambda source: decode_for_model(source, PLAIN, reduce_jpeg=True),
-    "part": lambda source: decode_crop(source, lambda rows, columns: CropBox(0, 0, rows, columns), (8, 8)),
+    "full size": lambda source: decode_for_model(source, PLAIN),
+    "reduced": lambda source: decode_for_model(source, PLAIN, reduce_jpeg=True),
+    "crop": lambda source: decode_crop(source, lambda rows, columns: CropBox(0, 0, rows, columns), (8, 8)),
 }
 OTHERS = {
     "a PDF file": b"%PDF-1.7\n",
@@ -51,20 +51,20 @@ OTHERS = {
 
 
 def refused(source: Any) -> str:
-    """The one line that every function says."""
-    said = set[str]()
+    """The error message, the same line from every function."""
+    messages = set[str]()
     for name, read in READ.items():
         with pytest.raises(DataError) as caught:
             read(source)
         assert "; expected " in str(caught.value), name
-        said.add(str(caught.value))
-    assert len(said) == 1, said
-    return said.pop()
+        messages.add(str(caught.value))
+    assert len(messages) == 1, messages
+    return messages.pop()
 
 
 @contextmanager
 def seconds(most: int) -> Generator[None]:
-    """What waits for ever is an error."""
+    """Fail if the code inside blocks."""
 
     def ring(*_: Any) -> None:
         raise TimeoutError
@@ -79,7 +79,7 @@ def seconds(most: int) -> Generator[None]:
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_files_are_named_and_refused(kind: str) -> None:
+def test_unsupported_files_are_named_and_refused(kind: str) -> None:
     assert f"the given data is {kind}" in refused(OTHERS[kind])
     assert "expected JPEG, PNG, WebP, GIF, BMP or TIFF: convert it" in refused(OTHERS[kind])
 
@@ -96,7 +96,7 @@ def test_other_files_are_named_and_refused(kind: str) -> None:
         (b"mif1heic", "is a HEIC image"),
     ],
 )
-def test_avif_and_heic_have_a_sentence_of_their_own(brand: bytes, says: str) -> None:
+def test_avif_and_heic_errors_suggest_a_conversion(brand: bytes, says: str) -> None:
     assert says in refused(b"\0\0\0\x1cftyp" + brand + bytes(12))
 
 
@@ -126,8 +126,8 @@ def view(path):
 view(sys.argv[1] + "/0.jpg")
 print(*plugins())
 for path in sorted(Path(sys.argv[1]).glob("*.jpg")):
-    whole = lambda path: decode_crop(path, lambda rows, columns: CropBox(0, 0, rows, columns), (8, 8))
-    for read in (open_image, view, whole):
+    crop = lambda path: decode_crop(path, lambda rows, columns: CropBox(0, 0, rows, columns), (8, 8))
+    for read in (open_image, view, crop):
         try:
             read(path)
         except DataError:
@@ -147,7 +147,7 @@ print(*plugins())
     assert not (tmp_path / "started").exists()
 
 
-def test_an_image_opened_by_others_is_not_decoded_by_a_program(tmp_path: Path) -> None:
+def test_undecoded_pillow_image_never_starts_a_program(tmp_path: Path) -> None:
     path = tmp_path / "a.eps"
     path.write_bytes(POSTSCRIPT)
     with (
@@ -173,7 +173,7 @@ SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_opened(kind: str, link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the name of a socket has to be short
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     make, says = SPECIAL[kind]
     place = Path("in") / "it.jpg"
     place.parent.mkdir()
@@ -187,8 +187,8 @@ def test_only_regular_files_are_opened(kind: str, link: bool, tmp_path: Path, mo
         assert estimate_decoded_bytes(FileDataset([place], [0], ["a"])) == 0
 
 
-def test_a_file_that_grows_is_read_to_the_limit(tmp_path: Path) -> None:
-    growing = Path("/proc/self/pagemap")  # has no size, and no end
+def test_growing_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    growing = Path("/proc/self/pagemap")  # reports no size and never ends
     if not growing.exists():
         pytest.skip("needs /proc")
     with seconds(20), pytest.raises(DataError, match="expected"):
@@ -239,12 +239,12 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("kind", COSTLY)
-def test_what_costs_too_much_is_refused_before_it_is_decoded(kind: str) -> None:
+def test_expensive_images_are_refused_before_decoding(kind: str) -> None:
     make, says = COSTLY[kind]
     assert says in refused(make())
 
 
-def test_a_limit_that_is_given_takes_the_place_of_that_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_limit_replaces_the_limit_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_formats, "MAX_PIXELS", 50)
     data = encode_test_image("PNG", 8, 8)
     assert "expected at most 50 pixels" in refused(data)
@@ -255,33 +255,33 @@ def test_a_limit_that_is_given_takes_the_place_of_that_of_the_format(monkeypatch
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("fill", [1, 2, 9])
-def test_fill_bytes_between_the_markers_of_a_jpeg_are_skipped(fill: int) -> None:
+def test_jpeg_fill_bytes_are_skipped(fill: int) -> None:
     plain = encode_test_image("JPEG", 40, 60)
     padded = plain[:2] + b"\xff" * fill + plain[2:20] + b"\xff" * fill + plain[20:]
     for name, read in READ.items():
         assert np.array_equal(np.asarray(read(padded)), np.asarray(read(plain))), name
     assert jpeg.find_jpeg_orientation(padded) == 1
-    assert not jpeg.decodes_whole_in_memory(padded)
+    assert not jpeg.needs_full_image_in_memory(padded)
 
 
 @pytest.mark.usefixtures("decoder")
-def test_a_walk_that_ends_at_the_last_byte_is_no_error() -> None:
-    """The fill byte is taken for a kind by who does not know it, and what follows for a length, to the last byte."""
+def test_segment_that_ends_at_the_last_byte_is_valid() -> None:
+    """Without support for fill bytes, one is taken for a marker and the next ones for a length up to the last byte."""
     plain = encode_test_image("JPEG", 40, 60)
     padded = (plain[:2] + b"\xff" + COMMENT + plain[2:]).ljust(4 + 0xFE00, b"\0") + b"\xff"
     for name, read in READ.items():
         assert np.array_equal(np.asarray(read(padded)), np.asarray(read(plain))), name
 
 
-def test_a_baseline_jpeg_in_one_scan_is_not_held_whole() -> None:
-    assert not jpeg.decodes_whole_in_memory(encode_test_image("JPEG", 8, 8))
-    assert not jpeg.decodes_whole_in_memory(encode_test_image("JPEG", 8, 8, mode="CMYK"))
-    assert jpeg.decodes_whole_in_memory(encode_test_image("JPEG", 8, 8, progressive=True))
-    assert jpeg.decodes_whole_in_memory(b"\xff\xd8\xff")
+def test_baseline_jpeg_in_one_scan_is_decoded_row_by_row() -> None:
+    assert not jpeg.needs_full_image_in_memory(encode_test_image("JPEG", 8, 8))
+    assert not jpeg.needs_full_image_in_memory(encode_test_image("JPEG", 8, 8, mode="CMYK"))
+    assert jpeg.needs_full_image_in_memory(encode_test_image("JPEG", 8, 8, progressive=True))
+    assert jpeg.needs_full_image_in_memory(b"\xff\xd8\xff")
 
 
 def in_one_piece(image: Image.Image) -> Image.Image:
-    """Transparency and 16 bits as they are defined, on the whole image at once."""
+    """Transparency and 16 bits by their definition, on the complete image at once."""
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
@@ -290,7 +290,7 @@ def in_one_piece(image: Image.Image) -> Image.Image:
 
 
 @pytest.mark.parametrize("strip", [1, 100, 2**20])
-def test_strips_give_the_bits_of_the_whole(strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_in_strips_is_bit_identical(strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rgb_image, "STRIP_PIXELS", strip)
     random = np.random.default_rng(0)
     rgba = Image.fromarray(random.integers(0, 256, (23, 31, 4), dtype=np.uint8))

@@ -1,4 +1,4 @@
-"""What simplejpeg is trusted with: JPEGs of which it gives Pillow's bits, and whose orientation is beyond doubt."""
+"""simplejpeg is used only for JPEGs where it is bit-identical to Pillow and the orientation is certain."""
 
 import io
 import warnings
@@ -27,21 +27,21 @@ def encoded(mode: str = "RGB", rows: int = 40, columns: int = 60, **options: Any
 
 
 def noted(*segments: bytes) -> bytes:
-    """A JPEG with these APP1 segments right after its start."""
-    said = b"".join(b"\xff\xe1" + (len(each) + 2).to_bytes(2, "big") + each for each in segments)
+    """A JPEG with these APP1 segments at its start."""
+    app1 = b"".join(b"\xff\xe1" + (len(each) + 2).to_bytes(2, "big") + each for each in segments)
     data = encoded()
-    return data[:2] + said + data[2:]
+    return data[:2] + app1 + data[2:]
 
 
 def by_pillow(data: bytes) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of broken EXIF
+        warnings.simplefilter("ignore")  # about broken EXIF
         return read_exif_orientation(Image.open(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("turn", range(1, 10))
 @pytest.mark.parametrize("order", EXIF)
-def test_the_orientation_in_either_order_of_bytes(order: str, turn: int) -> None:
+def test_orientation_in_both_byte_orders(order: str, turn: int) -> None:
     data = noted(EXIF[order] % turn)
     assert jpeg.find_jpeg_orientation(data) == by_pillow(data) == turn
 
@@ -52,11 +52,11 @@ def test_the_orientation_in_either_order_of_bytes(order: str, turn: int) -> None
         ((), 1),
         ((b"http://ns.adobe.com/xap/1.0/\0<nothing/>",), 1),
         ((ANOTHER % 6,), 1),
-        ((XMP, EXIF["big"] % 3), 3),  # XMP is not asked
+        ((XMP, EXIF["big"] % 3), 3),  # XMP is not read
         ((EXIF["big"] % 8, XMP), 8),
     ],
 )
-def test_where_the_orientation_is_plain(segments: tuple[bytes, ...], turn: int) -> None:
+def test_orientation_of_usual_files(segments: tuple[bytes, ...], turn: int) -> None:
     assert jpeg.find_jpeg_orientation(noted(*segments)) == by_pillow(noted(*segments)) == turn
 
 
@@ -65,22 +65,22 @@ def test_where_the_orientation_is_plain(segments: tuple[bytes, ...], turn: int) 
     [
         (b"Exif\0\0",),
         (b"Exif\0\0rubbish that is long enough",),
-        ((EXIF["little"] % 6)[:-8],),  # cut short
+        ((EXIF["little"] % 6)[:-8],),  # truncated
         (EXIF["little"].replace(b"\x03\0\x01", b"\x04\0\x01") % 6,),  # a long, not a short
         (EXIF["little"].replace(b"\x01\0\x12\x01", b"\xff\xff\x12\x01") % 6,),  # more entries than there are
-        (EXIF["little"].replace(b"\x08\0\0\0", b"\xff\xff\xff\xff") % 6,),  # far behind its end
+        (EXIF["little"].replace(b"\x08\0\0\0", b"\xff\xff\xff\xff") % 6,),  # far beyond its end
         (EXIF["little"] % 6, EXIF["little"] % 3),
         (XMP,),
         (ANOTHER % 6, XMP),
     ],
 )
-def test_what_is_unusual_is_left_to_pillow(segments: tuple[bytes, ...]) -> None:
+def test_unusual_exif_is_left_to_pillow(segments: tuple[bytes, ...]) -> None:
     assert jpeg.find_jpeg_orientation(noted(*segments)) is None
     assert jpeg.read_jpeg_header(noted(*segments)) is None
     by_pillow(noted(*segments))
 
 
-def test_a_walk_that_got_lost() -> None:
+def test_damaged_segments_are_left_to_pillow() -> None:
     data = encoded()
     assert jpeg.find_jpeg_orientation(data[:20]) is None
     assert jpeg.find_jpeg_orientation(data[:2] + b"\0\0" + data[2:]) is None
@@ -90,7 +90,7 @@ def test_a_walk_that_got_lost() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"mode": "L"}, {"keep_rgb": True}, {"progressive": True}, {"rows": 1, "columns": 7}], ids=str
 )
-def test_pillows_bits_at_every_size(options: dict[str, Any]) -> None:
+def test_bit_identical_to_pillow_at_every_size(options: dict[str, Any]) -> None:
     pytest.importorskip("simplejpeg")
     data = encoded(**options)
     header = jpeg.read_jpeg_header(data)
@@ -105,15 +105,15 @@ def test_pillows_bits_at_every_size(options: dict[str, Any]) -> None:
         assert np.array_equal(pixels, np.asarray(image.convert("RGB")))
 
 
-def test_what_simplejpeg_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_files_are_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     data = encoded()
     assert jpeg.read_jpeg_header(encoded("CMYK")) is None
     assert jpeg.read_jpeg_header(b"") is None
-    assert jpeg.read_jpeg_header(b"no picture") is None
+    assert jpeg.read_jpeg_header(b"not an image") is None
     assert jpeg.read_jpeg_header(data[:50]) is None
     header = jpeg.read_jpeg_header(data)
     assert header is not None
-    assert jpeg.decode_jpeg(data[: len(data) // 2], header) is None  # Pillow says what is wrong
+    assert jpeg.decode_jpeg(data[: len(data) // 2], header) is None  # Pillow reports the error
     monkeypatch.setattr(jpeg, "simplejpeg", None)
     assert jpeg.read_jpeg_header(data) is None

@@ -1,4 +1,4 @@
-"""`framed` gives the bits of `frame(open_image(…))` whatever the picture comes as, and refuses what is too large."""
+"""`decode_for_model` is bit-identical to `resize_and_crop(open_image(…))` for every kind of source."""
 
 import io
 import os
@@ -63,7 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def expected(source: Any, how: Preprocessing) -> NDArray[np.uint8]:
-    """In plain steps: decoded by Pillow, resized whole, and then cropped."""
+    """The reference: decoded by Pillow, resized, then cropped."""
     image = open_image(source).convert(get_pillow_mode(how))
     rows, columns = compute_resize_size((image.height, image.width), how)
     if image.size != (columns, rows):
@@ -87,7 +87,7 @@ def outcome(read: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8] | None:
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("kind", JPEGS)
-def test_the_same_bits_of_any_jpeg(kind: str) -> None:
+def test_jpeg_is_bit_identical_to_open_image(kind: str) -> None:
     for rows, columns in SIZES:
         data = encode_test_image("JPEG", rows, columns, **JPEGS[kind])
         for how in HOW:
@@ -95,7 +95,7 @@ def test_the_same_bits_of_any_jpeg(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_bits_of_any_other_kind(kind: str) -> None:
+def test_other_formats_are_bit_identical_to_open_image(kind: str) -> None:
     for rows, columns in SIZES:
         data = encode_test_image(kind, rows, columns, **KINDS[kind])
         for how in HOW:
@@ -104,7 +104,7 @@ def test_the_same_bits_of_any_other_kind(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("decoder")
-def test_the_same_bits_of_photos(shared: Callable[[str], Path]) -> None:
+def test_photos_are_bit_identical_to_open_image(shared: Callable[[str], Path]) -> None:
     for path in sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::50]:
         for how in (Preprocessing(), Preprocessing(crop=0.875)):
             assert same(decode_for_model(path, how), expected(path, how)), path
@@ -112,14 +112,14 @@ def test_the_same_bits_of_photos(shared: Callable[[str], Path]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("decoder")
-def test_the_same_bits_of_a_thousand_photos(shared: Callable[[str], Path]) -> None:
+def test_a_thousand_photos_are_bit_identical_to_open_image(shared: Callable[[str], Path]) -> None:
     paths = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))
     assert len(paths) == 1000
     for path in paths:
         assert same(decode_for_model(path, Preprocessing()), expected(path, Preprocessing())), path
 
 
-def test_whatever_it_comes_as(tmp_path: Path) -> None:
+def test_every_kind_of_source(tmp_path: Path) -> None:
     data = encode_test_image("JPEG", 50, 70)
     path = tmp_path / "a.jpg"
     path.write_bytes(data)
@@ -134,7 +134,7 @@ def test_whatever_it_comes_as(tmp_path: Path) -> None:
         assert same(decode_for_model(source, PLAIN), truth)
 
 
-def test_a_stream_that_cannot_go_back() -> None:
+def test_unseekable_stream() -> None:
     data = encode_test_image("JPEG", 50, 70)
     read, write = os.pipe()
     with os.fdopen(write, "wb") as into:
@@ -145,7 +145,7 @@ def test_a_stream_that_cannot_go_back() -> None:
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("turn", range(10))
-def test_a_turned_photo(turn: int) -> None:
+def test_exif_orientation_of_jpeg(turn: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = turn
     stored, data = encode_test_image("JPEG", 400, 620), encode_test_image("JPEG", 400, 620, exif=exif)
@@ -155,7 +155,7 @@ def test_a_turned_photo(turn: int) -> None:
     assert 0 < apart.mean() < 1.5
 
 
-def test_png_webp_and_tiff_may_be_turned_too() -> None:
+def test_exif_orientation_of_png_webp_and_tiff() -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     for kind in ("PNG", "WEBP", "TIFF"):
@@ -165,16 +165,16 @@ def test_png_webp_and_tiff_may_be_turned_too() -> None:
 
 
 @pytest.mark.usefixtures("decoder")
-def test_damaged_jpegs_are_read_as_by_open_image() -> None:
+def test_damaged_jpeg_gives_the_result_of_open_image() -> None:
     """Where Pillow reads it, the same bits; what it refuses may yet be read, but never ends in another error."""
     random = np.random.default_rng(0)
     kinds: list[dict[str, Any]] = [{}, {"progressive": True}, {"restart_marker_blocks": 1}]
-    whole = [encode_test_image("JPEG", 40, 60, **options) for options in kinds]
+    files = [encode_test_image("JPEG", 40, 60, **options) for options in kinds]
     read = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in range(300):
-            damaged = bytearray(whole[number % 3])
+            damaged = bytearray(files[number % 3])
             for at in random.integers(2, len(damaged), 1 + number % 4):
                 damaged[at] = random.integers(256)
             data = bytes(damaged[: random.integers(len(damaged))] if number % 5 == 0 else damaged)
@@ -187,7 +187,7 @@ def test_damaged_jpegs_are_read_as_by_open_image() -> None:
 
 
 def large(by: int, rows: int = 36, columns: int = 47, **options: Any) -> bytes:
-    """A picture of soft shapes that a model of 16×16 pixels needs at an eighth, a quarter or half of its size."""
+    """An image of smooth shapes, of which a model of 16×16 pixels needs 1/8, 1/4 or 1/2 of the size."""
     return encode_test_image("JPEG", by * rows - 3, by * columns - 1, quality=90, **options)
 
 
@@ -196,7 +196,7 @@ def large(by: int, rows: int = 36, columns: int = 47, **options: Any) -> bytes:
     "options", [{}, {"progressive": True}, {"subsampling": 0}, {"mode": "L"}, {"mode": "CMYK"}], ids=str
 )
 @pytest.mark.parametrize(("by", "shrunk"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (12, 8)])
-def test_a_large_jpeg_is_decoded_smaller(
+def test_large_jpeg_is_decoded_at_a_reduced_size(
     by: int, shrunk: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = Preprocessing(image_size=16, crop=0.9)
@@ -221,7 +221,7 @@ def test_a_large_jpeg_is_decoded_smaller(
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_many_threads_at_once(scaled: bool) -> None:
+def test_threads_give_the_same_result(scaled: bool) -> None:
     sources = [
         encode_test_image("JPEG", 300, 400),
         encode_test_image("PNG", 90, 80, mode="RGBA"),
@@ -242,19 +242,19 @@ from vitrail.data.preprocessing import Preprocessing
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024
 before = peak()
-decode_for_model(sys.argv[1], Preprocessing(), scaled=True)
+decode_for_model(sys.argv[1], Preprocessing(), reduce_jpeg=True)
 print(peak() - before, "torch" in sys.modules)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
-def test_a_hundred_megapixels_do_not_take_their_memory(tmp_path: Path) -> None:
+def test_jpeg_of_100_megapixels_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.jpg"
     Image.new("L", (12_000, 8_400), 99).save(path)
 
     words = [sys.executable, "-c", MEASURE, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert not done.stderr  # Pillow would warn of so many pixels
+    assert not done.stderr  # Pillow would warn about the number of pixels
     mebibytes, torch_too = done.stdout.split()
     assert float(mebibytes) < 40  # of 288
     assert torch_too == "False"

@@ -1,4 +1,4 @@
-"""What `framed` refuses: pictures beyond the limits before they are decoded, and what is not an image, in one line."""
+"""`decode_for_model` refuses images beyond the limits before decoding them, and files that are not images."""
 
 import io
 import os
@@ -22,14 +22,14 @@ PLAIN = Preprocessing(image_size=32)
 
 
 def refused(source: Any, limits: ImageLimits | None = None) -> str:
-    said = set[str]()
+    messages = set[str]()
     for scaled in (False, True):
         with pytest.raises(DataError) as caught:
             decode_for_model(source, PLAIN, limits or ImageLimits(), reduce_jpeg=scaled)
         assert re.match(r"^[^\n]+; expected [^\n]+$", str(caught.value)), caught.value
-        said.add(str(caught.value))
-    assert len(said) == 1
-    return said.pop()
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+    return messages.pop()
 
 
 def must_not_be_called(*_: Any) -> None:
@@ -37,7 +37,7 @@ def must_not_be_called(*_: Any) -> None:
 
 
 def bomb(kind: str, rows: int = 30_000, columns: int = 30_000) -> bytes:
-    """A small file whose header says that it is large."""
+    """A small file whose header claims a large size."""
     data = bytearray(encode_test_image(kind, 8, 8))
     if kind == "PNG":
         data[16:24] = columns.to_bytes(4, "big") + rows.to_bytes(4, "big")
@@ -54,7 +54,9 @@ def bomb(kind: str, rows: int = 30_000, columns: int = 30_000) -> bytes:
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
-def test_bombs_are_refused_before_they_are_decoded(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_refused_before_decoding(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "bomb"
     path.write_bytes(bomb(kind))
     monkeypatch.setattr(ImageFile.ImageFile, "load", must_not_be_called)
@@ -64,26 +66,26 @@ def test_bombs_are_refused_before_they_are_decoded(kind: str, tmp_path: Path, mo
         f"'{path}' is 30000×30000 pixels; expected at most {most} pixels: "
         "if it is not a decompression bomb, raise the limit on pixels"
     )
-    path.write_bytes(bomb(kind, 14_000, 14_000))  # Pillow's own limit would be warned of and then exceeded
+    path.write_bytes(bomb(kind, 14_000, 14_000))  # beyond both limits of Pillow
     assert "is 14000×14000 pixels" in refused(path)
 
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"])
-def test_the_limit_on_pixels_is_each_calls_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_on_pixels_applies_per_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_test_image(kind, 40, 60)
     assert "is 40×60 pixels; expected at most 2399 pixels" in refused(data, ImageLimits(pixels=2399))
     assert "the given image is 40×60" in refused(Image.open(io.BytesIO(data)), ImageLimits(pixels=2399))
     decode_for_model(data, PLAIN, ImageLimits(pixels=2400))
     truth = decode_for_model(data, PLAIN)
-    for pillows in (1500, 1100):  # where it warns, which is an error here, and where it refuses
+    for pillows in (1500, 1100):  # where it warns, which the tests turn into an error, and where it refuses
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillows)
-        if kind not in ("WEBP", "TIFF"):  # which look at it themselves
+        if kind not in ("WEBP", "TIFF"):  # their plugins check it themselves
             assert np.array_equal(decode_for_model(data, PLAIN), truth)
         assert pillows == Image.MAX_IMAGE_PIXELS
 
 
-def test_the_limit_on_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_on_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_test_image("JPEG", 40, 60)
     path = tmp_path / "long.jpg"
     path.write_bytes(data)
@@ -100,7 +102,7 @@ def test_the_limit_on_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "has 1099511627776 bytes" in refused(tmp_path / "vast")
 
 
-def test_limits_below_one_are_no_limits() -> None:
+def test_limits_below_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="the limit on pixels is 0; expected 1 or more"):
         ImageLimits(pixels=0)
     with pytest.raises(ConfigError, match="the limit on bytes is -1"):
@@ -108,9 +110,9 @@ def test_limits_below_one_are_no_limits() -> None:
 
 
 @pytest.mark.usefixtures("decoder")
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_images_are_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
-    (tmp_path / "text.jpg").write_text("no picture\n")
+    (tmp_path / "text.jpg").write_text("not an image\n")
     os.mkfifo(tmp_path / "pipe.jpg")
     for kind in ("JPEG", "PNG", "WEBP"):
         data = encode_test_image(kind, 200, 300)
@@ -131,7 +133,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert "expected a path, bytes" in refused(7)
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_read_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -141,7 +143,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert refused(path).startswith(f"'{path}' cannot be read: Permission denied; expected")
 
 
-def test_thin_pictures_do_not_fill_the_memory() -> None:
+def test_thin_images_are_refused_before_they_fill_the_memory() -> None:
     data = encode_test_image("JPEG", 1, 30_000)
     with pytest.raises(DataError, match="1×30000 pixels would be resized to"):
         decode_for_model(data, Preprocessing(), reduce_jpeg=True)

@@ -1,4 +1,4 @@
-"""Whatever a picture comes as, it comes out upright and in RGB, or as one line that says what is wrong."""
+"""Every kind of source gives an upright RGB image, or a one-line error."""
 
 import io
 import random
@@ -24,7 +24,7 @@ def noise(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def smooth(rows: int = 40, columns: int = 60) -> Image.Image:
-    """No two corners alike, and kept by JPEG."""
+    """An image whose corners differ, smooth enough for JPEG."""
     return Image.fromarray(noise(2, 3, 3)).resize((columns, rows), Image.Resampling.BICUBIC)
 
 
@@ -55,7 +55,7 @@ def outcome(source: Any) -> str:
     return "read"
 
 
-def test_a_picture_may_come_as_anything(tmp_path: Path) -> None:
+def test_every_kind_of_source(tmp_path: Path) -> None:
     pixels = noise(7, 5, 3)
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
@@ -75,7 +75,7 @@ def test_a_picture_may_come_as_anything(tmp_path: Path) -> None:
     assert open_image((tensor / 255).bfloat16()).size == (5, 7)
 
 
-def test_arrays_of_one_and_four_channels_and_of_bool() -> None:
+def test_arrays_of_one_and_four_channels_and_bool() -> None:
     grey = noise(7, 5)
     expected = np.stack([grey] * 3, -1)
     for array in (grey, grey[:, :, None], torch.from_numpy(grey)[None]):
@@ -87,7 +87,7 @@ def test_arrays_of_one_and_four_channels_and_of_bool() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_photo_is_upright(orientation: int, kind: str) -> None:
+def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     data = encoded(smooth(), kind, exif=exif)
@@ -103,7 +103,7 @@ def test_a_photo_is_upright(orientation: int, kind: str) -> None:
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0", b"Exif\0\0rubbish that is long enough", b"Exif\0\0II*\0\xff\xff\xff\xff"]
 )
-def test_broken_exif_does_not_lose_the_photo(exif: bytes) -> None:
+def test_broken_exif_is_ignored(exif: bytes) -> None:
     plain, broken = encoded(smooth(), "JPEG"), encoded(smooth(), "JPEG", exif=exif)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's own
@@ -149,7 +149,7 @@ def test_cmyk_grey_and_one_bit() -> None:
     assert same(open_image(encoded(bits, "PNG")), bits.convert("RGB"))
 
 
-def test_16_bits_are_scaled_not_clipped() -> None:
+def test_16_bit_images_are_scaled_not_clipped() -> None:
     values = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
     expected = np.stack([np.rint(values / 257)] * 3, -1)
     little, big = Image.fromarray(values), Image.fromarray(values.astype(">u2"))
@@ -166,7 +166,7 @@ def test_16_bits_are_scaled_not_clipped() -> None:
     assert "floats" in refused(Image.fromarray(np.zeros((2, 2), np.float32)))
 
 
-def test_the_first_frame_of_an_animation() -> None:
+def test_first_frame_of_an_animation_is_read() -> None:
     frames = [Image.new("RGB", (6, 6), colour) for colour in ("red", "green", "blue")]
     for kind in ("GIF", "WEBP", "PNG"):
         data = encoded(
@@ -177,7 +177,7 @@ def test_the_first_frame_of_an_animation() -> None:
         assert same(open_image(data), frames[0])
 
 
-def test_what_is_given_is_left_alone() -> None:
+def test_input_is_not_modified() -> None:
     image = smooth().convert("RGBA")
     image.info["exif"] = b""
     array = noise(4, 4, 3)
@@ -192,10 +192,10 @@ def test_what_is_given_is_left_alone() -> None:
     assert np.array_equal(array, kept)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_one_line_errors(tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "none.jpg")
     assert "is a folder" in refused(tmp_path)
-    (tmp_path / "text.jpg").write_text("not a picture\n")
+    (tmp_path / "text.jpg").write_text("not an image\n")
     (tmp_path / "empty.jpg").touch()
     for source in (
         tmp_path / "text.jpg",
@@ -218,7 +218,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_truncated_and_damaged_files(kind: str) -> None:
+def test_truncated_and_damaged_files_are_one_line_errors(kind: str) -> None:
     data = encoded(smooth(), kind)
     assert "expected" in refused(data[: len(data) // 2])
     random.seed(0)
@@ -227,13 +227,13 @@ def test_truncated_and_damaged_files(kind: str) -> None:
         for _ in range(3):
             damaged[random.randrange(len(data))] = random.randrange(256)
         for source in (data[:cut], bytes(damaged)):
-            said = outcome(source)
-            assert said == "read" or ONE_LINE.match(said), said
+            result = outcome(source)
+            assert result == "read" or ONE_LINE.match(result), result
 
 
-@pytest.mark.parametrize("limit", [1000, 1500, 2000])  # 2400 pixels: an error of Pillow's from twice the limit on
+@pytest.mark.parametrize("limit", [1000, 1500, 2000])  # of 2400 pixels: Pillow raises an error beyond twice the limit
 @pytest.mark.parametrize("action", ["error", "ignore"])
-def test_decompression_bombs(limit: int, action: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_refused(limit: int, action: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(smooth(), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     with warnings.catch_warnings():
@@ -265,5 +265,5 @@ def test_decompression_bombs(limit: int, action: Any, monkeypatch: pytest.Monkey
         (lambda: torch.zeros(3, 8, 8, device="meta"), "cannot be read"),
     ],
 )
-def test_arrays_and_tensors_that_are_no_pictures(make: Callable[[], Any], says: str) -> None:
+def test_invalid_arrays_and_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
     assert says in refused(make())

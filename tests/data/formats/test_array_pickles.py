@@ -1,4 +1,4 @@
-"""Pickles are read without running anything."""
+"""Pickles are read without running code."""
 
 import pickle
 import random
@@ -31,7 +31,7 @@ class Malicious:
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_and_plain_containers_come_out(protocol: int, order: Any) -> None:
+def test_arrays_and_plain_containers_are_read(protocol: int, order: Any) -> None:
     batch = {**BATCH, b"data": np.array(BATCH[b"data"], order=order)}
     read = read_array_pickle(pickle.dumps(batch, protocol), Path("toy"))
     assert np.array_equal(read.pop(b"data"), random_array(2, 3))
@@ -39,7 +39,7 @@ def test_arrays_and_plain_containers_come_out(protocol: int, order: Any) -> None
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
+def test_no_code_is_run(tmp_path: Path, protocol: int) -> None:
     data = pickle.dumps({**BATCH, "more": [Malicious(f"touch {tmp_path / 'ran'}")]}, protocol)
     with pytest.raises(
         DataError, match=r"^toy is a pickle that wants to run \w+\.getoutput; refused: expected arrays only$"
@@ -48,7 +48,7 @@ def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_numbers_and_objects_are_no_bytes() -> None:
+def test_arrays_of_other_dtypes_are_refused() -> None:
     for array in (np.zeros(3), np.array(["text", None], object)):
         with pytest.raises(DataError, match="not of bytes"):
             read_array_pickle(pickle.dumps({"data": array}), Path("toy"))
@@ -57,9 +57,9 @@ def test_numbers_and_objects_are_no_bytes() -> None:
 def test_damaged_pickles_are_refused_in_one_line() -> None:
     chance = random.Random(0)
     for protocol in range(6):
-        whole = pickle.dumps(BATCH, protocol)
+        intact = pickle.dumps(BATCH, protocol)
         for _ in range(200):
-            data = bytearray(whole[: chance.randrange(1, len(whole) + 1)])
+            data = bytearray(intact[: chance.randrange(1, len(intact) + 1)])
             data[chance.randrange(len(data))] = chance.randrange(256)
             try:
                 read_array_pickle(bytes(data), Path("toy"))
@@ -68,7 +68,7 @@ def test_damaged_pickles_are_refused_in_one_line() -> None:
 
 
 def nested(start: bytes) -> bytes:
-    """Steps that leave a tuple or list of twice itself, fifty times over."""
+    """Opcodes that replace a tuple or list with one that contains it twice, fifty times."""
     steps = start
     for level in range(50):
         put, get = b"q" + bytes([level]), b"h" + bytes([level])
@@ -88,7 +88,7 @@ CALLS = {
 
 @pytest.mark.parametrize("start", [b")", b"]"], ids=["tuple", "list"])
 @pytest.mark.parametrize("place", CALLS)
-def test_what_holds_itself_twice_over_and_over_costs_nothing(place: str, start: bytes) -> None:
+def test_exponentially_nested_containers_cost_nothing(place: str, start: bytes) -> None:
     data = b"\x80\x04" + CALLS[place] % nested(start) + b"."
     try:
         assert len(read_array_pickle(data, Path("toy"))) == 1
@@ -96,7 +96,7 @@ def test_what_holds_itself_twice_over_and_over_costs_nothing(place: str, start: 
         assert len(str(error)) < 200  # noqa: PT017
 
 
-def test_a_text_is_not_encoded_over_and_over() -> None:
+def test_repeated_encoding_is_limited() -> None:
     text = b"X" + (10**6).to_bytes(4, "little") + b"x" * 10**6
     data = b"\x80\x02" + text + b"q\0" + b"0c_codecs\nencode\nh\0X\6\0\0\0latin1\x86R" * 10_000 + b"."
     with pytest.raises(DataError, match=r"^toy has more than \d+ steps; expected a pickle of arrays$"):

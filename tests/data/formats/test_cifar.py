@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, binary and pickled: as torchvision reads them; damaged ones in one line, and nothing runs."""
+"""CIFAR-10 and CIFAR-100, binary and pickled: equal to torchvision; damaged files are one-line errors."""
 
 import hashlib
 import pickle
@@ -49,13 +49,13 @@ def test_cifar_100(tmp_path: Path, binary: bool) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_as_torchvision_reads_it(tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_torchvision(tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_cifar10_python(tmp_path / "cifar-10-batches-py", protocol=protocol)
     monkeypatch.setattr(CIFAR10, "_check_integrity", Mock(return_value=True))
     meta = {**CIFAR10.meta, "md5": hashlib.md5((folder / "batches.meta").read_bytes()).hexdigest()}
     monkeypatch.setattr(CIFAR10, "meta", meta)
     names = pickle.loads((folder / "batches.meta").read_bytes())[b"label_names"]
-    as_text = {"label_names": [name.decode() for name in names]}  # torchvision cannot read keys of bytes
+    as_text = {"label_names": [name.decode() for name in names]}  # torchvision does not read bytes as keys
     train, val = arrays(open_data(tmp_path))
     (folder / "batches.meta").write_bytes(pickle.dumps(as_text))
     meta["md5"] = hashlib.md5((folder / "batches.meta").read_bytes()).hexdigest()
@@ -67,39 +67,39 @@ def test_as_torchvision_reads_it(tmp_path: Path, protocol: int, monkeypatch: pyt
         assert np.array_equal(mine.images, theirs.data)
         assert mine.labels.tolist() == theirs.targets
         assert list(mine.classes) == theirs.classes
-    assert np.array_equal(arrays(open_data(tmp_path))[0].images, train.images)  # keys of text are read, too
+    assert np.array_equal(arrays(open_data(tmp_path))[0].images, train.images)  # text keys are read too
 
 
-def test_what_is_missing_is_noted(tmp_path: Path) -> None:
+def test_missing_files_are_noted(tmp_path: Path) -> None:
     folder = write_cifar10_binary(tmp_path / "cifar")
     (folder / "batches.meta.txt").unlink()
     (folder / "data_batch_3.bin").unlink()
     data = open_data(folder)
     assert data.classes == tuple("0123456789")
     assert "data_batch_3.bin is missing" in data.notes[0]
-    assert "called by their numbers" in data.notes[1]
+    assert "named by their numbers" in data.notes[1]
     (folder / "test_batch.bin").unlink()
     data = open_data(folder, val_share=0.5)
-    assert "pictures held out for validation" in data.notes[-1]
+    assert "images held out for validation" in data.notes[-1]
     assert len(data.train or ()) + len(data.val or ()) == 12
 
 
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("data_batch_2.bin", b"\x01" * 3072, "has 3072 bytes; expected a multiple of 3073: is it cut off?"),
+        ("data_batch_2.bin", b"\x01" * 3072, "has 3072 bytes; expected a multiple of 3073: is it truncated?"),
         ("data_batch_2.bin", b"", "has 0 bytes; expected a multiple of 3073"),
-        ("data_batch_2.bin", b"\x0a" * 3073, "data_batch_2.bin: label 10 of picture 0; expected one from 0 to 9"),
-        ("batches.meta.txt", b"cat\ndog\n", "has 2 names of classes; expected 10"),
+        ("data_batch_2.bin", b"\x0a" * 3073, "data_batch_2.bin: label 10 of image 0; expected 0 to 9"),
+        ("batches.meta.txt", b"cat\ndog\n", "has 2 class names; expected 10"),
     ],
 )
-def test_a_damaged_binary_is_refused(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
+def test_damaged_binary_file_is_refused(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
     (write_cifar10_binary(tmp_path / "cifar") / name).write_bytes(data)
     with pytest.raises(DataError, match=expected.replace("?", r"\?")):
         open_data(tmp_path)
 
 
-PICTURES = random_array(2, 3072)
+IMAGES = random_array(2, 3072)
 DOUBLED: Any = reduce(lambda inner, _: [inner, inner], range(50), [0])  # an array of it would have 2^50 numbers
 
 
@@ -107,15 +107,15 @@ DOUBLED: Any = reduce(lambda inner, _: [inner, inner], range(50), [0])  # an arr
     ("batch", "expected"),
     [
         ([1, 2], "holds a list; expected the dictionary of a CIFAR batch"),
-        ({"data": PICTURES}, "has no pictures; expected 'data' of bytes"),
-        ({"data": PICTURES[:, :5], "labels": [0, 1]}, "has no pictures; expected 'data' of bytes"),
-        ({"data": PICTURES, "labels": [0]}, "has 2 pictures and 1 labels; expected as many of each"),
-        ({"data": PICTURES, "labels": [0, 11]}, "label 11 of picture 1; expected one from 0 to 9"),
-        ({"data": PICTURES.astype(float), "labels": [0, 1]}, "an array of 'f8', not of bytes"),
-        ({"data": PICTURES, "labels": [DOUBLED, DOUBLED]}, "has no pictures; expected 'data' of bytes"),
+        ({"data": IMAGES}, "has no images; expected 'data' of bytes"),
+        ({"data": IMAGES[:, :5], "labels": [0, 1]}, "has no images; expected 'data' of bytes"),
+        ({"data": IMAGES, "labels": [0]}, "has 2 images and 1 labels; expected"),
+        ({"data": IMAGES, "labels": [0, 11]}, "label 11 of image 1; expected 0 to 9"),
+        ({"data": IMAGES.astype(float), "labels": [0, 1]}, "an array of 'f8', not of bytes"),
+        ({"data": IMAGES, "labels": [DOUBLED, DOUBLED]}, "has no images; expected 'data' of bytes"),
     ],
 )
-def test_a_strange_batch_is_refused(tmp_path: Path, batch: Any, expected: str) -> None:
+def test_invalid_pickled_batch_is_refused(tmp_path: Path, batch: Any, expected: str) -> None:
     file = write_cifar10_python(tmp_path / "cifar") / "data_batch_4"
     file.write_bytes(pickle.dumps(batch))
     with pytest.raises(DataError, match=expected) as caught:

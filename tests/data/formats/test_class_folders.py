@@ -1,4 +1,4 @@
-"""Class folders, whatever lies in them: notes for what is odd, one line for what cannot be used."""
+"""Class folders: notes on unusual contents, one-line errors for unusable folders."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from vitrail.errors import DataError
 
 
 def names(data: DatasetSplits) -> dict[str, list[str]]:
-    """The files of both sides, by their names."""
+    """File names of both splits."""
     sides = {"train": data.train, "val": data.val}
     return {side: [Path(part.name(index)).name for index in range(len(part))] for side, part in sides.items() if part}
 
@@ -36,26 +36,26 @@ def test_train_and_val(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("train", ["train", "Train", "training"])
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "test", "VAL"])
-def test_the_words_for_the_parts(tmp_path: Path, train: str, val: str) -> None:
+def test_names_of_train_and_val_folders(tmp_path: Path, train: str, val: str) -> None:
     for part in (train, val):
         write_class_folders(tmp_path / "toys" / part, cat=2, dog=2)
-    for where in (tmp_path / "toys", tmp_path):  # also one folder below
+    for where in (tmp_path / "toys", tmp_path):  # also one folder further down
         data = open_data(where)
         assert (len(data.train or ()), len(data.val or ())) == (4, 4)
         assert data.classes == ("cat", "dog")
 
 
-def test_folders_beside_are_not_used(tmp_path: Path) -> None:
+def test_other_folders_next_to_train_and_val_are_not_used(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         write_class_folders(tmp_path / part, cat=2, dog=2)
     assert open_data(tmp_path).notes == (f"{tmp_path}: 'test' not used",)
 
 
-def test_without_validation_the_seed_splits(tmp_path: Path) -> None:
+def test_without_val_folder_the_seed_decides_the_split(tmp_path: Path) -> None:
     root = write_class_folders(tmp_path / "toys" / "train", cat=10, dog=5)
     data = open_data(tmp_path / "toys")
-    assert data.notes == ("toys: 3 of 15 pictures held out for validation, by seed 0",)
-    assert names(data) == names(open_data(root))  # relative names alone decide
+    assert data.notes == ("toys: 3 of 15 images held out for validation, by seed 0",)
+    assert names(data) == names(open_data(root))  # the split depends only on relative names
     assert names(data) != names(open_data(root, seed=1))
     assert (len(data.train or ()), len(data.val or ())) == (12, 3)
     nothing, everything = open_data(root, val_share=0), open_data(root, val_share=1)
@@ -64,7 +64,7 @@ def test_without_validation_the_seed_splits(tmp_path: Path) -> None:
     assert len(everything.val or ()) == 15
 
 
-def test_pictures_of_a_competition_without_labels_are_not_validated_on(tmp_path: Path) -> None:
+def test_unlabelled_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", cat=5, dog=5)
     write_image(tmp_path / "test" / "1.png")
     data = open_data(tmp_path)
@@ -80,19 +80,19 @@ def test_validation_alone(tmp_path: Path) -> None:
     assert data.notes == ()
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_class_may_be_named_train(tmp_path: Path) -> None:
     root = write_class_folders(tmp_path / "toys", bus=2, train=2)
     assert open_data(root).classes == ("bus", "train")
 
 
-def test_numbers_are_sorted_as_numbers_and_all_else_as_text(tmp_path: Path) -> None:
+def test_numeric_class_names_are_sorted_by_value(tmp_path: Path) -> None:
     numbered = write_class_folders(tmp_path / "numbered", **{"10": 1, "9": 1, "010": 1, "2": 1})
     assert open_data(numbered).classes == ("2", "9", "010", "10")
     mixed = write_class_folders(tmp_path / "mixed", **{"10": 1, "9": 1, "猫": 1, "собака": 1, "a b": 1})
     assert open_data(mixed).classes == ("10", "9", "a b", "собака", "猫")
 
 
-def test_every_ending_in_any_case_at_any_depth(tmp_path: Path) -> None:
+def test_every_suffix_in_any_case_at_any_depth(tmp_path: Path) -> None:
     for number, ending in enumerate(IMAGE_SUFFIXES):
         folder = tmp_path / "a" if number % 2 else tmp_path / "a" / "deep" / "deeper"
         write_image(folder / f"{number}{ending}").rename(folder / f"{number}{ending.upper()}")
@@ -106,13 +106,13 @@ def test_every_ending_in_any_case_at_any_depth(tmp_path: Path) -> None:
     data = open_data(tmp_path, val_share=0)
     assert data.train is not None
     assert len(data.train) == len(IMAGE_SUFFIXES) + 1
-    assert data.notes[0] == f"{tmp_path}: 1 pictures lie outside the class folders; left out"
-    assert data.notes[1] == f"{tmp_path}: 2 files are no pictures, say 'a/readme.txt'; left out"
+    assert data.notes[0] == f"{tmp_path}: 1 images are outside the class folders; skipped"
+    assert data.notes[1] == f"{tmp_path}: 2 files are not images, for example 'a/readme.txt'; skipped"
     for index in range(len(data.train)):
         assert data.train[index][0].size == (5, 6)
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_but_cycles_are_not(tmp_path: Path) -> None:
     store = write_class_folders(tmp_path / "store", things=2)
     root = write_class_folders(tmp_path / "toys", dog=1)
     (root / "cat").symlink_to(store / "things")
@@ -124,9 +124,9 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert names(data)["train"] == ["0.png", "1.png", "0.png", "linked.png"]
 
 
-def test_links_to_links_are_followed_once_and_not_by_every_way(tmp_path: Path) -> None:
+def test_links_inside_links_are_followed_once(tmp_path: Path) -> None:
     store, root = write_class_folders(tmp_path / "store", last=1), write_class_folders(tmp_path / "toys", dog=1)
-    for number in range(30):  # a billion ways to the end
+    for number in range(30):  # a billion paths to the end
         (store / f"{number}").mkdir()
         for name in ("a", "b"):
             (store / f"{number}" / name).symlink_to(store / ("last" if number == 29 else f"{number + 1}"))
@@ -136,32 +136,32 @@ def test_links_to_links_are_followed_once_and_not_by_every_way(tmp_path: Path) -
     assert names(data)["train"] == ["0.png", "0.png"]
 
 
-def test_names_that_are_no_text_or_stored_otherwise(tmp_path: Path) -> None:
+def test_names_with_other_normalisation_or_invalid_utf8(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", é=1, x=1)
     write_class_folders(tmp_path / "val", **dict.fromkeys(("e\u0301", "x"), 1))  # as macOS stores it
     assert open_data(tmp_path).classes == ("x", "é")
     odd = os.fsencode(tmp_path) + b"/val/\xff"
     os.mkdir(odd)  # noqa: PTH102
-    assert r"no pictures in '\udcff'; left out" in open_data(tmp_path).notes[0]
+    assert r"no images in '\udcff'; skipped" in open_data(tmp_path).notes[0]
     moved = tmp_path.rename(tmp_path.with_name("two\nlines"))
     assert all(note.isprintable() for note in open_data(moved).notes)
 
 
-def test_scarce_classes_are_noted(tmp_path: Path) -> None:
+def test_classes_with_few_images_are_noted(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", cat=3, dog=1, bird=0, fish=2)
     write_class_folders(tmp_path / "val", cat=1, dog=1)
     data = open_data(tmp_path)
     assert data.classes == ("cat", "dog", "fish")
     assert data.notes == (
-        f"{tmp_path / 'train'}: no pictures in 'bird'; left out",
-        f"{tmp_path / 'val'}: no pictures of 'fish'; they are not validated",
-        f"{tmp_path / 'train'}: only one picture of 'dog'",
+        f"{tmp_path / 'train'}: no images in 'bird'; skipped",
+        f"{tmp_path / 'val'}: no images of 'fish'; they are not validated",
+        f"{tmp_path / 'train'}: only one image of 'dog'",
     )
     split = open_data(tmp_path / "train")
-    assert split.notes[1] == "train: only one picture of 'dog'; not validated"
+    assert split.notes[1] == "train: only one image of 'dog'; not validated"
     assert "0.png" in names(split)["train"]
     alone = open_data(write_class_folders(tmp_path / "alone", cat=4))
-    assert alone.notes[-1] == "alone: only one class, 'cat'; there is nothing to tell apart"
+    assert alone.notes[-1] == "alone: only one class, 'cat'; there is nothing to classify"
     singles = open_data(write_class_folders(tmp_path / "singles", cat=1, dog=1))
     assert singles.val is None
 
@@ -173,44 +173,44 @@ def refused(where: Path) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "holds no pictures; expected a folder for each class" in refused(empty)
+    assert "holds no images; expected one folder of images per class" in refused(empty)
     (empty / "cat").mkdir()
-    assert "holds no pictures" in refused(empty)
+    assert "holds no images" in refused(empty)
     write_image(empty / "1.png")
-    assert "holds 1 pictures but no class folders" in refused(empty)
+    assert "holds 1 images but no class folders" in refused(empty)
     assert "does not exist" in refused(tmp_path / "nothing")
     assert "is a file" in refused(empty / "1.png")
     both = tmp_path / "both"
     write_class_folders(both / "train", cat=1, dog=0)
     write_class_folders(both / "val", cat=1, dog=1, bird=2)
-    assert "has pictures of 'bird', 'dog'; expected no class that" in refused(both)
+    assert "has images of 'bird', 'dog'; expected only classes that" in refused(both)
     flat = write_class_folders(tmp_path / "flat" / "train", cat=1, dog=1).parent
     write_image(flat / "val" / "ILSVRC2012_val_00000001.JPEG")
-    assert "val holds 1 pictures but no class folders" in refused(flat)
+    assert "val holds 1 images but no class folders" in refused(flat)
 
     def locked(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "scandir", locked)
-    assert "cannot be read: Permission denied; expected a folder that may be read" in refused(both)
+    assert "cannot be read: Permission denied; expected a readable folder" in refused(both)
 
 
-def test_files_that_do_not_fit_their_labels_are_refused() -> None:
-    with pytest.raises(DataError, match="1 files and 2 labels; expected as many of each"):
+def test_invalid_labels_are_refused() -> None:
+    with pytest.raises(DataError, match="1 files and 2 labels; expected"):
         FileDataset(["a.png"], [0, 1], ["cat", "dog"])
-    with pytest.raises(DataError, match="label 2 of picture 0; expected one from 0 to 1"):
+    with pytest.raises(DataError, match="label 2 of image 0; expected 0 to 1"):
         FileDataset(["a.png"], [2], ["cat", "dog"])
 
 
-def test_long_lists_are_cut() -> None:
+def test_long_lists_of_names_are_shortened() -> None:
     assert join_names(["a", "b"]) == "'a', 'b'"
     assert join_names([str(number) for number in range(7)]) == "'0', '1', '2', '3', '4' and 2 more"
 
 
-def test_pictures_of_every_mode_are_decoded(tmp_path: Path) -> None:
+def test_images_of_every_mode_are_decoded(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     exif = Image.Exif()
@@ -229,18 +229,16 @@ def test_pictures_of_every_mode_are_decoded(tmp_path: Path) -> None:
     assert open_image(files.source(3)).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_pictures_that_are_none_are_refused_when_they_are_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_not_images_are_refused_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_class_folders(tmp_path / "toys", cat=1)
-    whole = (root / "cat" / "0.png").read_bytes()
+    intact = (root / "cat" / "0.png").read_bytes()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     Image.new("1", (100, 100)).save(root / "cat" / "1 gigantic.png")
-    (root / "cat" / "2 cut.png").write_bytes(whole[:60])
+    (root / "cat" / "2 cut.png").write_bytes(intact[:60])
     (root / "cat" / "3 empty.jpg").write_bytes(b"")
-    (root / "cat" / "4 text.jpg").write_text("no picture")
+    (root / "cat" / "4 text.jpg").write_text("not an image")
     (root / "cat" / "5 lost.jpg").symlink_to(tmp_path / "nowhere")
-    train = open_data(root, val_share=0).train  # none is opened here
+    train = open_data(root, val_share=0).train  # no file is opened here
     assert train is not None
     assert len(train) == 6
     for index in range(1, 6):

@@ -1,4 +1,4 @@
-"""ReaL labels go with ImageNet's validation pictures by their names."""
+"""ReaL labels are matched with ImageNet's validation images by their file names."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def real(tmp_path: Path) -> Path:
     return path
 
 
-def test_by_the_number_in_the_name(tmp_path: Path, real: Path) -> None:
+def test_labels_are_matched_by_the_number_in_the_file_name(tmp_path: Path, real: Path) -> None:
     root = tmp_path / "imagenet"
     for part, name in (
         ("train", "n01440764_1"),
@@ -38,29 +38,27 @@ def test_by_the_number_in_the_name(tmp_path: Path, real: Path) -> None:
     assert everything.real_labels(1) == (970, 795)
 
 
-def test_names_that_are_nearly_so(real: Path) -> None:
+def test_similar_file_names_have_no_labels(real: Path) -> None:
     names = ("a/ILSVRC2012_val_00000003.png", "ILSVRC2012_val_00050001.JPEG", "ILSVRC2012_val_00000000.JPEG", "3.JPEG")
     assert match_real_labels(names, read_real_labels(real)) == [(7,), None, None, None]
 
 
-def test_labels_without_their_pictures_are_refused(tmp_path: Path, real: Path) -> None:
+def test_labels_that_match_no_image_are_refused(tmp_path: Path, real: Path) -> None:
     root = write_class_folders(tmp_path / "toys", cat=2, dog=2)
     for where in (root, "fashion"):
-        with pytest.raises(
-            DataError, match=r"has ReaL labels, but not for (toys|fashion); expected pictures ILSVRC2012"
-        ):
+        with pytest.raises(DataError, match=r"has no ReaL labels for (toys|fashion); expected images named ILSVRC2012"):
             open_data(where, real=real)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[[1], [2]]", json.dumps([[1000]] * 50_000), json.dumps([["1"]] * 50_000)])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "real.json"
     path.write_text(text)
     with pytest.raises(DataError, match=r"real.json (holds no|cannot be read).*; expected real.json: a list of 50000"):
         read_real_labels(path)
 
 
-def test_the_real_ones(shared: Callable[[str], Path]) -> None:
+def test_published_labels_match_published_images(shared: Callable[[str], Path]) -> None:
     real, photos = shared("imagenet-real.json"), shared("imagenet-val-1000")
     val = open_data(photos, val_share=1, real=real).val
     assert val is not None
@@ -68,4 +66,4 @@ def test_the_real_ones(shared: Callable[[str], Path]) -> None:
     answers = [val.real_labels(index) for index in range(1000)]
     right = sum(val.label(index) in (answer or ()) for index, answer in enumerate(answers))
     assert None not in answers
-    assert right == 861  # the folders are ImageNet's own labels, with which ReaL often does not agree
+    assert right == 861  # the folders are ImageNet's own labels, which ReaL often corrects

@@ -1,4 +1,4 @@
-"""MNIST's files: however they are called and packed, as torchvision reads them, and damaged ones in one line."""
+"""MNIST's files under every name, compressed or not: equal to torchvision; damaged files are one-line errors."""
 
 import gzip
 import subprocess
@@ -20,7 +20,7 @@ TRAIN, VAL = np.array([5, 0, 4, 1, 9, 2]), np.array([7, 2, 1])
 @pytest.mark.parametrize("dash", ["-", "."])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("below", ["", "raw", "MNIST/raw"])
-def test_whatever_the_files_are_called(tmp_path: Path, dash: str, packed: bool, below: str) -> None:
+def test_every_naming_scheme_is_read(tmp_path: Path, dash: str, packed: bool, below: str) -> None:
     write_idx_files(tmp_path / below, TRAIN, VAL, dash=dash, packed=packed)
     data = open_data(tmp_path)
     assert data.classes == tuple("0123456789")
@@ -31,7 +31,7 @@ def test_whatever_the_files_are_called(tmp_path: Path, dash: str, packed: bool, 
     assert np.array_equal(data.train.source(2)[..., 0], random_array(6, 28, 28, seed=6)[2])
 
 
-def test_as_torchvision_reads_them(tmp_path: Path) -> None:
+def test_equals_torchvision(tmp_path: Path) -> None:
     write_idx_files(tmp_path / "MNIST" / "raw", TRAIN, VAL)
     for mine, is_train in zip(read_mnist_folder(tmp_path / "MNIST"), (True, False), strict=True):
         theirs = MNIST(str(tmp_path), train=is_train)
@@ -41,13 +41,13 @@ def test_as_torchvision_reads_them(tmp_path: Path) -> None:
             assert np.array_equal(mine.source(index)[..., 0], np.asarray(theirs[index][0]))
 
 
-def test_fashion_is_known_by_its_labels_or_its_folder(tmp_path: Path) -> None:
+def test_fashion_is_recognised_by_its_labels_or_its_folder(tmp_path: Path) -> None:
     first, second = write_idx_files(tmp_path / "a", np.array(FASHION_FIRST_LABELS), VAL), tmp_path / "Fashion-MNIST"
     assert open_data(first).classes[9] == "Ankle boot"
     assert open_data(write_idx_files(second, TRAIN, VAL)).classes[0] == "T-shirt/top"
 
 
-def test_one_part_alone(tmp_path: Path) -> None:
+def test_train_or_test_alone(tmp_path: Path) -> None:
     write_idx_files(tmp_path, TRAIN, VAL)
     for file in tmp_path.glob("train*"):
         file.unlink()
@@ -55,7 +55,7 @@ def test_one_part_alone(tmp_path: Path) -> None:
     assert train is None
     assert len(val or ()) == 3
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match="has no labels beside it; expected both"):
+    with pytest.raises(DataError, match="has no labels next to it; expected both"):
         read_mnist_folder(tmp_path)
 
 
@@ -65,10 +65,10 @@ def test_one_part_alone(tmp_path: Path) -> None:
         (b"", "begins with nothing; expected 00 00 08 03"),
         (encode_idx(random_array(6)), "begins with 00 00 08 01; expected 00 00 08 03"),
         (encode_idx(random_array(6, 28, 28))[:10], "begins with 00 00 08 03; expected"),
-        (encode_idx(random_array(6, 28, 28))[:-1], "has 4703 bytes of values; expected 4704, as its header says"),
+        (encode_idx(random_array(6, 28, 28))[:-1], "has 4703 bytes of values; expected 4704"),
         (bytes((0, 0, 8, 3)) + b"\xff" * 12, f"has 0 bytes of values; expected {(2**32 - 1) ** 3}"),
         (bytes((0, 0, 8, 3)) + b"\xff" * 4 + bytes(4) + b"\xff" * 4, "has the sizes"),
-        (encode_idx(random_array(5, 28, 28)), "5 pictures and 6 labels; expected as many of each"),
+        (encode_idx(random_array(5, 28, 28)), "5 images and 6 labels; expected"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, expected: str) -> None:
@@ -78,17 +78,17 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, expected: str) -
         open_data(tmp_path)
 
 
-def test_a_damaged_archive_and_a_label_out_of_range_are_refused(tmp_path: Path) -> None:
+def test_damaged_gzip_and_invalid_label_are_refused(tmp_path: Path) -> None:
     write_idx_files(tmp_path, TRAIN, VAL, packed=True)
     file = tmp_path / "train-labels-idx1-ubyte.gz"
     whole = file.read_bytes()
     for data in (whole[:-9], b"text", whole[:15] + b"\xff\xff" + whole[17:]):
         file.write_bytes(data)
-        with pytest.raises(DataError, match=r"cannot be read: [^\n]+; expected an idx file, whole and readable"):
+        with pytest.raises(DataError, match=r"cannot be read: [^\n]+; expected a complete and readable idx file"):
             open_data(tmp_path)
     file.write_bytes(gzip.compress(encode_idx(np.array([*FASHION_FIRST_LABELS[:5], 10], np.uint8))))
     fashion = tmp_path.rename(tmp_path.with_name("fashion"))
-    with pytest.raises(DataError, match="label 10 of picture 5; expected one from 0 to 9"):
+    with pytest.raises(DataError, match="label 10 of image 5; expected 0 to 9"):
         open_data(fashion)
 
 
@@ -107,7 +107,7 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
 @pytest.mark.parametrize("said", [(6, 28, 28), (2000, 512, 512)], ids=["more than it says", "what it says"])
-def test_an_archive_that_unpacks_to_far_more_than_it_is(tmp_path: Path, said: tuple[int, ...]) -> None:
+def test_gzip_bomb_is_refused(tmp_path: Path, said: tuple[int, ...]) -> None:
     path = tmp_path / "train-images-idx3-ubyte.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(bytes((0, 0, 8, 3)) + np.array(said, ">u4").tobytes())

@@ -1,6 +1,5 @@
 """Checksums of weights: of names, shapes, dtypes and values, so that a flipped bit anywhere in a file is found."""
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -8,13 +7,15 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from vitrail.machine import count_cores
+
 CHECKSUM_KEY = "sha256"  # the key in the header of a safetensors file
 
 
 def checksum_tensors(tensors: Mapping[str, Tensor], *texts: str) -> str:
     """SHA-256 of the checksum of each tensor, in the order of their names, and of the `texts`."""
     found, names = sha256(), sorted(tensors)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # a core hashes 1.2 GB per second
+    with ThreadPoolExecutor(min(8, count_cores())) as pool:  # a core hashes 1.2 GB per second
         parts = list(pool.map(checksum_values, (tensors[name] for name in names)))
     for name, part in zip(names, parts, strict=True):
         found.update(f"{name}{tuple(tensors[name].shape)}{tensors[name].dtype}".encode("utf-8", "surrogatepass") + part)

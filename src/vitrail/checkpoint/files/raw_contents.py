@@ -41,6 +41,7 @@ from vitrail.checkpoint.files.zip_archives import (
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import WEIGHTS_FILE_SUFFIXES, open_regular_file, read_text
 from vitrail.json_yaml import parse_json
+from vitrail.machine import count_cores
 from vitrail.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
 
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
@@ -216,7 +217,7 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> RawContents:
         tensors[name] = torch.empty(entry["shape"], dtype=dtype)
         places.append(8 + length + start)
     memories = [tensor.flatten().view(torch.uint8).numpy().data for tensor in tensors.values()]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # half of the time goes into fresh pages of memory
+    with ThreadPoolExecutor(min(4, count_cores())) as pool:  # half of the time goes into fresh pages of memory
         list(pool.map(read_into_memory_at, repeat(file.fileno()), places, memories))
     return RawContents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 

@@ -47,13 +47,14 @@ def select_images(loaded: "LoadedModel", data: str | None, count: int) -> "tuple
     """
     check_minimum("--images", count, 1)
     from vitrail.checkpoint.class_mapping import map_classes
-    from vitrail.data.image_items import evenly_spaced_indices, is_file_or_flat_folder, list_image_items, sample_evenly
+    from vitrail.data.image_items import evenly_spaced_indices, is_file_or_flat_folder, sample_evenly
+    from vitrail.predict.image_list import collect_images
     from vitrail.train.evaluation_data import get_validation_images, open_evaluation_data
 
     if data is None and loaded.run is None:
         return [], ["no --data, so no images"]
     if data is not None and is_file_or_flat_folder(Path(data)):
-        items = list_image_items([data])
+        items, _ = collect_images([data])
         return [items[n] for n in evenly_spaced_indices(len(items), count)], []
     found = open_evaluation_data(data, None, loaded.run)
     chosen, labels = sample_evenly(get_validation_images(found), count), loaded.labels

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -45,6 +45,9 @@ class TrainFlags:
         auto, cpu, cuda, cuda:1, mps.
     workers
         Processes that prepare pictures; without it as many as help.
+    threads
+        CPU threads, or auto: measured at the start, since on a busy machine fewer are faster. A resumed run keeps its
+        number.
     cache
         Gigabytes up to which decoded pictures are held in memory; 1 unless said, 0: none.
     val_share
@@ -67,6 +70,7 @@ class TrainFlags:
     stochastic_depth: float | None = None
     device: str = "auto"
     workers: int | None = None
+    threads: int | Literal["auto"] = "auto"
     cache: float | None = None
     val_share: float | None = None
     real: Path | None = None
@@ -186,7 +190,9 @@ def start_or_resume_run(
         from vitrail.cli.runner import Runtime, resume_run
 
         resume_run(
-            flags.resume, Runtime(device=flags.device, workers=flags.workers, strict=flags.strict), flags.trusted_code
+            flags.resume,
+            Runtime(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict),
+            flags.trusted_code,
         )
         return
     recipe = flags.resolve_recipe(flags.recipe, changes, DEFAULT_STUDENT if distilling else None)
@@ -198,7 +204,7 @@ def start_or_resume_run(
     from vitrail.cli.runner import Runtime, start_run
 
     request = flags.make_request(recipe, teacher, teacher_cache, parse_fields(teacher_fields) or None)
-    here = Runtime(device=flags.device, workers=flags.workers, strict=flags.strict)
+    here = Runtime(device=flags.device, workers=flags.workers, threads=flags.threads, strict=flags.strict)
     start_run(request, flags.out, here, start=start, dry_run=flags.dry_run)
 
 

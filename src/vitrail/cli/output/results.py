@@ -1,24 +1,21 @@
 """Results of commands: notes on stderr, text or JSON on stdout, files in a folder."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-
-def print_notes(notes: Iterable[str]) -> None:
-    for note in notes:
-        print(f"vitrail: note: {note}", file=sys.stderr)
+from vitrail.cli.output.messages import print_notes
 
 
-def prepare_figure_folder(folder: Path | None) -> None:
-    """Fail before the work if the folder cannot be written or figures cannot be drawn."""
+def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
+    """Fail before the work if files exist, the folder cannot be written or figures cannot be drawn."""
     if folder is None:
         return
     from vitrail.figures import new_figure
-    from vitrail.files import make_writable_folder
+    from vitrail.files import check_output_paths, make_writable_folder
 
+    check_output_paths((folder / name for name in files), overwrite=overwrite)
     make_writable_folder(folder)
     new_figure(1, 1)
 

@@ -1,4 +1,4 @@
-"""Pictures as training sees them: every random choice is a function of the picture's key alone."""
+"""Random views of training images. Every random choice is a function of the view's key."""
 
 from random import Random
 from typing import Any
@@ -21,17 +21,17 @@ from vitrail.models.checks import pair
 
 
 def augment_image(source: Any, augmentation: Augmentation, preprocessing: Preprocessing, key: int) -> Tensor:
-    """One view of a picture, uint8 (channels, rows, columns): cropped, flipped, and its colours changed, in this order.
+    """Crop, flip, then change the colours of an image: uint8 (channels, rows, columns).
 
-    `source` is whatever `open_image` takes.
+    `source` is any input of `open_image`.
     """
     keys = np.array([key], np.uint64)
     if augmentation.crop == "resized":
         pixels = random_resized_crop(source, augmentation, preprocessing, keys)
     else:
         with prefix_errors_with_path(source):
-            whole = image_to_tensor(resize_and_crop(open_image(source), preprocessing))
-        pixels = shift_and_flip_batch(whole[None], augmentation, keys)[0]
+            pixels = image_to_tensor(resize_and_crop(open_image(source), preprocessing))
+        pixels = shift_and_flip_batch(pixels[None], augmentation, keys)[0]
     if augmentation.policy == "none" and augmentation.jitter == 0:
         return pixels
     bands = [Image.fromarray(band) for band in pixels.numpy()]
@@ -42,7 +42,7 @@ def augment_image(source: Any, augmentation: Augmentation, preprocessing: Prepro
 def random_resized_crop(
     source: Any, augmentation: Augmentation, preprocessing: Preprocessing, keys: NDArray[np.uint64]
 ) -> Tensor:
-    """A random part of the picture at the model's size, flipped or not."""
+    """A random part of the image at the model's size, randomly flipped."""
     flip, *draws = uniform_randoms(keys, 1 + UNIFORMS_PER_BOX)[0].tolist()
     size = pair(preprocessing.image_size)
 
@@ -58,27 +58,27 @@ def random_resized_crop(
 
 
 def image_to_tensor(image: Image.Image) -> Tensor:
-    """uint8 (channels, rows, columns); band by band, for Pillow takes them apart faster than numpy."""
+    """uint8 (channels, rows, columns); Pillow splits the bands faster than numpy transposes."""
     return torch.from_numpy(np.stack([np.asarray(band) for band in image.split()]))
 
 
 def can_augment_as_batch(augmentation: Augmentation) -> bool:
-    """Whether `batch_views` does all that `view` would do to pictures of the right size."""
+    """Whether `shift_and_flip_batch` equals `augment_image` for images of the model's size."""
     return augmentation.crop != "resized" and augmentation.policy == "none" and augmentation.jitter == 0
 
 
 def shift_and_flip_batch(pixels: Tensor, augmentation: Augmentation, keys: NDArray[np.uint64]) -> Tensor:
-    """Shifts and flips of uint8 (B, channels, rows, columns) as evaluation shows them, one key each."""
-    by = augmentation.shift if augmentation.crop == "shift" else 0
-    if not by and not augmentation.flip:
+    """Shift and flip preprocessed images, uint8 (B, channels, rows, columns), with one key per image."""
+    shift = augmentation.shift if augmentation.crop == "shift" else 0
+    if not shift and not augmentation.flip:
         return pixels
     rows, columns = pixels.shape[-2:]
     draws = uniform_randoms(keys, 3)
     flips = (draws[:, 0] < augmentation.flip).tolist()
-    corners = (draws[:, 1:] * (2 * by + 1)).astype(np.int64).tolist()
-    padded = np.pad(pixels.numpy(), ((0, 0), (0, 0), (by, by), (by, by)), "reflect")
+    corners = (draws[:, 1:] * (2 * shift + 1)).astype(np.int64).tolist()
+    padded = np.pad(pixels.numpy(), ((0, 0), (0, 0), (shift, shift), (shift, shift)), "reflect")
     views = np.empty(pixels.shape, np.uint8)
-    for view, picture, flip, (top, left) in zip(views, padded, flips, corners, strict=True):
-        part = picture[:, top : top + rows, left : left + columns]
+    for view, image, flip, (top, left) in zip(views, padded, flips, corners, strict=True):
+        part = image[:, top : top + rows, left : left + columns]
         view[...] = part[:, :, ::-1] if flip else part
     return torch.from_numpy(views)

@@ -1,4 +1,4 @@
-"""Random changes of a picture's colours and geometry: RandAugment, AutoAugment, three-augment and colour jitter.
+"""Random changes of colours and geometry: RandAugment, AutoAugment, three-augment and colour jitter.
 
 RandAugment (https://arxiv.org/abs/1909.13719) as timm's rand-m9-mstd0.5-inc1, AutoAugment
 (https://arxiv.org/abs/1805.09501) with its ImageNet policy, three-augment of DeiT III (https://arxiv.org/abs/2204.07118).
@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing
 
-SIGNED_OPERATIONS = {  # operations that go either way → how far at full strength
+SIGNED_OPERATIONS = {  # operations with a random sign → amount at full strength
     "rotate": 30,
     "color": 0.9,
     "contrast": 0.9,
@@ -34,7 +34,7 @@ RAND_AUGMENT_OPERATIONS = (
     *SIGNED_OPERATIONS,
 )
 
-PolicyStep = tuple[str, float, int]  # operation, how often it is done, magnitude of 9
+PolicyStep = tuple[str, float, int]  # operation, probability, magnitude from 0 to 9
 
 IMAGENET_POLICY: tuple[tuple[PolicyStep, PolicyStep], ...] = (
     (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
@@ -67,7 +67,7 @@ IMAGENET_POLICY: tuple[tuple[PolicyStep, PolicyStep], ...] = (
 
 @dataclass(frozen=True)
 class WarpOptions:
-    """What a picture is drawn anew on: the colour of what it leaves bare, and how it is resampled."""
+    """Fill colour and resampling filter of geometric operations."""
 
     fill: tuple[int, ...] | int
     resample: Image.Resampling
@@ -76,31 +76,31 @@ class WarpOptions:
 def apply_policy_and_jitter(
     image: Image.Image, augmentation: Augmentation, preprocessing: Preprocessing, random: Random
 ) -> Image.Image:
-    """The picture after the policy, then after the jitter."""
+    """Apply the policy, then colour jitter."""
     means = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
-    canvas = WarpOptions(means[0] if image.mode == "L" else means, PILLOW_FILTERS[preprocessing.interpolation])
+    warp = WarpOptions(means[0] if image.mode == "L" else means, PILLOW_FILTERS[preprocessing.interpolation])
     if augmentation.policy == "rand":
-        image = rand_augment(image, augmentation, canvas, random)
+        image = rand_augment(image, augmentation, warp, random)
     elif augmentation.policy == "auto":
-        image = auto_augment(image, canvas, random)
+        image = auto_augment(image, warp, random)
     elif augmentation.policy == "three":
         image = three_augment(image, random)
     return color_jitter(image, augmentation.jitter, random) if augmentation.jitter else image
 
 
-def rand_augment(image: Image.Image, augmentation: Augmentation, canvas: WarpOptions, random: Random) -> Image.Image:
-    """Some operations, drawn one by one and each done half of the time, at about the given magnitude."""
+def rand_augment(image: Image.Image, augmentation: Augmentation, warp: WarpOptions, random: Random) -> Image.Image:
+    """Random operations, each applied with probability ½, with a magnitude near the given one."""
     for _ in range(augmentation.operations):
         name = random.choice(RAND_AUGMENT_OPERATIONS)
         magnitude = random.gauss(augmentation.magnitude, augmentation.magnitude_std)
         amount = randomly_negate(name, rand_augment_amount(name, min(max(magnitude, 0), 10) / 10), random)
         if random.random() < 0.5:
-            image = apply_operation(image, name, amount, canvas)
+            image = apply_operation(image, name, amount, warp)
     return image
 
 
 def rand_augment_amount(name: str, level: float) -> float:
-    """The argument of an operation, from level 0 to 1 ever stronger."""
+    """The argument of an operation at a level from 0 (weakest) to 1."""
     match name:
         case "posterize":
             return 4 - int(level * 4)
@@ -112,12 +112,12 @@ def rand_augment_amount(name: str, level: float) -> float:
             return level * SIGNED_OPERATIONS.get(name, 0)
 
 
-def auto_augment(image: Image.Image, canvas: WarpOptions, random: Random) -> Image.Image:
-    """One of the pairs of operations that the search found for ImageNet."""
+def auto_augment(image: Image.Image, warp: WarpOptions, random: Random) -> Image.Image:
+    """A random pair of operations of the ImageNet policy."""
     for name, rate, magnitude in random.choice(IMAGENET_POLICY):
         amount = randomly_negate(name, auto_augment_amount(name, magnitude / 9), random)
         if random.random() < rate:
-            image = apply_operation(image, name, amount, canvas)
+            image = apply_operation(image, name, amount, warp)
     return image
 
 
@@ -135,10 +135,10 @@ def randomly_negate(name: str, amount: float, random: Random) -> float:
     return -amount if name in SIGNED_OPERATIONS and random.random() < 0.5 else amount
 
 
-def apply_operation(image: Image.Image, name: str, amount: float, canvas: WarpOptions) -> Image.Image:
-    """One operation; colour, contrast, brightness and sharpness by a factor of 1 + amount, shifts in shares of a side.
+def apply_operation(image: Image.Image, name: str, amount: float, warp: WarpOptions) -> Image.Image:
+    """Apply one operation. `amount` is a factor minus 1 for colours, a share of the side for translations.
 
-    Posterizing keeps so many bits of a value, at none of them a black picture.
+    Posterizing keeps `amount` bits per value; 0 bits give a black image.
     """
     match name:
         case "autocontrast":
@@ -148,9 +148,9 @@ def apply_operation(image: Image.Image, name: str, amount: float, canvas: WarpOp
         case "invert":
             return ImageOps.invert(image)
         case "posterize":
-            mask = 256 - 2 ** (8 - int(amount))  # Pillow's own refuses 0 bits
+            mask = 256 - 2 ** (8 - int(amount))  # ImageOps.posterize refuses 0 bits
             return image.point([value & mask for value in range(256)] * len(image.getbands()))
-        case "solarize":  # a value is whole: under 28.3 is under 29
+        case "solarize":  # values are integers: below 28.3 means below 29
             return ImageOps.solarize(image, math.ceil(amount))
         case "solarize_add":
             brighter = [min(255, value + int(amount)) if value < 128 else value for value in range(256)]
@@ -164,26 +164,26 @@ def apply_operation(image: Image.Image, name: str, amount: float, canvas: WarpOp
         case "sharpness":
             return ImageEnhance.Sharpness(image).enhance(1 + amount)
         case "rotate":
-            return image.rotate(amount, resample=canvas.resample, fillcolor=canvas.fill)
+            return image.rotate(amount, resample=warp.resample, fillcolor=warp.fill)
         case "shear_x":
-            return affine_transform(image, (1, amount, 0, 0, 1, 0), canvas)
+            return affine_transform(image, (1, amount, 0, 0, 1, 0), warp)
         case "shear_y":
-            return affine_transform(image, (1, 0, 0, amount, 1, 0), canvas)
+            return affine_transform(image, (1, 0, 0, amount, 1, 0), warp)
         case "translate_x":
-            return affine_transform(image, (1, 0, amount * image.width, 0, 1, 0), canvas)
+            return affine_transform(image, (1, 0, amount * image.width, 0, 1, 0), warp)
         case "translate_y":
-            return affine_transform(image, (1, 0, 0, 0, 1, amount * image.height), canvas)
+            return affine_transform(image, (1, 0, 0, 0, 1, amount * image.height), warp)
         case _:
             raise ValueError(name)
 
 
-def affine_transform(image: Image.Image, matrix: tuple[float, ...], canvas: WarpOptions) -> Image.Image:
-    """`matrix` (a, b, c, d, e, f) says where a new pixel is found in the old: at a·x + b·y + c, d·x + e·y + f."""
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=canvas.resample, fillcolor=canvas.fill)
+def affine_transform(image: Image.Image, matrix: tuple[float, ...], warp: WarpOptions) -> Image.Image:
+    """The pixel (x, y) of the result is taken from (a·x + b·y + c, d·x + e·y + f) of the image."""
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=warp.resample, fillcolor=warp.fill)
 
 
 def three_augment(image: Image.Image, random: Random) -> Image.Image:
-    """Grey, solarized or blurred, one as often as another."""
+    """Grey, solarize or blur, with equal probability."""
     chosen = random.randrange(3)
     if chosen == 0:
         return image.convert("L").convert(image.mode)
@@ -193,7 +193,7 @@ def three_augment(image: Image.Image, random: Random) -> Image.Image:
 
 
 def color_jitter(image: Image.Image, strength: float, random: Random) -> Image.Image:
-    """Brightness, contrast and saturation, in any order, each by a factor up to `strength` away from 1."""
+    """Change brightness, contrast and saturation in random order by factors within 1 ± `strength`."""
     enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
     for enhancer in random.sample(enhancers, 3):
         image = enhancer(image).enhance(random.uniform(max(0, 1 - strength), 1 + strength))

@@ -1,8 +1,7 @@
-"""A part of a picture, chosen before a pixel is decoded, so that a large JPEG is decoded no finer than needed."""
+"""Crops chosen before decoding, so that a large JPEG is decoded at a reduced size if that suffices."""
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +14,12 @@ from vitrail.data.decoding.image_formats import (
     check_file_size,
     check_jpeg,
     open_undecoded,
-    read_image_file,
+    read_source,
     wrap_image_errors,
 )
 from vitrail.data.decoding.rgb_image import (
     EXIF_TRANSPOSES,
+    SWAPPED_ORIENTATIONS,
     get_pillow_limits,
     open_image,
     read_exif_orientation,
@@ -27,7 +27,7 @@ from vitrail.data.decoding.rgb_image import (
     to_upright_8_bit,
 )
 
-UNIFORMS_PER_BOX = 22  # that `resized_box` uses: where, and ten times how large and how wide
+UNIFORMS_PER_BOX = 22  # numbers for `random_resized_crop_box`: position, then ten pairs of area and aspect
 
 
 class CropBox(NamedTuple):
@@ -40,31 +40,29 @@ class CropBox(NamedTuple):
 def random_resized_crop_box(
     rows: int, columns: int, area: Sequence[float], aspect: Sequence[float], draws: Sequence[float]
 ) -> CropBox:
-    """A random part of a picture by its share of the area and by its aspect (columns to rows), as in torchvision."""
-    slimmest, widest = aspect
+    """A random box with a share of the area and an aspect (columns / rows) within limits, as in torchvision."""
+    min_aspect, max_aspect = aspect
     for share, slant in zip(draws[2:UNIFORMS_PER_BOX:2], draws[3:UNIFORMS_PER_BOX:2], strict=True):
         pixels = rows * columns * (area[0] + share * (area[1] - area[0]))
-        ratio = slimmest * (widest / slimmest) ** slant
+        ratio = min_aspect * (max_aspect / min_aspect) ** slant
         height, width = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
         if 0 < height <= rows and 0 < width <= columns:
             return CropBox(int(draws[0] * (rows - height + 1)), int(draws[1] * (columns - width + 1)), height, width)
-    # ten boxes did not fit: the largest of an allowed aspect, in the middle
-    height = min(rows, max(1, round(columns / slimmest)))
-    width = min(columns, max(1, round(rows * widest)))
+    # none of ten boxes fits: use the largest one of an allowed aspect, centred
+    height = min(rows, max(1, round(columns / min_aspect)))
+    width = min(columns, max(1, round(rows * max_aspect)))
     return CropBox((rows - height) // 2, (columns - width) // 2, height, width)
 
 
 def decode_crop(source: Any, choose: Callable[[int, int], CropBox], min_size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The box of a picture that `choose` finds for its rows and columns, upright and in RGB: (rows, columns, 3).
+    """The box that `choose` returns for (rows, columns) of an image, upright and in RGB: (rows, columns, 3).
 
-    A JPEG may be decoded at half, a quarter or an eighth of its size while the box keeps `least` rows and columns.
+    A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as the box keeps at least `min_size`.
     """
     limits = get_pillow_limits()
-    if isinstance(source, str | Path):
-        where = repr(str(source))
-        return decode_crop_from_bytes(read_image_file(source, where, limits), where, choose, min_size, limits)
-    if isinstance(source, bytes | bytearray | memoryview):
-        return decode_crop_from_bytes(bytes(source), "the given data", choose, min_size, limits)
+    data, where = read_source(source, limits)
+    if data is not None:
+        return decode_crop_from_bytes(data, where, choose, min_size, limits)
     image = open_image(source)
     return crop_to_array(image, choose(image.height, image.width))
 
@@ -74,16 +72,17 @@ def decode_crop_from_bytes(
 ) -> NDArray[np.uint8]:
     with wrap_image_errors(where):
         check_file_size(data, where, limits)
-        quick = decode_crop_with_simplejpeg(data, where, choose, min_size, limits)
-        if quick is not None:
-            return quick
+        pixels = decode_crop_with_simplejpeg(data, where, choose, min_size, limits)
+        if pixels is not None:
+            return pixels
         image = open_undecoded(data, where, limits)
-        turned = read_exif_orientation(image) in (5, 6, 7, 8)
-        rows, columns = (image.width, image.height) if turned else (image.height, image.width)
+        swapped = read_exif_orientation(image) in SWAPPED_ORIENTATIONS
+        rows, columns = (image.width, image.height) if swapped else (image.height, image.width)
         box = choose(rows, columns)
-        by = jpeg_divisor_for_box(box, min_size)
-        if by > 1 and image.draft(image.mode, (image.width // by, image.height // by)):  # None if it is no JPEG
-            box = scale_down_box(box, by, -(-rows // by), -(-columns // by))
+        divisor = jpeg.largest_divisor((box.rows, box.columns), min_size)
+        reduced_size = (image.width // divisor, image.height // divisor)
+        if divisor > 1 and image.draft(image.mode, reduced_size):  # None unless it is a JPEG
+            box = scale_down_box(box, divisor, -(-rows // divisor), -(-columns // divisor))
         image = to_rgb(to_upright_8_bit(image, where))  # frees the previous image
         return crop_to_array(image, box)
 
@@ -91,29 +90,24 @@ def decode_crop_from_bytes(
 def decode_crop_with_simplejpeg(
     data: bytes, where: str, choose: Callable[[int, int], CropBox], min_size: tuple[int, int], limits: ImageLimits
 ) -> NDArray[np.uint8] | None:
-    """By simplejpeg, if it is an upright JPEG with nothing to complain of; the rest is left to Pillow."""
+    """The crop by simplejpeg; None unless it is a valid upright JPEG, so that Pillow decodes the rest."""
     header = jpeg.read_jpeg_header(data)
     if header is None or header.orientation in EXIF_TRANSPOSES:
         return None
-    check_jpeg(data, header.rows, header.columns, where, limits, whole=True)
+    check_jpeg(data, header.rows, header.columns, where, limits, full_size=True)
     box = choose(header.rows, header.columns)
-    by = jpeg_divisor_for_box(box, min_size)
-    pixels = jpeg.decode_jpeg(data, header, by)
+    divisor = jpeg.largest_divisor((box.rows, box.columns), min_size)
+    pixels = jpeg.decode_jpeg(data, header, divisor)
     if pixels is None:
         return None
-    top, left, height, width = scale_down_box(box, by, pixels.shape[0], pixels.shape[1])
+    top, left, height, width = scale_down_box(box, divisor, pixels.shape[0], pixels.shape[1])
     return pixels[top : top + height, left : left + width]
 
 
-def jpeg_divisor_for_box(box: CropBox, min_size: tuple[int, int]) -> int:
-    """By how much a JPEG may be decoded smaller, as its decoder can."""
-    return next((by for by in (8, 4, 2) if box.rows >= by * min_size[0] and box.columns >= by * min_size[1]), 1)
-
-
-def scale_down_box(box: CropBox, by: int, rows: int, columns: int) -> CropBox:
-    """The box in a picture decoded at a smaller size, to the nearest pixel inside."""
-    height, width = round(box.rows / by), round(box.columns / by)
-    return CropBox(min(round(box.top / by), rows - height), min(round(box.left / by), columns - width), height, width)
+def scale_down_box(box: CropBox, divisor: int, rows: int, columns: int) -> CropBox:
+    """The box in the same image decoded at a reduced size of (rows, columns), rounded to pixels and kept inside."""
+    top, left, height, width = (round(each / divisor) for each in box)
+    return CropBox(min(top, rows - height), min(left, columns - width), height, width)
 
 
 def crop_to_array(image: Image.Image, box: CropBox) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The image formats that are read: six, recognised by their first bytes, each with limits on its size."""
+"""Supported image formats: six, recognised by their first bytes, each with limits on its size."""
 
 import os
 import stat
@@ -33,9 +33,8 @@ SIGNATURES = {
     b"GIF87a": "GIF",
     b"GIF89a": "GIF",
     b"BM": "BMP",
-    **dict.fromkeys(
-        (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), "TIFF"
-    ),  # two of them are invalid but common
+    # two of them are invalid but common
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), "TIFF"),
 }
 UNSUPPORTED_SIGNATURES = {  # recognised, but not supported
     b"%PDF": "a PDF file",
@@ -57,7 +56,7 @@ UNSUPPORTED_SIGNATURES = {  # recognised, but not supported
     b"\0\0\1\xb3": "a video",
 }
 MARKUP_SIGNATURES = {b"<!doctype html": "an HTML page", b"<html": "an HTML page", b"<svg": "an SVG drawing"}
-HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # brands
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 CONVERSION_COMMANDS = {"an AVIF image": "magick IN.avif OUT.png", "a HEIC image": "heif-convert IN.heic OUT.png"}
 
 MAX_PIXELS = 2**26  # of an image: 256 MB as RGB in Pillow, and as much again while it is converted or rotated
@@ -67,12 +66,12 @@ MAX_WEBP_PIXELS = 3 * 2**24  # its decoder holds five copies
 MAX_RLE_BMP_PIXELS = 2**24  # of a run-length encoded BMP, which Pillow decodes in Python
 MAX_SCANNED_PIXELS = 2**32  # pixels × scans of a JPEG
 MAX_SIDE = 2**20  # resizing takes 32 bytes per row or column
-TIFF_COMPRESSIONS = (  # of TIFF: without rare ones, and without those that specify their own memory size
+TIFF_COMPRESSIONS = (  # without rare ones, and without those that specify their own memory size
     *("raw", "packbits", "tiff_ccitt", "group3", "group4", "tiff_lzw", "jpeg"),
     *("tiff_adobe_deflate", "tiff_deflate", "zstd"),
 )
 TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of TIFF
-MAX_TILES = 2**17  # strips or tiles of a file, each of which Pillow decodes by itself
+MAX_TILES = 2**17  # strips or tiles of a file, each decoded separately by Pillow
 MAX_TILE_COVERAGE = 8  # times that the tiles of a file may cover its image: once per channel
 
 
@@ -94,7 +93,7 @@ DEFAULT_LIMITS = ImageLimits()
 
 @contextmanager
 def wrap_image_errors(where: str) -> Generator[None]:
-    """Whatever goes wrong inside is a DataError of one line that begins with `where`."""
+    """Turn every error raised inside into a one-line DataError that begins with `where`."""
     try:
         yield
     except VitrailError:
@@ -128,30 +127,43 @@ def prefix_errors_with_path(source: Any) -> Generator[None]:
 def read_image_file(path: str | Path, where: str, limits: ImageLimits) -> bytes:
     """The contents of a regular file within the limits; nothing else is opened, so reading never blocks."""
     with wrap_image_errors(where):
-        found = os.stat(path)  # noqa: PTH116
-        if stat.S_ISDIR(found.st_mode):
+        status = os.stat(path)  # noqa: PTH116
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{where} is a pipe, a socket or a device; expected a file, or - for standard input")
-        if found.st_size > limits.bytes:
-            raise file_too_large_error(where, f"{found.st_size}", limits)
+        if status.st_size > limits.bytes:
+            raise file_too_large_error(where, f"{status.st_size}", limits)
         return read_bytes(path, limits.bytes)
 
 
 def read_stream(file: Any, where: str, limits: ImageLimits) -> bytes:
     """The contents of a binary file from its beginning; a seekable file is rewound."""
     with wrap_image_errors(where):
-        again = getattr(file, "seekable", bool)()
-        if again:
+        seekable = getattr(file, "seekable", bool)()
+        if seekable:
             file.seek(0)
         data = bytes(file.read(limits.bytes + 1))
-        if again:
+        if seekable:
             file.seek(0)
     return data
 
 
-def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, whole: bool = True) -> Image.Image:
-    """The image with its header read and checked, not yet decoded; `whole`: it will be decoded at full size.
+def read_source(source: Any, limits: ImageLimits) -> tuple[bytes | None, str]:
+    """The encoded bytes of a path, bytes or a binary file, None for other sources; and the name in error messages."""
+    if isinstance(source, str | Path):
+        where = repr(str(source))
+        return read_image_file(source, where, limits), where
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source), "the given data"
+    if hasattr(source, "read"):
+        where = f"the file {getattr(source, 'name', '')!r}"
+        return read_stream(source, where, limits), where
+    return None, "the given image"
+
+
+def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, full_size: bool = True) -> Image.Image:
+    """The image with its header read and checked, not yet decoded; `full_size`: no reduced JPEG is decoded from it.
 
     Pillow's Image.open is not used: it tries all plugins, and some of them start programs.
     """
@@ -166,7 +178,7 @@ def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, whole: bool 
         module, opener = PLUGINS[kind]
         image: Any = getattr(import_module(module), opener)(BytesIO(data), "")
         if kind == "JPEG":
-            check_jpeg(data, image.height, image.width, where, limits, whole=whole)
+            check_jpeg(data, image.height, image.width, where, limits, full_size=full_size)
         else:
             check_pixels(image.height, image.width, where, limits, get_pixel_limit(image, kind))
         if kind == "TIFF":
@@ -190,15 +202,11 @@ def detect_image_format(data: bytes) -> str | None:
 
 def unsupported_format_error(data: bytes, where: str) -> DataError:
     """The error for an unsupported file: what it is, by its first bytes, and how to convert it."""
-    found = detect_unsupported_kind(data)
-    if found is None:
+    kind = detect_unsupported_kind(data)
+    if kind is None:
         return DataError(f"{where} is not an image; expected {FORMAT_LIST}")
-    example = (
-        f", for instance with '{CONVERSION_COMMANDS[found]}'"
-        if found in CONVERSION_COMMANDS
-        else ", for instance to PNG"
-    )
-    return DataError(f"{where} is {found}; expected {FORMAT_LIST}: convert it{example}")
+    how = f"with '{CONVERSION_COMMANDS[kind]}'" if kind in CONVERSION_COMMANDS else "to PNG"
+    return DataError(f"{where} is {kind}; expected {FORMAT_LIST}: convert it, for instance {how}")
 
 
 def detect_unsupported_kind(data: bytes) -> str | None:
@@ -212,8 +220,8 @@ def detect_unsupported_kind(data: bytes) -> str | None:
     text = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith(b"<?xml") and b"<svg" in text:
         return "an SVG drawing"
-    named = {**UNSUPPORTED_SIGNATURES, **MARKUP_SIGNATURES}
-    return next((kind for start, kind in named.items() if data.startswith(start) or text.startswith(start)), None)
+    signatures = {**UNSUPPORTED_SIGNATURES, **MARKUP_SIGNATURES}
+    return next((kind for start, kind in signatures.items() if data.startswith(start) or text.startswith(start)), None)
 
 
 def get_pixel_limit(image: Any, kind: str) -> int:
@@ -245,34 +253,34 @@ def check_file_size(data: bytes, where: str, limits: ImageLimits) -> None:
         raise DataError(f"{where} is empty; expected an image, not zero bytes")
 
 
-def check_pixels(rows: int, columns: int, where: str, limits: ImageLimits, most: int = MAX_PIXELS) -> None:
-    """Checks against the given limit, or by default against `most`, the limit of the format."""
-    most = most if limits.pixels is None else limits.pixels
-    if rows * columns > most:
+def check_pixels(rows: int, columns: int, where: str, limits: ImageLimits, format_limit: int = MAX_PIXELS) -> None:
+    """Check the size against the user's limit or, by default, the limit of the format."""
+    max_pixels = format_limit if limits.pixels is None else limits.pixels
+    if rows * columns > max_pixels:
         hint = "if it is not a decompression bomb, raise the limit on pixels"
-        raise DataError(f"{where} is {rows}×{columns} pixels; expected at most {most} pixels: {hint}")
+        raise DataError(f"{where} is {rows}×{columns} pixels; expected at most {max_pixels} pixels: {hint}")
     if max(rows, columns) > MAX_SIDE:
         raise DataError(f"{where} is {rows}×{columns} pixels; expected sides of at most {MAX_SIDE}: crop it first")
 
 
-def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: ImageLimits, *, whole: bool) -> None:
-    """Checks the pixels and the scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
-    if not jpeg.decodes_whole_in_memory(data):
-        check_pixels(rows, columns, where, limits, MAX_FULL_JPEG_PIXELS if whole else MAX_REDUCED_JPEG_PIXELS)
+def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: ImageLimits, *, full_size: bool) -> None:
+    """Check pixels and scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
+    if not jpeg.needs_full_image_in_memory(data):
+        check_pixels(rows, columns, where, limits, MAX_FULL_JPEG_PIXELS if full_size else MAX_REDUCED_JPEG_PIXELS)
         return
     check_pixels(rows, columns, where, limits)
-    scans, most = data.count(jpeg.SCAN_MARKER), max(1, MAX_SCANNED_PIXELS // max(1, rows * columns))
-    if scans > most:
-        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {most} at this size: save it again")
+    scans, max_scans = data.count(jpeg.SCAN_MARKER), max(1, MAX_SCANNED_PIXELS // max(1, rows * columns))
+    if scans > max_scans:
+        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {max_scans} at this size: save it again")
 
 
 def check_tiff(image: Any, where: str, limits: ImageLimits) -> None:
     compression = image.info.get("compression")
     if compression not in TIFF_COMPRESSIONS:
         raise DataError(f"{where} is a TIFF file with compression {compression}; expected a common one: save it as PNG")
-    across, down = image.tag_v2.get(TILE_WIDTH), image.tag_v2.get(TILE_LENGTH)
-    if across and down:  # tiles are decoded as a whole, even if they exceed the image
-        check_pixels(ceil(image.height / down) * down, ceil(image.width / across) * across, where, limits)
+    width, height = image.tag_v2.get(TILE_WIDTH), image.tag_v2.get(TILE_LENGTH)
+    if width and height:  # complete tiles are decoded, even if they exceed the image
+        check_pixels(ceil(image.height / height) * height, ceil(image.width / width) * width, where, limits)
 
 
 def file_too_large_error(where: str, count: str, limits: ImageLimits) -> DataError:

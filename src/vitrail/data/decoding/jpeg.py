@@ -1,4 +1,4 @@
-"""JPEG by simplejpeg, where it is installed and gives Pillow's bits: less to import than Pillow's, and no slower."""
+"""JPEG by simplejpeg, if it is installed and bit-identical to Pillow: it imports faster and decodes as fast."""
 
 import re
 import struct
@@ -11,66 +11,71 @@ from PIL import ExifTags
 
 try:
     import simplejpeg
-except ImportError:  # Pillow decodes the same
+except ImportError:  # Pillow decodes to the same pixels
     simplejpeg: Any = None
 
-EXIF_SHORT_TYPE = 3  # EXIF's number for the type of its orientation
-APP1, SOS = 0xE1, 0xDA  # kinds of segments: EXIF or XMP, and the start of a scan
+EXIF_SHORT_TYPE = 3  # type of the orientation entry
+APP1, SOS = 0xE1, 0xDA  # segment markers: EXIF or XMP, and start of scan
 SCAN_MARKER = bytes((0xFF, SOS))
 FRAME_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start of a frame, one per coding
-SEQUENTIAL_FRAME_MARKERS = (0xC0, 0xC1)  # of these: not progressive, with Huffman codes
-MARKERS_WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xDA)}  # kinds without a length; none occurs before the first scan
+SEQUENTIAL_FRAME_MARKERS = (0xC0, 0xC1)  # sequential with Huffman codes, not progressive
+MARKERS_WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xDA)}  # none of them occurs before the first scan
 MARKER_PATTERN = re.compile(rb"\xff+[^\xff]", re.DOTALL)
-MAX_SEGMENTS = 2**16  # that are examined
+MAX_SEGMENTS = 2**16  # examined per file
 
 
 class JpegHeader(NamedTuple):
     rows: int
     columns: int
-    orientation: int  # EXIF's orientation; the sides are those before it
+    orientation: int  # of EXIF; rows and columns are those before it is applied
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Of a JPEG, unless it is left to Pillow: one that only Pillow understands, and what is none."""
+    """The header of a JPEG; None if it is not a JPEG or Pillow has to decode it."""
     if simplejpeg is None or not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
         rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except Exception:  # Pillow says what is wrong, or reads it all the same
+    except Exception:  # Pillow reads it or reports what is wrong
         return None
-    turn = find_jpeg_orientation(data)
-    if turn is None or colours not in ("YCbCr", "RGB", "Gray"):  # CMYK becomes RGB by another rule than Pillow's
+    orientation = find_jpeg_orientation(data)
+    if orientation is None or colours not in ("YCbCr", "RGB", "Gray"):  # Pillow converts CMYK differently
         return None
-    return JpegHeader(rows, columns, turn)
+    return JpegHeader(rows, columns, orientation)
+
+
+def largest_divisor(size: tuple[int, int], min_size: tuple[int, int]) -> int:
+    """The largest of 8, 4, 2 and 1 that the decoder may divide `size` by without falling below `min_size`."""
+    return next((n for n in (8, 4, 2) if size[0] >= n * min_size[0] and size[1] >= n * min_size[1]), 1)
 
 
 def decode_jpeg(data: bytes, header: JpegHeader, divisor: int = 1) -> NDArray[np.uint8] | None:
-    """In RGB at 1, 1/2, 1/4 or 1/8 of its size, its last row and column perhaps no whole ones; not yet turned."""
+    """Decode to RGB at size / divisor (1, 2, 4 or 8), rounded up, without applying the orientation; None on failure."""
     rows, columns = -(-header.rows // divisor), -(-header.columns // divisor)
     try:
         pixels = simplejpeg.decode_jpeg(data, min_height=rows, min_width=columns)
-    except Exception:  # as above; it raises where the decoder so much as warns
+    except Exception:  # as above; it raises even for warnings of the decoder
         return None
     return pixels if pixels.shape[:2] == (rows, columns) else None
 
 
 def find_jpeg_orientation(data: bytes) -> int | None:
-    """EXIF's orientation, 1 if it has none; None if that takes a closer look, as where XMP alone tells of one."""
-    notes, kind = list[bytes](), None
+    """The EXIF orientation, 1 if there is none; None in unusual cases, for instance if only XMP gives one."""
+    metadata, kind = list[bytes](), None
     for kind, contents in iterate_segments(data):
         if kind == APP1:
-            notes.append(contents)
-    if kind != SOS:  # the walk got lost
+            metadata.append(contents)
+    if kind != SOS:  # a segment before the first scan is unusual
         return None
-    exif = [note[6:] for note in notes if note.startswith(b"Exif\0\0")]
-    turn = parse_exif_orientation(exif[0]) if len(exif) == 1 else None if exif else 0
-    if turn == 0:
-        return None if any(b"Orientation" in note for note in notes) else 1
-    return turn
+    exif = [each[6:] for each in metadata if each.startswith(b"Exif\0\0")]
+    orientation = parse_exif_orientation(exif[0]) if len(exif) == 1 else None if exif else 0
+    if orientation == 0:
+        return None if any(b"Orientation" in each for each in metadata) else 1
+    return orientation
 
 
-def decodes_whole_in_memory(data: bytes) -> bool:
-    """Whether decoding holds the whole image in memory: true unless its only scan has all channels."""
+def needs_full_image_in_memory(data: bytes) -> bool:
+    """Whether the decoder holds the complete image in memory: true unless one scan has all channels."""
     frame = None
     for kind, contents in iterate_segments(data):
         if kind in FRAME_MARKERS and frame is None:
@@ -87,23 +92,23 @@ def iterate_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
 
     Any number of fill bytes may precede the byte that gives the kind of a segment.
     """
-    at = 2
+    position = 2
     for _ in range(MAX_SEGMENTS):
-        found = MARKER_PATTERN.match(data, at)
-        if found is None:
+        marker = MARKER_PATTERN.match(data, position)
+        if marker is None:
             return
-        at = found.end()
-        kind, end = data[at - 1], at + int.from_bytes(data[at : at + 2], "big")
-        if kind in MARKERS_WITHOUT_LENGTH or end < at + 2 or end > len(data):
+        start = marker.end()
+        kind, end = data[start - 1], start + int.from_bytes(data[start : start + 2], "big")
+        if kind in MARKERS_WITHOUT_LENGTH or end < start + 2 or end > len(data):
             return
-        yield kind, data[at + 2 : end]
+        yield kind, data[start + 2 : end]
         if kind == SOS:
             return
-        at = end
+        position = end
 
 
 def parse_exif_orientation(exif: bytes) -> int | None:
-    """The orientation in the first directory of EXIF, 0 if it has none; None if that is in any way unusual."""
+    """The orientation in the first directory of EXIF, 0 if there is none; None in any unusual case."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None:
         return None
@@ -111,10 +116,10 @@ def parse_exif_orientation(exif: bytes) -> int | None:
         [first] = struct.unpack_from(f"{order}L", exif, 4)
         [count] = struct.unpack_from(f"{order}H", exif, first)
         entries = [struct.unpack_from(f"{order}HHLHxx", exif, first + 2 + 12 * each) for each in range(count)]
-    except struct.error:  # it ends too soon
+    except struct.error:  # truncated
         return None
-    found = [entry for entry in entries if entry[0] == ExifTags.Base.Orientation]
-    if not found:
+    matching = [entry for entry in entries if entry[0] == ExifTags.Base.Orientation]
+    if not matching:
         return 0
-    _, kind, length, turn = found[0]
-    return turn if len(found) == 1 and (kind, length) == (EXIF_SHORT_TYPE, 1) else None
+    _, kind, length, orientation = matching[0]
+    return orientation if len(matching) == 1 and (kind, length) == (EXIF_SHORT_TYPE, 1) else None

@@ -1,8 +1,7 @@
-"""Any picture as 8-bit RGB, upright: from a file, bytes, Pillow, numpy or a tensor."""
+"""Open any image as upright 8-bit RGB: from a file, bytes, Pillow, numpy or a tensor."""
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from vitrail.data.decoding.image_formats import (
     PILLOW_FORMATS,
     ImageLimits,
     open_undecoded,
-    read_image_file,
-    read_stream,
+    read_source,
     wrap_image_errors,
 )
 from vitrail.errors import DataError
 
-EXIF_TRANSPOSES = {  # EXIF's orientation → what sets the picture upright
+EXIF_TRANSPOSES = {  # EXIF orientation → what makes the image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -28,6 +26,7 @@ EXIF_TRANSPOSES = {  # EXIF's orientation → what sets the picture upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SWAPPED_ORIENTATIONS = (5, 6, 7, 8)  # orientations that swap rows and columns
 PILLOW_DEFAULT_MAX_PIXELS = 89_478_485  # Pillow's default of PIL.Image.MAX_IMAGE_PIXELS
 STRIP_PIXELS = 2**20  # pixels converted at once
 EXPECTED_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
@@ -35,24 +34,20 @@ EXPECTED_TENSOR = "a tensor (1 or 3, rows, columns)"
 
 
 def open_image(source: Any) -> Image.Image:
-    """The picture upright and in RGB, its transparent parts over white; what cannot be read is a DataError.
+    """The image, upright and in RGB, transparent parts over white; a DataError if it cannot be read.
 
     `source` is a path, bytes, a binary file, a Pillow image, an array (rows, columns[, 1, 3 or 4]) or a tensor
     (1 or 3, rows, columns), these two of uint8, of bool or of floats from 0 to 1.
     """
     limits = get_pillow_limits()
-    if isinstance(source, str | Path):
-        where = repr(str(source))
-        return decode_bytes(read_image_file(source, where, limits), where, limits)
-    if isinstance(source, bytes | bytearray | memoryview):
-        return decode_bytes(bytes(source), "the given data", limits)
-    if hasattr(source, "read"):
-        where = f"the file {getattr(source, 'name', '')!r}"
-        return decode_bytes(read_stream(source, where, limits), where, limits)
+    data, where = read_source(source, limits)
+    if data is not None:
+        with wrap_image_errors(where), open_undecoded(data, where, limits) as image:
+            return to_rgb(to_upright_8_bit(image, where))
     if isinstance(source, Image.Image):
-        with wrap_image_errors("the given image"):
+        with wrap_image_errors(where):
             check_pillow_format(source)
-            return to_rgb(to_upright_8_bit(source, "the given image"), shared=source)
+            return to_rgb(to_upright_8_bit(source, where), shared=source)
     if isinstance(source, np.ndarray):
         with wrap_image_errors("the given array"):
             return to_rgb(to_upright_8_bit(image_from_array(source), "the given array"))
@@ -60,7 +55,7 @@ def open_image(source: Any) -> Image.Image:
         with wrap_image_errors("the given tensor"):
             return to_rgb(to_upright_8_bit(image_from_tensor(source), "the given tensor"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {EXPECTED_ARRAY} or {EXPECTED_TENSOR}"
-    raise DataError(f"the picture is a {type(source).__name__}; expected {kinds}")
+    raise DataError(f"the image is a {type(source).__name__}; expected {kinds}")
 
 
 def get_pillow_limits() -> ImageLimits:
@@ -77,11 +72,6 @@ def check_pillow_format(image: Image.Image) -> None:
         raise DataError(f"{given}; expected one of {', '.join(PILLOW_FORMATS)}, or its pixels: call its load() first")
 
 
-def decode_bytes(data: bytes, where: str, limits: ImageLimits) -> Image.Image:
-    with wrap_image_errors(where), open_undecoded(data, where, limits) as image:
-        return to_rgb(to_upright_8_bit(image, where))
-
-
 def to_rgb(image: Image.Image, shared: Image.Image | None = None) -> Image.Image:
     """The image in RGB, detached from its file and EXIF, which would rotate it again; copied only if it is `shared`."""
     if image.mode != "RGB" or image is shared:
@@ -93,29 +83,29 @@ def to_rgb(image: Image.Image, shared: Image.Image | None = None) -> Image.Image
 
 
 def to_upright_8_bit(image: Image.Image, where: str) -> Image.Image:
-    """8 bits a channel and nothing transparent; the picture itself if it is so already."""
+    """The image upright, with 8 bits per channel and without transparency; a copy only if something changes."""
     if 0 in image.size:
         raise DataError(f"{where} is {image.height}×{image.width} pixels; expected at least one")
     image.load()
-    turn = EXIF_TRANSPOSES.get(read_exif_orientation(image))
-    if turn is not None:
-        image = image.transpose(turn)
+    transpose = EXIF_TRANSPOSES.get(read_exif_orientation(image))
+    if transpose is not None:
+        image = image.transpose(transpose)
     if image.mode.startswith("I"):
         return convert_16_bit_image(image, where)
     if image.mode == "F":
-        raise DataError(f"{where} is of floats; expected 8 or 16 bits: give an array of floats from 0 to 1")
+        raise DataError(f"{where} has float pixels; expected 8 or 16 bits: pass an array of floats from 0 to 1")
     return convert_in_strips(image, "RGB", blend_over_white) if image.has_transparency_data else image
 
 
 def read_exif_orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # broken EXIF, but the pixels are there
+    except Exception:  # broken EXIF; the pixels may be intact
         return 1
 
 
 def convert_in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """The image converted some rows at a time, so that a large one is never held in a wider type as a whole."""
+    """Convert a few rows at a time, so that a large image is never held in memory with wider pixels."""
     result, rows = Image.new(mode, image.size), max(1, STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -129,7 +119,7 @@ def blend_over_white(image: Image.Image) -> Image.Image:
 
 
 def convert_16_bit_image(image: Image.Image, where: str) -> Image.Image:
-    """To 8 bits by value, where Pillow would clip; its mode I has 32 bits, of which 16 are expected."""
+    """Scale 16-bit values to 8 bits, which Pillow would clip; its mode I has 32 bits, of which 16 may be used."""
     extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot exceed 16 bits
     low, high = extremes
     if low < 0 or high > 65535:
@@ -146,13 +136,13 @@ def image_from_array(array: np.ndarray[Any, Any], expected: str = EXPECTED_ARRAY
         array = array[:, :, 0]
     if 0 in array.shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
         hint = ": move the channels to the back with np.moveaxis(array, 0, -1)" if is_channels_first(array) else ""
-        raise DataError(f"the array is of shape {array.shape}; expected {expected}{hint}")
+        raise DataError(f"the array has shape {array.shape}; expected {expected}{hint}")
     if array.dtype == np.bool_:
         array = array * np.uint8(255)
     elif array.dtype.kind == "f":
         low, high = array.min(), array.max()
-        if not (low >= 0 and high <= 1):  # NaN is neither
-            raise DataError(f"the floats go from {low:g} to {high:g}; expected 0 to 1: divide pixels of 255 by 255")
+        if not (low >= 0 and high <= 1):  # also true for NaN
+            raise DataError(f"the floats go from {low:g} to {high:g}; expected 0 to 1: divide values up to 255 by 255")
         array = np.rint(array.astype(np.float32) * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         raise DataError(f"the values are {array.dtype}; expected uint8, bool, or floats from 0 to 1: convert them")
@@ -164,10 +154,12 @@ def is_channels_first(array: np.ndarray[Any, Any]) -> bool:
 
 
 def image_from_tensor(tensor: Any) -> Image.Image:
-    """Through numpy: torch itself is not needed here."""
+    """Convert through numpy, without importing torch."""
     shape = tuple(tensor.shape)
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise DataError(f"the tensor is of shape {shape}; expected {EXPECTED_TENSOR}, one picture without a batch")
+        raise DataError(
+            f"the tensor has shape {shape}; expected {EXPECTED_TENSOR}, one image without a batch dimension"
+        )
     tensor = tensor.detach().cpu()
     values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # numpy has no bfloat16
     return image_from_array(np.moveaxis(values, 0, -1), EXPECTED_TENSOR)

@@ -1,4 +1,4 @@
-"""Makes the two sheets again from Fashion-MNIST's own files: `python -m vitrail.data.fashion.make_sheets FOLDER`."""
+"""Make the two sheets from the files of Fashion-MNIST: `python -m vitrail.data.fashion.make_sheets FOLDER`."""
 
 import sys
 from pathlib import Path
@@ -13,19 +13,18 @@ from vitrail.errors import DataError
 
 
 def make_sheets(source: Path, target: Path, train: int = 600, test: int = 100) -> None:
-    """Writes train.png and test.png with so many pictures of each class, the first in the order of the files."""
-    for part, pictures, each in zip(("train", "test"), mnist_idx.read_mnist_folder(source), (train, test), strict=True):
-        if pictures is None or min(np.bincount(pictures.labels, minlength=len(FASHION_CLASSES))) < each:
-            raise DataError(f"{source} has too few {part} pictures; expected idx files with {each} of each class")
-        chosen = [pictures.images[pictures.labels == label][:each, ..., 0] for label in range(len(FASHION_CLASSES))]
-        Image.fromarray(tile_images(np.concatenate(chosen), min(each, IMAGES_PER_ROW))).save(
-            target / f"{part}.png", optimize=True
-        )
+    """Write train.png and test.png with the first `train` and `test` images of each class."""
+    for part, dataset, count in zip(("train", "test"), mnist_idx.read_mnist_folder(source), (train, test), strict=True):
+        if dataset is None or min(np.bincount(dataset.labels, minlength=len(FASHION_CLASSES))) < count:
+            raise DataError(f"{source} has too few {part} images; expected idx files with {count} per class")
+        chosen = [dataset.images[dataset.labels == label][:count, ..., 0] for label in range(len(FASHION_CLASSES))]
+        sheet = tile_images(np.concatenate(chosen), min(count, IMAGES_PER_ROW))
+        Image.fromarray(sheet).save(target / f"{part}.png", optimize=True)
 
 
-def tile_images(pictures: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
-    panes = pictures.reshape(-1, columns, IMAGE_SIDE, IMAGE_SIDE).swapaxes(1, 2)  # (rows, 28, columns, 28)
-    return panes.reshape(-1, columns * IMAGE_SIDE)
+def tile_images(images: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
+    rows = images.reshape(-1, columns, IMAGE_SIDE, IMAGE_SIDE).swapaxes(1, 2)  # (rows, 28, columns, 28)
+    return rows.reshape(-1, columns * IMAGE_SIDE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pickles of arrays of bytes and plain containers, read without running anything: what else they ask for is refused."""
+"""Read pickles of byte arrays and plain containers without running code; anything else is refused."""
 
 from io import BytesIO
 from pathlib import Path
@@ -21,29 +21,29 @@ MAX_DIMENSIONS = 8
 
 
 def read_array_pickle(data: bytes, path: Path) -> Any:
-    """What is in the pickle; if that is a dictionary, its values may be arrays of bytes."""
+    """The object in a pickle; if it is a dictionary, its values may be arrays of bytes."""
     try:
-        read = evaluate_pickle(BytesIO(data), allowed_pickle_names(budget := StepBudget(len(data))), budget)
+        contents = evaluate_pickle(BytesIO(data), allowed_pickle_names(budget := StepBudget(len(data))), budget)
     except VitrailError:
         raise
     except ForbiddenGlobalError as error:
         raise DataError(f"{path} {error}; refused: expected arrays only") from None
     except PickleError as error:
         raise DataError(f"{path} {error}; expected a pickle of arrays") from None
-    except Exception as error:  # on broken bytes the parser raises anything
+    except Exception as error:  # the parser may raise anything on broken bytes
         raise DataError(
-            f"{path} cannot be read: {describe_error(error)}; expected a pickle, whole and readable"
+            f"{path} cannot be read: {describe_error(error)}; expected a complete and readable pickle"
         ) from None
-    if isinstance(read, dict):
-        return {key: value.values if isinstance(value, ArrayStandIn) else value for key, value in read.items()}
-    return read
+    if isinstance(contents, dict):
+        return {key: value.values if isinstance(value, ArrayStandIn) else value for key, value in contents.items()}
+    return contents
 
 
 def allowed_pickle_names(budget: StepBudget) -> dict[str, object]:
-    """The few names that pickles of numpy arrays use, each with its stand-in."""
+    """The names that pickles of numpy arrays use, with their stand-ins."""
 
     def encode(text: Any, _: Any) -> bytes:
-        """How Python 3 writes bytes for Python 2; always latin1, since other codecs have effects."""
+        """Read bytes that Python 3 pickled for Python 2; always latin1, since other codecs may have side effects."""
         if not isinstance(text, str):
             raise PickleError(f"encodes a {type(text).__name__}")
         budget.spend(len(text) // BYTES_PER_STEP)
@@ -60,19 +60,19 @@ def allowed_pickle_names(budget: StepBudget) -> dict[str, object]:
 
 
 class DTypeStandIn:
-    """Stands for numpy.dtype, of which only that of bytes is known."""
+    """Stands in for numpy.dtype; only uint8 is allowed."""
 
     def __init__(self, code: Any, _align: Any = None, _copy: Any = None) -> None:
         if not isinstance(code, str | bytes) or code not in ("u1", b"u1"):
-            shown = repr(code[:20]) if isinstance(code, str | bytes) else f"a {type(code).__name__}"
-            raise PickleError(f"has an array of {shown}, not of bytes")
+            given = repr(code[:20]) if isinstance(code, str | bytes) else f"a {type(code).__name__}"
+            raise PickleError(f"has an array of {given}, not of bytes")
 
     def set_state(self, state: Any) -> None:
-        """Bytes have no order."""
+        """Ignore the state: bytes have no byte order."""
 
 
 class ArrayStandIn:
-    """Stands in for numpy.ndarray: made empty, then given its values."""
+    """Stands in for numpy.ndarray: created empty, then filled."""
 
     values: NDArray[np.uint8] | None = None
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as they are published: the binary files, and the pickled ones for Python."""
+"""CIFAR-10 and CIFAR-100 as published: binary files, or pickles for Python."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from vitrail.errors import DataError, describe_error
 from vitrail.files import read_bytes
 
 IMAGE_SIDE = 32
-MAX_FILE_BYTES = 2**30  # bytes; CIFAR-100's largest has 155 million
-BYTES_PER_IMAGE = 3 * IMAGE_SIDE * IMAGE_SIDE  # of a picture: the reds row by row, the greens, the blues
+MAX_FILE_BYTES = 2**30  # the largest file of CIFAR-100 has 155 million
+BYTES_PER_IMAGE = 3 * IMAGE_SIDE * IMAGE_SIDE  # the red channel row by row, then green, then blue
 
 
 @dataclass(frozen=True)
 class CifarLayout:
-    """One of the four ways the two are published."""
+    """File names and keys of one of the four published versions."""
 
     classes: int
     train: tuple[str, ...]
     val: str
-    names_file: str  # the file with the names of the classes
-    label_bytes: int = 0  # in front of each picture, of which the last counts; 0 for pickles
+    names_file: str  # file of class names
+    label_bytes: int = 0  # before each image, the last one is used; 0 for pickles
     labels_key: str = ""  # of pickles
     names_key: str = ""
 
     def is_present_in(self, folder: Path) -> bool:
-        """Any of its pictures; CIFAR-100's files have such plain names that its classes must be there, too."""
-        pictures = any((folder / name).is_file() for name in (*self.train, self.val))
-        return pictures and (self.classes == 10 or (folder / self.names_file).is_file())
+        """Whether any image file exists; CIFAR-100's file names are so common that its class names must exist too."""
+        has_images = any((folder / name).is_file() for name in (*self.train, self.val))
+        return has_images and (self.classes == 10 or (folder / self.names_file).is_file())
 
 
 BATCH_NAMES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -50,13 +50,13 @@ def find_cifar_layout(folder: Path) -> CifarLayout | None:
 
 
 def read_cifar(folder: Path, layout: CifarLayout) -> tuple[ArrayDataset | None, ArrayDataset | None, list[str]]:
-    """Training and validation, what there is of them, and what is missing."""
+    """Training and validation images, None for those without files, and notes on missing files."""
     notes = [f"{folder / name} is missing" for name in layout.train if not (folder / name).is_file()]
     classes = tuple(str(number) for number in range(layout.classes))
     if (folder / layout.names_file).is_file():
         classes = read_class_names(folder / layout.names_file, layout)
     else:
-        notes.append(f"{folder / layout.names_file} is missing: the classes are called by their numbers")
+        notes.append(f"{folder / layout.names_file} is missing: classes are named by their numbers")
     train, val = (read_cifar_split(folder, names, layout, classes) for names in (layout.train, (layout.val,)))
     return train, val, notes
 
@@ -79,11 +79,11 @@ def read_cifar_split(
 
 
 def read_binary_file(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint8], Any]:
-    """Pictures as stored, (N, 3072), and labels."""
+    """Images as stored, (N, 3072), and labels."""
     record = layout.label_bytes + BYTES_PER_IMAGE
     data = np.frombuffer(read_cifar_bytes(path), np.uint8)
     if not len(data) or len(data) % record:
-        raise DataError(f"{path} has {len(data)} bytes; expected a multiple of {record}: is it cut off?")
+        raise DataError(f"{path} has {len(data)} bytes; expected a multiple of {record}: is it truncated?")
     records = data.reshape(-1, record)
     return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]
 
@@ -94,10 +94,10 @@ def read_pickled_batch(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint
     labels: Any = batch.get(layout.labels_key)
     if not isinstance(images, np.ndarray) or images.shape[1:] != (BYTES_PER_IMAGE,) or not is_list_of(labels, int):
         raise DataError(
-            f"{path} has no pictures; expected 'data' of bytes (N, {BYTES_PER_IMAGE}) and '{layout.labels_key}'"
+            f"{path} has no images; expected 'data' of bytes (N, {BYTES_PER_IMAGE}) and '{layout.labels_key}'"
         )
     if len(labels) != len(images):
-        raise DataError(f"{path} has {len(images)} pictures and {len(labels)} labels; expected as many of each")
+        raise DataError(f"{path} has {len(images)} images and {len(labels)} labels; expected one label per image")
     return images, labels
 
 
@@ -109,20 +109,20 @@ def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
         names = [decode_text(name) for name in listed] if is_list_of(listed, str, bytes) else []
     names = [name.strip() for name in names if name.strip()]
     if len(names) != layout.classes:
-        raise DataError(f"{path} has {len(names)} names of classes; expected {layout.classes}")
+        raise DataError(f"{path} has {len(names)} class names; expected {layout.classes}")
     return tuple(names)
 
 
 def read_pickled_dict(path: Path) -> Mapping[str, Any]:
     """The dictionary in a pickle; Python 2 wrote its keys as bytes."""
-    read: Any = read_array_pickle(read_cifar_bytes(path), path)
-    if not isinstance(read, dict):
-        raise DataError(f"{path} holds a {type(read).__name__}; expected the dictionary of a CIFAR batch")
-    return {decode_text(key): value for key, value in read.items() if isinstance(key, str | bytes)}
+    contents: Any = read_array_pickle(read_cifar_bytes(path), path)
+    if not isinstance(contents, dict):
+        raise DataError(f"{path} holds a {type(contents).__name__}; expected the dictionary of a CIFAR batch")
+    return {decode_text(key): value for key, value in contents.items() if isinstance(key, str | bytes)}
 
 
 def is_list_of(values: Any, *kinds: type) -> bool:
-    """Whether it is a flat list of these types; a list nested in itself would make an endless array."""
+    """Whether it is a flat list of these types; a list that contains itself would never end."""
     return isinstance(values, list) and all(type(value) in kinds for value in values)
 
 
@@ -134,4 +134,4 @@ def read_cifar_bytes(path: Path) -> bytes:
     try:
         return read_bytes(path, MAX_FILE_BYTES)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {describe_error(error)}; expected a file that may be read") from None
+        raise DataError(f"{path} cannot be read: {describe_error(error)}; expected a readable file") from None

@@ -1,4 +1,4 @@
-"""Pictures in files: a folder for each class, perhaps below train/ and val/."""
+"""Image files in one folder per class, optionally below train/ and val/."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,15 +16,15 @@ from vitrail.errors import DataError, describe_error
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TRAIN_FOLDER_NAMES = ("train", "training")
-VAL_FOLDER_NAMES = ("val", "valid", "validation", "test", "testing")  # the first there is
-UNLABELLED_FOLDER_NAMES = ("test", "testing")  # competitions keep the labels of these to themselves
-EXPECTED_CLASS_FOLDERS = f"a folder for each class with pictures in it ({', '.join(IMAGE_SUFFIXES)})"
+VAL_FOLDER_NAMES = ("val", "valid", "validation", "test", "testing")  # the first one that exists is used
+UNLABELLED_FOLDER_NAMES = ("test", "testing")  # test sets of competitions have no labels
+EXPECTED_CLASS_FOLDERS = f"one folder of images per class ({', '.join(IMAGE_SUFFIXES)})"
 
 
 class FileDataset:
-    """Pictures in files below `root`, none opened before it is asked for.
+    """Image files below `root`, opened on access.
 
-    `paths` are relative to the root, and a split goes by them; `real` has the ReaL labels of each, where there are any.
+    `paths` are relative to the root; the validation split depends on them. `real` has the ReaL labels, if any.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FileDataset:
         self.labels = check_label_range(labels, len(self.classes), "the files")
         self.real = real
         if len(self.labels) != len(self.paths):
-            raise DataError(f"{len(self.paths)} files and {len(self.labels)} labels; expected as many of each")
+            raise DataError(f"{len(self.paths)} files and {len(self.labels)} labels; expected one label per file")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -64,18 +64,16 @@ class FileDataset:
 
 @dataclass
 class ClassFolderScan:
-    """What lies in a folder of class folders."""
+    """The files in a folder of class folders."""
 
     folder: Path
-    images_by_class: dict[str, list[str]] = field(
-        default_factory=dict[str, list[str]]
-    )  # class → files, relative to `where`
-    images_outside: int = 0  # pictures outside the class folders
-    other_files: list[str] = field(default_factory=list[str])  # files that are no pictures
+    images_by_class: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # paths relative to `folder`
+    images_outside: int = 0  # images outside the class folders
+    other_files: list[str] = field(default_factory=list[str])  # files that are not images
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those with pictures, sorted; by number where all are numbers."""
+        """Names of classes with images, sorted; by value if all are numbers."""
         names = [name for name, files in self.images_by_class.items() if files]
         if all(name.isascii() and name.isdigit() for name in names):
             return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -89,42 +87,43 @@ class ClassFolderScan:
     def make_notes(self) -> Iterator[str]:
         empty = sorted(name for name, files in self.images_by_class.items() if not files)
         if empty:
-            yield f"{self.folder}: no pictures in {join_names(empty)}; left out"
+            yield f"{self.folder}: no images in {join_names(empty)}; skipped"
         if self.images_outside:
-            yield f"{self.folder}: {self.images_outside} pictures lie outside the class folders; left out"
+            yield f"{self.folder}: {self.images_outside} images are outside the class folders; skipped"
         if self.other_files:
-            yield f"{self.folder}: {len(self.other_files)} files are not images, say {min(self.other_files)!r}; skipped"
+            example = min(self.other_files)
+            yield f"{self.folder}: {len(self.other_files)} files are not images, for example {example!r}; skipped"
 
 
 def read_class_folders(
     root: Path, real: list[tuple[int, ...]] | None
 ) -> tuple[FileDataset | None, FileDataset | None, list[str]]:
-    """Training and validation, and notes for the user; all is training where nothing says what is validation."""
-    below = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
+    """Training images, validation images and notes; without a validation folder all images are for training."""
+    subfolders = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
     if (
-        len(below) == 1
-        and below[0].name.lower() not in (*TRAIN_FOLDER_NAMES, *VAL_FOLDER_NAMES)
-        and has_subfolders(below[0])
+        len(subfolders) == 1
+        and subfolders[0].name.lower() not in (*TRAIN_FOLDER_NAMES, *VAL_FOLDER_NAMES)
+        and has_subfolders(subfolders[0])
     ):
-        root = below[0]  # an archive unpacked into a folder of its name has all in one more
+        root = subfolders[0]  # unpacking an archive often adds one level
     train, val, notes = find_train_and_val_folders(root)
-    found = [scan_class_folders(place) for place in (train, val) if place]
-    notes += [note for each in found for note in each.make_notes()]
-    classes = found[0].classes
-    if len(found) == 2:
-        notes += compare_train_and_val_classes(*found)
-    files = [each.to_dataset(classes, real) for each in found]
-    return files[0] if train else None, files[-1] if val else None, notes
+    scans = [scan_class_folders(folder) for folder in (train, val) if folder]
+    notes += [note for scan in scans for note in scan.make_notes()]
+    classes = scans[0].classes
+    if len(scans) == 2:
+        notes += compare_train_and_val_classes(*scans)
+    datasets = [scan.to_dataset(classes, real) for scan in scans]
+    return datasets[0] if train else None, datasets[-1] if val else None, notes
 
 
 def find_train_and_val_folders(root: Path) -> tuple[Path | None, Path | None, list[str]]:
-    """The folders of training and validation; a folder of class folders is all training."""
+    """The training folder, the validation folder and notes; a folder of class folders is for training."""
     folders = {name.lower(): Path(path) for name, path, is_folder in list_entries(root) if is_folder}
     train, *_ = *(folders[name] for name in TRAIN_FOLDER_NAMES if name in folders), None
     validation = [name for name in VAL_FOLDER_NAMES if name in folders]
-    named = [folders[name] for name in (*TRAIN_FOLDER_NAMES, *VAL_FOLDER_NAMES) if name in folders]
-    # a class may be called train, too: but it has no classes in it
-    if not named or not (any(has_subfolders(folder) for folder in named) or len(named) == len(folders)):
+    splits = [folders[name] for name in (*TRAIN_FOLDER_NAMES, *VAL_FOLDER_NAMES) if name in folders]
+    # a class may be named train too, but then it has no subfolders
+    if not splits or not (any(has_subfolders(folder) for folder in splits) or len(splits) == len(folders)):
         return root, None, []
     labelled = [
         name for name in validation if has_subfolders(folders[name]) or not train or name not in UNLABELLED_FOLDER_NAMES
@@ -138,74 +137,67 @@ def has_subfolders(folder: Path) -> bool:
     return any(is_folder for _, _, is_folder in list_entries(folder))
 
 
-def scan_class_folders(where: Path) -> ClassFolderScan:
-    """All pictures by class, in folders of any depth."""
-    found = ClassFolderScan(where)
-    top = (str(where.resolve()),)
-    for name, path, is_folder in list_entries(where):
+def scan_class_folders(root: Path) -> ClassFolderScan:
+    """Find all images by class, in folders of any depth."""
+    scan = ClassFolderScan(root)
+    parents = (str(root.resolve()),)
+    for name, path, is_folder in list_entries(root):
         if is_folder:
-            files = found.images_by_class.setdefault(normalize("NFC", name), [])
-            for file in walk_files(path, name, top):
-                (files if is_image_name(file) else found.other_files).append(file)
+            images = scan.images_by_class.setdefault(normalize("NFC", name), [])
+            for file in walk_files(path, name, parents):
+                (images if is_image_name(file) else scan.other_files).append(file)
         elif is_image_name(name):
-            found.images_outside += 1
+            scan.images_outside += 1
         else:
-            found.other_files.append(name)
-    if found.images_outside and not found.classes:
-        raise DataError(
-            f"{where} holds {found.images_outside} pictures but no class folders; expected {EXPECTED_CLASS_FOLDERS}"
-        )
-    if not found.classes:
-        raise DataError(f"{where} holds no pictures; expected {EXPECTED_CLASS_FOLDERS}")
-    return found
+            scan.other_files.append(name)
+    if not scan.classes:
+        given = f"{scan.images_outside} images but no class folders" if scan.images_outside else "no images"
+        raise DataError(f"{root} holds {given}; expected {EXPECTED_CLASS_FOLDERS}")
+    return scan
 
 
 def walk_files(
-    folder: str, relative: str, above: tuple[str, ...], links: "SymlinkGuard | None" = None
+    folder: str, relative: str, parents: tuple[str, ...], links: "SymlinkGuard | None" = None
 ) -> Iterator[str]:
-    """Every file below, but nothing twice for a link that leads back to where it lies."""
+    """Every file in the folder and below; links to one of the `parents` are not followed."""
     real, links = str(Path(folder).resolve()), links or SymlinkGuard()
-    if real in above:
+    if real in parents:
         return
     for name, path, is_folder in list_entries(folder):
         if is_folder:
-            inside = links.follow(path)
-            if inside is not None:
-                yield from walk_files(path, f"{relative}/{name}", (*above, real), inside)
+            inner_links = links.follow(path)
+            if inner_links is not None:
+                yield from walk_files(path, f"{relative}/{name}", (*parents, real), inner_links)
         else:
             yield f"{relative}/{name}"
 
 
 class SymlinkGuard:
-    """Follows a folder that is linked from within a linked one only once: by two links in each of thirty folders there
-    would be a billion ways through them.
-    """
+    """Follows a link inside a linked folder only once: two links in each of thirty folders make a billion paths."""
 
-    def __init__(self, followed: set[str] | None = None, *, behind: bool = False) -> None:
+    def __init__(self, followed: set[str] | None = None, *, inside_link: bool = False) -> None:
         self.followed = set[str]() if followed is None else followed
-        self.inside_link = behind  # whether the way here leads through a link
+        self.inside_link = inside_link  # whether the path to the current folder contains a link
 
     def follow(self, folder: str) -> "SymlinkGuard | None":
-        """What is to be used inside a folder, None if that is not to be entered again."""
-        if not os.path.islink(folder):  # noqa: PTH114  # a million times
+        """The guard to use inside a folder; None if the folder must not be entered again."""
+        if not os.path.islink(folder):  # noqa: PTH114  # faster than Path, called for every folder
             return self
         if self.inside_link:
             real = os.path.realpath(folder)
             if real in self.followed:
                 return None
             self.followed.add(real)
-        return SymlinkGuard(self.followed, behind=True)
+        return SymlinkGuard(self.followed, inside_link=True)
 
 
 def list_entries(folder: str | Path) -> list[tuple[str, str, bool]]:
-    """Name, path and whether it is a folder, of all that is not hidden; sorted."""
+    """Sorted (name, path, is folder) of the entries that are not hidden."""
     try:
-        with os.scandir(folder) as found:
-            return sorted((each.name, each.path, is_folder(each)) for each in found if not each.name.startswith("."))
+        with os.scandir(folder) as entries:
+            return sorted((each.name, each.path, is_folder(each)) for each in entries if not each.name.startswith("."))
     except OSError as error:
-        raise DataError(
-            f"{folder} cannot be read: {describe_error(error)}; expected a folder that may be read"
-        ) from None
+        raise DataError(f"{folder} cannot be read: {describe_error(error)}; expected a readable folder") from None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -217,18 +209,17 @@ def is_image_name(name: str) -> bool:
 
 
 def compare_train_and_val_classes(train: ClassFolderScan, val: ClassFolderScan) -> Iterator[str]:
-    """Notes what is scarce; a class that is never learnt is refused."""
-    learnt, validated = train.classes, val.classes
-    only = sorted(set(validated) - set(learnt))
-    if only:
-        expected = f"expected no class that {train.folder} has no pictures of: move some there, or take these away"
-        raise DataError(f"{val.folder} has pictures of {join_names(only)}; {expected}")
-    missing = sorted(set(learnt) - set(validated))
+    """Notes on classes with too few images; a class that exists only in validation is an error."""
+    untrained = sorted(set(val.classes) - set(train.classes))
+    if untrained:
+        expected = f"expected only classes that {train.folder} has images of: move some there, or remove these"
+        raise DataError(f"{val.folder} has images of {join_names(untrained)}; {expected}")
+    missing = sorted(set(train.classes) - set(val.classes))
     if missing:
-        yield f"{val.folder}: no pictures of {join_names(missing)}; they are not validated"
-    single = [name for name in learnt if len(train.images_by_class[name]) == 1]
+        yield f"{val.folder}: no images of {join_names(missing)}; they are not validated"
+    single = [name for name in train.classes if len(train.images_by_class[name]) == 1]
     if single:
-        yield f"{train.folder}: only one picture of {join_names(single)}"
+        yield f"{train.folder}: only one image of {join_names(single)}"
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:

@@ -1,4 +1,4 @@
-"""Eight photos in the public domain, for want of others: to see whether two engines say the same of a picture."""
+"""Eight photos in the public domain, to check that two engines agree when the user gives no images."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from vitrail.data.rng import make_view_keys, uniform_randoms
 from vitrail.errors import ConfigError
 
 PHOTO_FOLDER = Path(__file__).parent
-CROP_AREA, CROP_ASPECT = (0.2, 1.0), (3 / 4, 4 / 3)  # of the part of a photo that a view shows
+CROP_AREA, CROP_ASPECT = (0.2, 1.0), (3 / 4, 4 / 3)  # of a crop, relative to its photo
 
 
 def built_in_photos() -> list[Path]:
@@ -21,20 +21,22 @@ def built_in_photos() -> list[Path]:
 
 
 def make_photo_views(count: int, preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """So many pictures, no two alike and always the same: (count, rows, columns, channels).
+    """`count` different images, the same in every call: (count, rows, columns, channels).
 
-    First each photo whole, then parts of them in turn, about half of them flipped.
+    First the uncropped photos, then crops of them in turn, about half of them flipped.
     """
     if count < 1:
         raise ConfigError(f"{count} views; expected 1 or more")
     photos = [open_image(path) for path in built_in_photos()]
     draws = uniform_randoms(make_view_keys(0, 0, np.arange(count), 0), 1 + UNIFORMS_PER_BOX).tolist()
-    seen = list[NDArray[np.uint8]]()
-    for number, (flip, *where) in enumerate(draws):
+    views = list[NDArray[np.uint8]]()
+    for number, (flip, *box_draws) in enumerate(draws):
         photo = photos[number % len(photos)]
         if number >= len(photos):
-            top, left, rows, columns = random_resized_crop_box(photo.height, photo.width, CROP_AREA, CROP_ASPECT, where)
+            top, left, rows, columns = random_resized_crop_box(
+                photo.height, photo.width, CROP_AREA, CROP_ASPECT, box_draws
+            )
             photo = photo.crop((left, top, left + columns, top + rows))
         pixels = decode_for_model(photo, preprocessing)
-        seen.append(pixels[:, ::-1] if flip < 0.5 and number >= len(photos) else pixels)
-    return np.stack(seen)
+        views.append(pixels[:, ::-1] if flip < 0.5 and number >= len(photos) else pixels)
+    return np.stack(views)
