@@ -160,3 +160,9 @@ def test_given_mean_and_std_need_no_warning(tmp_path: Path) -> None:
         assert open_model(tmp_path / "model", preprocessing={"crop": 1.0}).preprocessing.mean == (0.5,)
     with pytest.raises(ConfigError, match="has 3 channels; expected 1"):
         open_model(tmp_path / "model", preprocessing=Preprocessing())
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    assert set(dir(vitrail)) == {*vitrail.__all__, "__version__"}
+    assert vitrail.checkpoint.__name__ == "vitrail.checkpoint"
+    assert all(getattr(vitrail, name) is not None for name in vitrail.__all__)

@@ -85,7 +85,7 @@ def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> N
     assert about("new/out").labels == LABELS
     said = vitrail_("predict", "new/out", photos / "0.png")
     assert (said.code, len(said.err.splitlines())) == (2, 1)
-    assert "holds a program for torch.export.load" in said.err
+    assert "contains a program for torch.export.load" in said.err
 
 
 def words(here: Path) -> Path:
@@ -195,10 +195,10 @@ def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any
         (["model", "out", "--check", "three.txt"], "--check has no image that can be read: 'three.txt'"),
         (["model", "out", "--check", "empty"], "'empty' has no images; expected"),
         (["model", "model"], "already exists"),
-        (["model", "model", "--overwrite"], "is no export, so it is not replaced"),
-        (["model", "three.txt", "--overwrite"], "is no export, so it is not replaced"),
+        (["model", "model", "--overwrite"], "is not an export, so it is not replaced"),
+        (["model", "three.txt", "--overwrite"], "is not an export, so it is not replaced"),
         (["model", "three.txt/out"], "three.txt/out"),
-        (["mean", "out", "--features", "class"], "without a class token; expected mean or tokens"),
+        (["mean", "out", "--features", "class"], "without a class token; use mean or tokens"),
         (["headless", "out"], "no head"),
     ],
 )
@@ -286,8 +286,8 @@ def test_engines_that_do_not_go_together(vitrail_: Run, exported: ExportFinder, 
             "which is int8; expected a model exported to onnx",
         ),
         (["predict", exported("onnx"), photos, "--engine", "compiled"], "which is exported; expected onnx or auto"),
-        (["embed", exported("onnx"), photos, "-o", "a.npy"], "answers with logits; expected class"),
-        (["predict", exported("tokens"), photos], "answers with tokens; expected logits"),
+        (["embed", exported("onnx"), photos, "-o", "a.npy"], "returns logits; expected class"),
+        (["predict", exported("tokens"), photos], "returns tokens; expected logits"),
     ):
         said = vitrail_(*words)
         assert (said.code, len(said.err.splitlines())) == (2, 1)

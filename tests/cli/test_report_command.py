@@ -56,7 +56,7 @@ def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     data = write_class_folders(tmp_path / "data", **{"1": 1, "2": 1})
     numbered = write_model_folder(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
-        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html").code == 0
+        assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html", "--overwrite").code == 0
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
@@ -82,10 +82,10 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path
 
 
 BAD = {
-    "-o report.txt": "--out report.txt; expected a name that ends in .html",
-    "-o report": "--out report; expected a name that ends in .html",
+    "-o report.txt": "--out report.txt; expected a file name that ends in .html",
+    "-o report": "--out report; expected a file name that ends in .html",
     "-o photos/0.png/report.html": "cannot make the folder photos/0.png: ",
-    "-o folder.html": "--out folder.html, which is a folder; expected the name of a page",
+    "-o folder.html": "--out folder.html is a folder; expected the name of a page",
     "--images 0": "--images 0; expected at least 1",
     "--explained -1": "--explained -1; expected at least 0",
     "--batch 0": "--batch 0; expected at least 1",

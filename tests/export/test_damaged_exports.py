@@ -137,7 +137,7 @@ def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
     alone = tmp_path / "somebody's model"
     alone.mkdir()
     shutil.copy(whole / ONNX_FILE, alone)
-    with pytest.raises(CheckpointError, match="is no export, so it is not replaced"):
+    with pytest.raises(CheckpointError, match="is not an export, so it is not replaced"):
         check_target_folder(alone, overwrite=True)
 
 
@@ -197,7 +197,7 @@ def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: P
         if overwrite:
             write()
         else:
-            with pytest.raises(CheckpointError, match="is there already; expected a new folder, or --overwrite"):
+            with pytest.raises(CheckpointError, match="already exists; choose a new folder"):
                 write()
         new = (folder / ONNX_FILE).read_bytes() == (other / ONNX_FILE).read_bytes()
         assert (new, set(os.listdir(folder))) == (overwrite, {ONNX_FILE, CONFIG_FILE})  # noqa: PTH208

@@ -219,7 +219,7 @@ def test_an_engine_that_was_named_is_taken(model: Path, exported: ExportFinder, 
     assert choose_engine(model, EngineOptions(engine="onnx"), 1).predictor.engine.name == "onnx"
     assert choose_engine(model, EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
     assert choose_engine(exported("int8"), EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
-    with pytest.raises(ConfigError, match=r"engine 'eager' for .* which is exported; expected onnx or auto"):
+    with pytest.raises(ConfigError, match=r"`engine` eager for .* which is exported; expected onnx or auto"):
         choose_engine(exported("onnx"), EngineOptions(engine="eager"), 1)
 
 
@@ -235,9 +235,9 @@ def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speed
     found = choose_engine(exported("onnx"), EngineOptions(fast=True), 4, pictures(4))
     assert found.predictor.engine.name == "int8"
     assert found.notes[0].startswith("int8 agrees with fp32 on ")
-    assert found.notes[0].endswith(" of 32 built-in pictures")
+    assert found.notes[0].endswith(" of 32 built-in images")
     found = choose_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, pictures(20))
-    assert found.notes[0].endswith(" of 20 of these pictures")
+    assert found.notes[0].endswith(" of 20 of these images")
     assert way(found) == "int8 2×1", "two streams share two cores"
     found = choose_engine(model, EngineOptions(fast=True), 4, pictures(4))
     assert found.predictor.engine.name == "int8"
@@ -252,7 +252,7 @@ def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) 
     assert (
         choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed)
         .notes[0]
-        .endswith(" of 9 of these pictures")
+        .endswith(" of 9 of these images")
     )
 
 
@@ -260,7 +260,7 @@ def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) 
 def test_where_8_bits_do_not_agree_32_are_used(
     count: int, exported: ExportFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both on the built-in pictures, by what the folder says, and on those of the job, by what it answers."""
+    """Both on the built-in images, by what the folder says, and on those of the job, by what it answers."""
     poor = tmp_path / "poor"
     shutil.copytree(exported("int8"), poor)
     about = {**json.loads((poor / CONFIG_FILE).read_text()), "agreement": {"pictures": 36, "same": 20}}

@@ -225,12 +225,12 @@ def test_a_folder_without_its_parts(own: Path, exported: ExportFinder) -> None:
     (own / CONFIG_FILE).write_text((exported("onnx") / CONFIG_FILE).read_text())
     (own / ONNX_FILE).unlink()
     assert f"{own / ONNX_FILE} is missing; expected what `vitrail export` wrote" in refused(own)
-    assert "holds a program for torch.export.load" in refused(exported("program"))
+    assert "contains a program for torch.export.load" in refused(exported("program"))
 
 
 def test_without_onnx_runtime(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match="needs ONNX Runtime; expected it installed: pip install onnxruntime"):
+    with pytest.raises(ConfigError, match="needs ONNX Runtime; install it: pip install onnxruntime"):
         Predictor(exported("onnx"))
 
 

@@ -337,7 +337,7 @@ def test_what_does_not_fit(pictures: ArrayDataset, tmp_path: Path) -> None:
         ([tmp_path / "nowhere"], pictures, r"nowhere does not exist; expected a checkpoint"),
         ([one], nothing, r"^no has no validation images; expected some"),
         (
-            [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
+            [one, replace(one, source="far/other", labels=tuple("hijklmn"))],
             pictures,
             r"^far/other cannot answer ArrayDataset: 7 of the data's 7 classes \(a, b, c and 4 more\) are none",
         ),

@@ -56,9 +56,9 @@ def look(
 
     kinds = (".png", ".svg") if svg else (".png",)
     files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]
-    prepare_figure_folder(out, files, overwrite=overwrite)
     explainer = open_explainer(checkpoint, fields, preprocessing, device)
     items, notes = select_images(explainer.loaded, data, images)
+    prepare_figure_folder(out, files, overwrite=overwrite)
     with progress_bar(len(items)) as advance:
         found = draw_figures(
             explainer,

@@ -56,9 +56,9 @@ def report(
 
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; expected the name of a page")
-    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     items, notes = select_images(explainer.loaded, data, images)
+    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
     print_notes(notes)
     with progress_bar(len(items) + min(explained, len(items)), "explaining") as advance:
         title, lead, sections = build_model_report(
