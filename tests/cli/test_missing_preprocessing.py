@@ -14,7 +14,7 @@ import vitrail
 Run = Callable[..., Any]
 COMMANDS: dict[str, tuple[str, ...]] = {
     "predict": ("predict", "model", "photo.png"),
-    "embed": ("embed", "model", "photo.png", "-o", "features.npy"),
+    "embed": ("embed", "model", "photo.png", "-o", "features.npy", "--overwrite"),
     "eval": ("eval", "model", "--data", "fashion"),
     "compare": ("compare", "model", "--data", "fashion"),
     "explain": ("explain", "model", "photo.png"),
@@ -45,12 +45,13 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise vitrail.ConfigError("stopped")
 
     for name in (
+        *("report.model_report.build_model_report", "inspection.model_figures.look"),  # the first imports the second
         *("train.evaluate.evaluate", "study.compare.compare", "export.export.export_model", "study.bench.BenchCase"),
-        *("inspection.model_figures.look", "report.model_report.build_model_report"),
     ):
         monkeypatch.setattr(f"vitrail.{name}", stop)
 
 
+@pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("model", "no_work")
 def test_every_command_assumes_the_same_and_says_it_once(command: str, vitrail_: Run) -> None:

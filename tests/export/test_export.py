@@ -108,9 +108,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_export")
 def test_what_a_model_cannot_answer_is_refused_first(tmp_path: Path) -> None:
     assert "no head" in fails(make_toy_model("vit", classes=0), tmp_path / "a")
-    assert "without a class token; use mean or tokens" in fails(
-        make_toy_model("cct"), tmp_path / "a", output="class"
-    )
+    assert "without a class token; use mean or tokens" in fails(make_toy_model("cct"), tmp_path / "a", output="class")
     assert "merge" in fails(make_toy_model("vit"), tmp_path / "a", merge=5)
     assert "merge" in fails(make_toy_model("rotary"), tmp_path / "a", merge=1)
     assert list(tmp_path.iterdir()) == []

@@ -157,7 +157,7 @@ def test_for_few_pictures_it_says_why_not(
     )
     found = choose_engine(model, EngineOptions(), 100)
     assert any("compiled was not tried" in each for each in found.notes)
-    assert any("for 100 pictures exporting" in each for each in found.notes)
+    assert any("for 100 images exporting" in each for each in found.notes)
     assert writing == []
     assert set(speeds.asked) == {"eager 1×2", "eager 2×1"}
 
@@ -250,9 +250,7 @@ def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speed
 def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) -> None:
     mixed = [*pictures(9), ImageItem("none.png", "none.png"), ImageItem(b"no picture", "bytes")]
     assert (
-        choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed)
-        .notes[0]
-        .endswith(" of 9 of these images")
+        choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed).notes[0].endswith(" of 9 of these images")
     )
 
 
