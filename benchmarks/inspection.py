@@ -83,7 +83,7 @@ def measure_peak_memory(way: str, images: int) -> float:
     else:
         with torch.no_grad():
             for image in random_images(images):
-                ours.model(ours.viewer.see([image]))
+                ours.model(ours.loaded.make_batch([image]))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
 
 

@@ -1,6 +1,6 @@
 """vitrail, a Vision Transformer toolbox in code that can be read in one sitting.
 
-The public names, resolved on first use: importing this package imports nothing else.
+The public names are imported on first use: importing this package imports nothing else.
 """
 
 from importlib import import_module
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer
     from vitrail.inspection.model_figures import look
     from vitrail.inspection.summary import summarize
+    from vitrail.loading import open_model
     from vitrail.models.catalog import create, list_models
     from vitrail.predict.predictor import Predictor
     from vitrail.study.compare import compare
@@ -28,29 +29,32 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES_BY_NAME = {
-    "CheckpointError": "vitrail.errors",
-    "ConfigError": "vitrail.errors",
-    "DataError": "vitrail.errors",
-    "VitrailError": "vitrail.errors",
-    "Explainer": "vitrail.inspection.explain",
-    "Predictor": "vitrail.predict.predictor",
-    "Preprocessing": "vitrail.data.preprocessing",
-    "Teacher": "vitrail.train.teacher",
-    "compare": "vitrail.study.compare",
-    "create": "vitrail.models.catalog",
-    "describe": "vitrail.checkpoint.reading",
-    "evaluate": "vitrail.train.evaluate",
-    "export_model": "vitrail.export.export",
-    "fit": "vitrail.train.fit",
-    "list_models": "vitrail.models.catalog",
-    "load": "vitrail.checkpoint.reading",
-    "look": "vitrail.inspection.model_figures",
-    "open_data": "vitrail.data.datasets",
-    "open_recipe": "vitrail.train.recipe",
-    "save": "vitrail.checkpoint.writing",
-    "summarize": "vitrail.inspection.summary",
+    "CheckpointError": "errors",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "Explainer": "inspection.explain",
+    "Predictor": "predict.predictor",
+    "Preprocessing": "data.preprocessing",
+    "Teacher": "train.teacher",
+    "VitrailError": "errors",
+    "checkpoint": "checkpoint",
+    "compare": "study.compare",
+    "create": "models.catalog",
+    "describe": "checkpoint.reading",
+    "evaluate": "train.evaluate",
+    "export_model": "export.export",
+    "fit": "train.fit",
+    "list_models": "models.catalog",
+    "load": "checkpoint.reading",
+    "look": "inspection.model_figures",
+    "machine": "machine",
+    "open_data": "data.datasets",
+    "open_model": "loading",
+    "open_recipe": "train.recipe",
+    "save": "checkpoint.writing",
+    "summarize": "inspection.summary",
 }
-__all__ = [
+__all__ = [  # a list of its own, which type checkers can read
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -71,6 +75,7 @@ __all__ = [
     "look",
     "machine",
     "open_data",
+    "open_model",
     "open_recipe",
     "save",
     "summarize",
@@ -78,12 +83,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("checkpoint", "machine"):
-        return import_module(f"vitrail.{name}")
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    return getattr(import_module(_MODULES_BY_NAME[name]), name)
+    module = import_module(f"vitrail.{_MODULES_BY_NAME[name]}")
+    return module if name == _MODULES_BY_NAME[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_MODULES_BY_NAME, "checkpoint", "machine"]
+    return [*__all__, "__version__"]

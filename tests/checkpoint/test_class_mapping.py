@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from vitrail.checkpoint.class_mapping import map_classes, split_label
-from vitrail.errors import DataError
+from vitrail.checkpoint.class_mapping import check_class_labels, map_classes, split_label
+from vitrail.errors import ConfigError, DataError
 
 IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
 
@@ -88,3 +88,10 @@ def test_unknown_or_ambiguous_classes_are_refused(
 )
 def test_split_label(label: str, names: list[str]) -> None:
     assert split_label(label) == names
+
+
+def test_there_is_one_label_per_class() -> None:
+    assert check_class_labels(["a", "b"], 2) == ("a", "b")
+    for labels, says in (("ab", "expected a list of texts"), (["a"], "1 labels for 2 classes"), ([1, 2], "a list of")):
+        with pytest.raises(ConfigError, match=says):
+            check_class_labels(labels, 2)  # pyright: ignore[reportArgumentType]

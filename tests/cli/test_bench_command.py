@@ -80,10 +80,10 @@ def test_an_exported_folder_needs_no_engine_named(vitrail_: Run, exported: Path)
 
 
 BAD = {
-    "": "no model; expected one at least",
+    "": "no models; expected at least one",
     "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/16'?",
     "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
-    "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers with commas",
+    "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers separated by commas",
     "MODEL --peers pytorch": "unknown peer 'pytorch'",
     "MODEL --batches 1,0": "--batches '1,0'; expected whole numbers of at least 1",
     "MODEL --batches ten": "--batches 'ten'; expected whole numbers of at least 1",

@@ -130,7 +130,7 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
     (tmp_path / "unvalidated" / "val").mkdir()
     for words, message in (
         ((), r"^no models; expected at least one"),
-        ((teacher,), r"^no --data; expected fashion, or a folder of pictures"),
+        ((teacher,), r"^no `data`; expected fashion, or a folder of images"),
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
         ((teacher, "--data", tmp_path / "unvalidated"), r"val has no images; expected "),

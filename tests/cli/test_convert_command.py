@@ -46,7 +46,7 @@ def test_there_and_back(to: str, out: str, run: Callable[[str], object], capsys:
     told = capsys.readouterr().out
     assert "weights.pth: family deit, deit layout" in told
     assert "matched       32" in told
-    assert f"{out}: {to} layout, whole" in told
+    assert f"{out}: written in the {to} layout" in told
     run(f"convert {out} back.pth --to deit")
     assert f", {to} layout" in capsys.readouterr().out.splitlines()[0]
     one, other = (torch.load(path, weights_only=True)["model"] for path in ("weights.pth", "back.pth"))
@@ -120,5 +120,5 @@ def test_every_layout_and_policy_may_be_named() -> None:
 
 @pytest.mark.parametrize("name", ["path", "source", "family", "policy"])
 def test_what_is_no_field_cannot_be_set(name: str, run: Callable[[str], object]) -> None:
-    with pytest.raises(vitrail.ConfigError, match=rf"--set {name}=…; expected a field of the config"):
+    with pytest.raises(vitrail.ConfigError, match=rf"`fields` {name}=…; expected a field of the config"):
         run(f"convert weights.pth out --to vitrail --set {name}=timm")

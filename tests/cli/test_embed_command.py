@@ -13,7 +13,7 @@ from support.command_processes import drop_engine_notes, kill_process, start_com
 from support.toy_datasets import write_image
 from support.unreadable_images import add_unreadable_images
 
-from vitrail.predict.viewer import Viewer
+from vitrail.loading import open_module
 
 Run = Callable[..., Any]
 
@@ -36,8 +36,8 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
 @torch.inference_mode()
 def tokens(model: Path) -> Any:
     """After the last norm: (images, 1 + 2·2, width)."""
-    viewer = Viewer(model)
-    return viewer.model.tokens(viewer.see(NAMES)).numpy()
+    loaded: Any = open_module(model)
+    return loaded.model.tokens(loaded.make_batch(NAMES)).numpy()
 
 
 @pytest.mark.parametrize("features", ["class", "mean", "tokens"])

@@ -138,14 +138,14 @@ def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> Non
     (tmp_path / "real.json").write_text(json.dumps([[0]] * 50_000))
     real = tmp_path / "real.json"
     for words, message in (
-        ((model,), r"^no --data; expected fashion, or a folder of pictures"),
+        ((model,), r"^no `data`; expected fashion, or a folder of images"),
         ((model, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
         (
             (other, "--data", photos),
             r"^2 of the data's 2 classes \(ants, bees\) are not among the model's 2 classes \(cats, dogs\)",
         ),
-        ((headless, "--data", photos), r"^the model has no head"),
+        ((headless, "--data", photos), r"headless has no head"),
         ((model, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),
         ((model, "--data", photos, "--workers", "-1"), r"^--workers -1; expected at least 0$"),
         ((model, "--data", photos, "--device", "gpu"), r"^device is 'gpu'; expected auto, cpu"),

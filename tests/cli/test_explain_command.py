@@ -246,13 +246,13 @@ def test_places_that_do_not_fit(
     for words, message in (
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         ((convnet, photo, *out), "ResNet has no attention layers; expected a transformer"),
-        (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs on timm's code, not to be looked into; expected its"),
+        (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs timm's code, whose layers differ; use its"),
         ((model, *out), "no images; expected at least one file, folder"),
         (
             (model, tmp_path / "empty", *out),
             f"'{tmp_path / 'empty'}' has no images; expected some in it or its subfolders",
         ),
-        ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one a class"),
+        ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one per class"),
         ((model, photo, "-o", photo), f"cannot make the folder {photo}: "),
         ((model, photo, "-o", photo / "inside"), f"cannot make the folder {photo / 'inside'}: "),
     ):

@@ -54,8 +54,8 @@ def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> N
     said = vitrail_("export", "model", "new/out", "--image-size", "64x48", "--check", photos, "--labels", words(here))
     assert said.code == 0
     lines = said.out.splitlines()
-    assert lines[0] == "new/out: onnx, logits, pictures of 64×48, any batch"
-    assert lines[1].startswith("equals torch on 39 pictures within ")
+    assert lines[0] == "new/out: onnx, logits, images of 64×48, any batch"
+    assert lines[1].startswith("equals torch on 39 images within ")
     assert lines[2] == "use it: vitrail predict new/out photo.jpg"
     assert len(said.err.splitlines()) == 1
     assert "broken.png" in said.err
@@ -85,7 +85,7 @@ def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> N
     assert about("new/out").labels == LABELS
     said = vitrail_("predict", "new/out", photos / "0.png")
     assert (said.code, len(said.err.splitlines())) == (2, 1)
-    assert "holds a program for torch.export.load" in said.err
+    assert "contains a program for torch.export.load" in said.err
 
 
 def words(here: Path) -> Path:
@@ -118,8 +118,8 @@ def test_every_flag_reaches_the_writer(vitrail_: Run, here: Path, asked: list[di
     )
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines() == [
-        "out: onnx-int8, mean, pictures of 48×32, any batch",
-        "agrees with fp32 on 30 of 36 pictures",
+        "out: onnx-int8, mean, images of 48×32, any batch",
+        "agrees with fp32 on 30 of 36 images",
         "use it: vitrail embed out photo.jpg",
     ]
     (given,) = asked
@@ -134,7 +134,7 @@ def test_any_size_of_every_model(name: str, vitrail_: Run, here: Path, asked: li
     save_toy_model(here / "model", name)
     said = vitrail_("export", "model", "out", "--dynamic")
     assert (said.code, said.err) == (0, "")
-    assert "pictures of any multiple of 16" in said.out
+    assert "images of any multiple of 16" in said.out
     (given,) = asked
     assert given["dynamic"]
     with torch.inference_mode():
@@ -163,8 +163,8 @@ def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: 
         patch.setattr(reading, "read", read)
         said = vitrail_("export", "model", "out", "--dynamic")
     assert said.code == 0
-    assert said.err == "vitrail: note: ViT takes one size only: (48, 32) is baked in\n"
-    assert "pictures of 48×32" in said.out
+    assert said.err == "vitrail: note: ViT takes one image size only: the export is for (48, 32)\n"
+    assert "images of 48×32" in said.out
     assert not asked[0]["dynamic"]
 
 
@@ -182,7 +182,7 @@ def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any
         (["model", "out", "--to", "tflite"], "tflite"),
         (["model", "out", "--features", "colour"], "colour"),
         (["model", "out", "--to", "torch-export", "--portable"], "--portable with --to torch-export"),
-        (["model", "out", "--merge", "-1"], "--merge -1; expected 0 or more"),
+        (["model", "out", "--merge", "-1"], "--merge -1; expected at least 0"),
         (["model", "out", "--merge", "99"], "merge is 99 of the 6 patches"),
         (["model", "out", "--merge", "1", "--dynamic"], "--dynamic with --merge"),
         (["model", "out", "--image-size", "50"], "multiple of 16×16"),
@@ -195,10 +195,10 @@ def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any
         (["model", "out", "--check", "three.txt"], "--check has no image that can be read: 'three.txt'"),
         (["model", "out", "--check", "empty"], "'empty' has no images; expected"),
         (["model", "model"], "already exists"),
-        (["model", "model", "--overwrite"], "is no export, so it is not replaced"),
-        (["model", "three.txt", "--overwrite"], "is no export, so it is not replaced"),
+        (["model", "model", "--overwrite"], "is not an export, so it is not replaced"),
+        (["model", "three.txt", "--overwrite"], "is not an export, so it is not replaced"),
         (["model", "three.txt/out"], "three.txt/out"),
-        (["mean", "out", "--features", "class"], "without a class token; expected mean or tokens"),
+        (["mean", "out", "--features", "class"], "without a class token; use mean or tokens"),
         (["headless", "out"], "no head"),
     ],
 )
@@ -283,11 +283,11 @@ def test_engines_that_do_not_go_together(vitrail_: Run, exported: ExportFinder, 
     for words, says in (
         (
             ["predict", exported("int8"), photos, "--exact"],
-            "which is in 8 bits; expected a model exported with --to onnx",
+            "which is int8; expected a model exported to onnx",
         ),
         (["predict", exported("onnx"), photos, "--engine", "compiled"], "which is exported; expected onnx or auto"),
-        (["embed", exported("onnx"), photos, "-o", "a.npy"], "answers with logits; expected class"),
-        (["predict", exported("tokens"), photos], "answers with tokens; expected logits"),
+        (["embed", exported("onnx"), photos, "-o", "a.npy"], "returns logits; expected class"),
+        (["predict", exported("tokens"), photos], "returns tokens; expected logits"),
     ):
         said = vitrail_(*words)
         assert (said.code, len(said.err.splitlines())) == (2, 1)

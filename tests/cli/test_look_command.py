@@ -13,6 +13,7 @@ from support.toy_datasets import write_class_folders, write_image
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.model_figures import look
+from vitrail.loading import LoadedModel
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -70,7 +71,7 @@ def test_the_weights_alone(vitrail_: Run, model: Path, tmp_path: Path, monkeypat
     assert said.code == 0
     assert files(tmp_path / "look") == {f"{name}.png" for name in STILL}
     first, second = said.err.splitlines()
-    assert first == "vitrail: note: no --data, so no pictures"
+    assert first == "vitrail: note: no --data, so no images"
     assert second.startswith("vitrail: note: no images were given: attention distance, ")
 
 
@@ -80,10 +81,14 @@ def test_a_run_has_pictures_of_its_own(vitrail_: Run, tmp_path: Path, monkeypatc
     run, seen = write_run_folder(tmp_path / "run", data, patch_size=32), list[str]()
     plain = Explainer.__init__
 
+    class SpiedModel(LoadedModel):
+        def make_batch(self, photos: Any) -> Any:
+            seen.extend(map(str, photos))
+            return super().make_batch(photos)
+
     def spy(self: Explainer, *given: Any, **named: Any) -> None:
         plain(self, *given, **named)
-        see = self.viewer.see
-        self.viewer.see = lambda images: (seen.extend(map(str, images)), see(images))[1]
+        self.loaded = SpiedModel(**vars(self.loaded))
 
     monkeypatch.setattr(Explainer, "__init__", spy)
     said = vitrail_("look", run, "-o", tmp_path / "out", "--images", 99)
@@ -104,8 +109,8 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photos: Path, 
 
 
 BAD = {
-    "--images 0": "--images 0; expected 1 or more",
-    "--images -5": "--images -5; expected 1 or more",
+    "--images 0": "--images 0; expected at least 1",
+    "--images -5": "--images -5; expected at least 1",
     "--batch 0": "--batch 0; expected at least 1",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--data empty": "empty has no images; expected ",

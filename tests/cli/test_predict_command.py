@@ -163,7 +163,7 @@ BAD = {
     "photos --exact --fast": "--exact with --fast, which is not exact; use one of them",
     "photos --exact --engine int8": "--exact with --engine int8, which is not exact",
     "photos --labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
-    "photos --labels there.csv": "0 labels for 3 classes; expected one a class",
+    "photos --labels there.csv": "0 labels for 3 classes; expected one per class",
 }
 
 
@@ -234,7 +234,7 @@ def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: 
             assert float(row["probability_1"]) == pytest.approx(float(other["probability_1"]), abs=1e-4)
     said = vitrail_("embed", "shipped", photos, "-o", "f.npy")
     assert (said.code, said.out) == (2, "")
-    assert drop_engine_notes(said.err).startswith("vitrail: shipped answers with logits; expected class")
+    assert drop_engine_notes(said.err).startswith("vitrail: shipped returns logits; expected class")
 
 
 def test_jobs_need_no_torch() -> None:

@@ -41,7 +41,7 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
     said = vitrail_("report", run, "--images", 5, "--explained", 2, "-o", out)
     assert said.code == 0
     assert said.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
-    assert re.fullmatch(rf"{re.escape(str(out))}: \d\.\d MB, to be opened in a browser\n", said.out)
+    assert re.fullmatch(rf"{re.escape(str(out))}: \d\.\d MB, open it in a browser\n", said.out)
     assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
@@ -64,7 +64,7 @@ def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     said = vitrail_("report", model)
     assert said.code == 0
-    assert said.err == "vitrail: note: no --data, so no pictures\n"
+    assert said.err == "vitrail: note: no --data, so no images\n"
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<figure") == 2
     assert headings(page)[-1] == "Not included"
@@ -82,16 +82,16 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path
 
 
 BAD = {
-    "-o report.txt": "--out report.txt; expected a name that ends in .html",
-    "-o report": "--out report; expected a name that ends in .html",
+    "-o report.txt": "--out report.txt; expected a file name that ends in .html",
+    "-o report": "--out report; expected a file name that ends in .html",
     "-o photos/0.png/report.html": "cannot make the folder photos/0.png: ",
-    "-o folder.html": "--out folder.html, which is a folder; expected the name of a page",
-    "--images 0": "--images 0; expected 1 or more",
-    "--explained -1": "--explained -1; expected 0 or more",
+    "-o folder.html": "--out folder.html is a folder; expected the name of a page",
+    "--images 0": "--images 0; expected at least 1",
+    "--explained -1": "--explained -1; expected at least 0",
     "--batch 0": "--batch 0; expected at least 1",
     "--data empty": "empty has no images; expected ",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
-    "--labels labels.txt": "1 labels for 3 classes; expected one a class",
+    "--labels labels.txt": "1 labels for 3 classes; expected one per class",
     "--labels photos": "--labels photos cannot be read: ",
 }
 

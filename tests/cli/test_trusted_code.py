@@ -109,7 +109,7 @@ def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch:
     def fail(_: str) -> None:
         pytest.fail("timm was asked")
 
-    monkeypatch.setattr("vitrail.train.opened.open_timm_model", fail)
+    monkeypatch.setattr("vitrail.loading.open_timm_model", fail)
     write_plan(Path("theirs"), model="DeiT-Ti", teacher=f"timm:{name}")
     with pytest.raises(VitrailError, match=r"theirs names the teacher .*trust.code.?"):
         vitrail_("distill --resume theirs")

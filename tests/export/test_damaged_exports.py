@@ -15,10 +15,10 @@ from vitrail.errors import CheckpointError, VitrailError
 from vitrail.export import atomic_folder as folders
 from vitrail.export.atomic_folder import check_target_folder, remove_export, write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription, is_exported
+from vitrail.export.exported_model import ExportedModel
 from vitrail.locks import InUseError
 from vitrail.predict.engine_cache import cache_folder
 from vitrail.predict.engine_selection import EngineOptions, choose_engine
-from vitrail.predict.onnx_engine import OnnxEngine
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), dtype=np.uint8)
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flipped_bytes_are_found_or_without_effect(tmp_path: Path, outside: bool, mutations: int) -> None:
     """At 20 places of each file by default; with --mutations at a hundredth as many."""
     folder = write_graph_folder(tmp_path / "a", outside=outside)
-    engine, chance, found = OnnxEngine(folder), random.Random(0), 0
+    engine, chance, found = ExportedModel(folder), random.Random(0), 0
     before = engine.run(PIXELS)
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
@@ -40,7 +40,7 @@ def test_flipped_bytes_are_found_or_without_effect(tmp_path: Path, outside: bool
             place = chance.randrange(len(whole))
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :])
             try:
-                damaged = OnnxEngine(folder)
+                damaged = ExportedModel(folder)
             except CheckpointError as error:
                 found += is_line_about(folder, error)
             else:
@@ -63,10 +63,10 @@ def test_a_folder_says_the_checksums_of_its_files(tmp_path: Path) -> None:
     assert about["checksum"].startswith("sha256:")
     shutil.copy(write_graph_folder(tmp_path / "b", seed=1, outside=True) / f"{ONNX_FILE}.data", folder)
     with pytest.raises(CheckpointError, match=r'model.onnx.data does not match its checksum .*delete "files" and "che'):
-        OnnxEngine(folder)
+        ExportedModel(folder)
     del about["files"], about["checksum"]
     (folder / CONFIG_FILE).write_text(json.dumps(about))
-    np.testing.assert_array_equal(OnnxEngine(folder).run(PIXELS), OnnxEngine(tmp_path / "b").run(PIXELS))
+    np.testing.assert_array_equal(ExportedModel(folder).run(PIXELS), ExportedModel(tmp_path / "b").run(PIXELS))
 
 
 def test_an_edited_description_says_what_to_do(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_an_edited_description_says_what_to_do(tmp_path: Path) -> None:
     about = {**json.loads((folder / CONFIG_FILE).read_text()), "labels": [*"vwxyz"]}
     (folder / CONFIG_FILE).write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match=r'config.json: .*if you edited it, delete its "checksum"'):
-        OnnxEngine(folder)
+        ExportedModel(folder)
     del about["checksum"]
     (folder / CONFIG_FILE).write_text(json.dumps(about))
-    assert OnnxEngine(folder).description.labels == tuple("vwxyz")
+    assert ExportedModel(folder).description.labels == tuple("vwxyz")
 
 
 def chosen(folder: Path) -> Any:
@@ -137,7 +137,7 @@ def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
     alone = tmp_path / "somebody's model"
     alone.mkdir()
     shutil.copy(whole / ONNX_FILE, alone)
-    with pytest.raises(CheckpointError, match="is no export, so it is not replaced"):
+    with pytest.raises(CheckpointError, match="is not an export, so it is not replaced"):
         check_target_folder(alone, overwrite=True)
 
 
@@ -174,7 +174,7 @@ def test_special_files_in_an_export_are_one_line(tmp_path: Path, name: str, kind
         path.symlink_to("/dev/zero" if kind == "device" else path)
     is_exported(folder)
     with pytest.raises(CheckpointError) as caught:
-        OnnxEngine(folder)
+        ExportedModel(folder)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -197,7 +197,7 @@ def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: P
         if overwrite:
             write()
         else:
-            with pytest.raises(CheckpointError, match="is there already; expected a new folder, or --overwrite"):
+            with pytest.raises(CheckpointError, match="already exists; choose a new folder"):
                 write()
         new = (folder / ONNX_FILE).read_bytes() == (other / ONNX_FILE).read_bytes()
         assert (new, set(os.listdir(folder))) == (overwrite, {ONNX_FILE, CONFIG_FILE})  # noqa: PTH208

@@ -93,14 +93,14 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     checkpoint = save_toy_model(tmp_path / "model")
     before, model = content(checkpoint), make_toy_model("vit")
-    assert "is there already; expected a new folder, or --overwrite" in fails(model, checkpoint)
-    assert "is no export, so it is not replaced" in fails(model, checkpoint, overwrite=True)
+    assert "already exists; choose a new folder" in fails(model, checkpoint)
+    assert "is not an export, so it is not replaced" in fails(model, checkpoint, overwrite=True)
     assert content(checkpoint) == before, "its config.json would have been lost"
     vitrail.load(checkpoint)
     file = tmp_path / "file"
     file.write_text("mine")
-    assert "is there already" in fails(model, file)
-    assert "is no export" in fails(model, file, overwrite=True)
+    assert "already exists" in fails(model, file)
+    assert "is not an export" in fails(model, file, overwrite=True)
     assert "cannot write" in fails(model, file / "inside")
     assert file.read_text() == "mine"
 
@@ -108,9 +108,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_export")
 def test_what_a_model_cannot_answer_is_refused_first(tmp_path: Path) -> None:
     assert "no head" in fails(make_toy_model("vit", classes=0), tmp_path / "a")
-    assert "without a class token; expected mean or tokens" in fails(
-        make_toy_model("cct"), tmp_path / "a", output="class"
-    )
+    assert "without a class token; use mean or tokens" in fails(make_toy_model("cct"), tmp_path / "a", output="class")
     assert "merge" in fails(make_toy_model("vit"), tmp_path / "a", merge=5)
     assert "merge" in fails(make_toy_model("rotary"), tmp_path / "a", merge=1)
     assert list(tmp_path.iterdir()) == []

@@ -120,7 +120,7 @@ def test_what_is_taken_for_an_export(tmp_path: Path) -> None:
 def test_the_file_and_what_is_there_instead(tmp_path: Path) -> None:
     assert find_onnx_file(files(tmp_path / "a", ONNX_FILE)) == tmp_path / "a" / ONNX_FILE
     assert find_onnx_file(tmp_path / "a" / ONNX_FILE) == tmp_path / "a" / ONNX_FILE
-    with pytest.raises(CheckpointError, match=r"holds a program for torch\.export\.load.*expected model\.onnx"):
+    with pytest.raises(CheckpointError, match=r"contains a program for torch\.export\.load.*expected model\.onnx"):
         find_onnx_file(files(tmp_path / "b", TORCH_PROGRAM_FILE))
     with pytest.raises(CheckpointError, match=r"model\.onnx is missing; expected what `vitrail export` wrote"):
         find_onnx_file(files(tmp_path / "c"))

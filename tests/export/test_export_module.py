@@ -77,7 +77,7 @@ def test_features(name: str) -> None:
     [
         (make_toy_model("vit", classes=0), "logits", "no head, so no classes"),
         (nn.Linear(2, 2), "tokens", "Linear has no tokens"),
-        (make_toy_model("mean"), "class", "without a class token; expected mean or tokens"),
+        (make_toy_model("mean"), "class", "without a class token; use mean or tokens"),
         (make_toy_model("cct"), "class", "without a class token"),
         (make_toy_model("resnet"), "class", "without a class token"),
     ],

@@ -23,8 +23,8 @@ from vitrail.data.photos import make_photo_views
 from vitrail.errors import CheckpointError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import CONFIG_FILE, METADATA_KEY, ONNX_FILE, ExportDescription
+from vitrail.export.exported_model import ExportedModel
 from vitrail.export.quantise import quantise_onnx_file, write_int8_export
-from vitrail.predict.onnx_engine import OnnxEngine
 
 
 def run(path: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -51,7 +51,10 @@ def test_products_with_weights_are_in_8_bits(exported: ExportFinder) -> None:
 
 def test_it_answers_nearly_as_in_32(exported: ExportFinder) -> None:
     pixels = make_photo_views(32, PREPROCESSING)
-    found, expected = OnnxEngine(exported("int8")).run(pixels), reference_probabilities(make_toy_model("vit"), pixels)
+    found, expected = (
+        ExportedModel(exported("int8")).run(pixels),
+        reference_probabilities(make_toy_model("vit"), pixels),
+    )
     assert 1e-6 < np.abs(softmax_rows(found) - expected).max() < 0.15
     assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.9
 
@@ -65,14 +68,14 @@ def test_how_far_they_agree_is_in_the_folder(exported: ExportFinder) -> None:
     pixels = np.concatenate(
         [make_photo_views(32, PREPROCESSING), np.random.default_rng(0).integers(0, 256, (4, 48, 32, 3), dtype=np.uint8)]
     )
-    same = OnnxEngine(exported("int8")).run(pixels).argmax(1) == reference_probabilities(
+    same = ExportedModel(exported("int8")).run(pixels).argmax(1) == reference_probabilities(
         make_toy_model("vit"), pixels
     ).argmax(1)
     assert about.agreement["same"] == same.sum()
 
 
 def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(exported: ExportFinder) -> None:
-    engine = OnnxEngine(exported("int8"))
+    engine = ExportedModel(exported("int8"))
     one = random_pixels(1, seed=5)
     black, white = np.zeros_like(one), np.full_like(one, 255)
     alone = engine.run(one)[0]
@@ -137,14 +140,14 @@ def test_an_export_in_8_bits_of_its_own_file(exported: ExportFinder, tmp_path: P
     source = exported("onnx")
     about = ExportDescription.from_json((source / CONFIG_FILE).read_text(), "here")
     write_int8_export(source / ONNX_FILE, tmp_path / "new" / "small", about, make_photo_views(32, PREPROCESSING))
-    engine = OnnxEngine(tmp_path / "new" / "small")
+    engine = ExportedModel(tmp_path / "new" / "small")
     assert (engine.name, engine.exact, engine.description.labels) == ("int8", False, about.labels)
     assert engine.description.agreement is not None
     assert engine.description.agreement["pictures"] == 32
     inside = engine.session.get_modelmeta().custom_metadata_map[METADATA_KEY]
     told = json.loads((tmp_path / "new" / "small" / CONFIG_FILE).read_text())
     assert json.loads(inside) == {name: told[name] for name in told if name not in ("files", "checksum")}
-    assert np.allclose(engine.run(random_pixels()), OnnxEngine(exported("int8")).run(random_pixels()), atol=1e-5)
+    assert np.allclose(engine.run(random_pixels()), ExportedModel(exported("int8")).run(random_pixels()), atol=1e-5)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["small"]
 
 
@@ -168,4 +171,4 @@ def test_an_unwritable_place_leaves_nothing(exported: ExportFinder, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     shutil.copytree(exported("int8"), tmp_path / "older")
     write_int8_export(exported("onnx") / ONNX_FILE, tmp_path / "older", about, make_photo_views(8, PREPROCESSING))
-    assert OnnxEngine(tmp_path / "older").description.agreement == {"pictures": 8, "same": 8}
+    assert ExportedModel(tmp_path / "older").description.agreement == {"pictures": 8, "same": 8}

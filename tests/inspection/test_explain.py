@@ -37,7 +37,7 @@ def explainer(case: str = "learned stem", **fields: Any) -> Explainer:
 
 
 def pixels_of(subject: Explainer, *sources: Any) -> torch.Tensor:
-    shown = [preprocess_image(open_image(each), subject.viewer.preprocessing) for each in sources]
+    shown = [preprocess_image(open_image(each), subject.loaded.preprocessing) for each in sources]
     return torch.from_numpy(np.stack(shown))
 
 
@@ -353,7 +353,7 @@ def test_photos_of_odd_sizes(size: tuple[int, int]) -> None:
     assert found.map.sum() == pytest.approx(1, abs=1e-5)
     scale = min(1, 512 / max(size))
     assert found.photo.shape == (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)), 3)
-    box = compute_visible_box(size, explainer().viewer.preprocessing)
+    box = compute_visible_box(size, explainer().loaded.preprocessing)
     across, down = found.photo.shape[1] / size[1], found.photo.shape[0] / size[0]
     np.testing.assert_allclose(found.box, (box[0] * across, box[1] * down, box[2] * across, box[3] * down))
 
@@ -403,6 +403,6 @@ def test_errors() -> None:
         subject.explain("none.jpg", layer=9)  # options are checked first
     with torch.no_grad():
         next(subject.model.parameters()).fill_(float("nan"))
-    with pytest.raises(VitrailError, match="the model answers NaN"):
+    with pytest.raises(VitrailError, match="the model returns NaN"):
         subject.explain(make_image())
     assert count_hooks(subject.model) == 0

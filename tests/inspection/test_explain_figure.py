@@ -48,7 +48,7 @@ def test_figure(method: Any) -> None:
 def test_figures_of_a_patch_and_of_many_maps() -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
     marked = explainer().explain(make_image(), "attention", token="1, 2").figure.draw().axes[1]
-    box = compute_visible_box((50, 70), explainer().viewer.preprocessing)
+    box = compute_visible_box((50, 70), explainer().loaded.preprocessing)
     assert np.max(np.asarray(marked.lines[0].get_xdata())) == pytest.approx(box[2] - 0.5)
     assert np.max(np.asarray(marked.lines[0].get_ydata())) == pytest.approx(box[3] - 0.5)
     many = explainer().explain(make_image(), "attention", layer="all", head="all")

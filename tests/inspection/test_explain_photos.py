@@ -40,7 +40,7 @@ def test_rollout_of_real_photos(key: str, shared: Callable[[str], Path]) -> None
     assert len(photos) == 20
     result = list[Any]()
     for part in (photos[start : start + 5] for start in range(0, 20, 5)):
-        _, maps = subject.compute_maps(subject.viewer.see(part), subject.resolve_options(ExplainOptions()))
+        _, maps = subject.compute_maps(subject.loaded.make_batch(part), subject.resolve_options(ExplainOptions()))
         assert maps.shape == (5, 1, 1, 14, 14)
         assert np.isfinite(maps).all()
         assert maps.min() >= 0

@@ -18,7 +18,6 @@ from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 from vitrail.inspection.occlusion import probabilities_without_patches
-from vitrail.predict.viewer import Viewer
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -101,7 +100,7 @@ def test_every_figure_has_units() -> None:
 def test_distances_match_the_captured_maps() -> None:
     subject, images = explainer("registers"), photos(3)
     with torch.no_grad(), capture_attention(subject.model) as result:
-        subject.model.tokens(subject.viewer.see(images))
+        subject.model.tokens(subject.loaded.make_batch(images))
     by_hand = np.stack([attention_distance(each.numpy(), (2, 2), (16, 16)) for each in result.maps], axis=1).mean(0)
     found = look(subject, images, batch=2)["attention_distance"]
     np.testing.assert_allclose(found.arrays["distances"], by_hand, rtol=1e-5)
@@ -164,9 +163,9 @@ def test_unreadable_images_are_skipped(tmp_path: Path) -> None:
 def test_weights_of_nan_are_an_error(kind: str) -> None:
     subject = explainer(kind)
     subject.model.blocks[0].mlp.fc1.weight.data[0, 0] = torch.nan
-    with pytest.raises(VitrailError, match=r"^the model answers NaN; expected finite weights"):
+    with pytest.raises(VitrailError, match=r"^the model returns NaN; expected finite weights"):
         look(subject, photos(1))
-    with pytest.raises(VitrailError, match=r"^the model answers NaN; expected finite weights"):
+    with pytest.raises(VitrailError, match=r"^the model returns NaN; expected finite weights"):
         subject.explain(photos(1)[0])
 
 
@@ -186,7 +185,7 @@ def test_few_images() -> None:
 
 def test_probabilities_of_the_occlusion_check() -> None:
     subject = explainer()
-    pixels = subject.viewer.see(photos(3))
+    pixels = subject.loaded.make_batch(photos(3))
     with torch.no_grad():
         plain = subject.model(pixels).softmax(-1)
     classes, attended = plain.argmax(-1), np.random.default_rng(0).random((3, *subject.model.grid))
@@ -232,11 +231,11 @@ def test_errors(tmp_path: Path) -> None:
     vitrail.save(convnet, tmp_path / "convnet", preprocessing=how)
     with pytest.raises(ConfigError, match=r"^ResNet has no attention layers; expected a transformer"):
         look(tmp_path / "convnet")
-    assert Viewer(tmp_path / "convnet").classes == 2, "only its attention is missing"
+    assert open_module(tmp_path / "convnet").classes == 2, "only its attention is missing"
 
 
 def test_folder_and_model_give_the_same_figures(tmp_path: Path) -> None:
     subject = explainer()
-    vitrail.save(subject.model, tmp_path / "model", preprocessing=subject.viewer.preprocessing)
+    vitrail.save(subject.model, tmp_path / "model", preprocessing=subject.loaded.preprocessing)
     one, two = look(tmp_path / "model", photos(2)), look(subject, photos(2))
     np.testing.assert_allclose(one["occlusion"].arrays["most"], two["occlusion"].arrays["most"], rtol=1e-5)

@@ -31,7 +31,7 @@ def test_default_method_is_norms(dynamic: bool) -> None:
     found, (photo,) = subject.explain(make_images(1)[0], layer="all"), make_images(1)
     assert (subject.default_method, found.options.method, found.maps.shape) == ("norms", "norms", (2, 1, 2, 3))
     with capture_tokens(subject.model) as states:
-        subject.model.tokens(subject.viewer.see([photo]))
+        subject.model.tokens(subject.loaded.make_batch([photo]))
     expected = [state[0, 1:].norm(dim=-1).reshape(1, 2, 3).detach().numpy() for state in states[1:3]]
     np.testing.assert_allclose(found.maps, expected, rtol=1e-5)
 
@@ -68,7 +68,7 @@ def test_only_the_grid_can_be_captured() -> None:
     model = subject.model
     assert subject.no_maps_reason == why_no_attention_maps(model) == WHY
     with capture_attention(model, []) as result:
-        model(subject.viewer.see(make_images(1)))
+        model(subject.loaded.make_batch(make_images(1)))
     assert (result.patch_grid, result.prefix, result.maps) == ((2, 3), 1, [])
     with pytest.raises(ConfigError, match="Linformer has no attention maps"), capture_attention(model, [0]):
         raise AssertionError("not reached")

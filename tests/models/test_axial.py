@@ -231,7 +231,7 @@ def test_every_inspection_works() -> None:
     norms = explainer.explain(image, "norms", layer="all").maps[:, 0]
     assert norms.shape == (4, *GRID)
     with torch.no_grad(), capture_tokens(model) as states:
-        model.tokens(explainer.viewer.see([image]))
+        model.tokens(explainer.loaded.make_batch([image]))
     for layer in range(4):  # after the block that contains the layer
         expected = states[layer // 2 + 1].norm(dim=-1).reshape(GRID)
         torch.testing.assert_close(torch.from_numpy(norms[layer]), expected)

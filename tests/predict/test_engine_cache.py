@@ -20,6 +20,8 @@ from support.toy_exports import (
 
 from vitrail.errors import CheckpointError
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
+from vitrail.export.exported_model import ExportedModel
+from vitrail.loading import LoadedModel, open_module
 from vitrail.predict.engine_cache import (
     cache_folder,
     export_cache_path,
@@ -30,7 +32,6 @@ from vitrail.predict.engine_cache import (
     write_engine_speeds,
 )
 from vitrail.predict.predictor import Predictor
-from vitrail.predict.viewer import Viewer
 
 
 @pytest.fixture(autouse=True)
@@ -101,31 +102,29 @@ def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
         cache_folder()
 
 
-def viewer(name: str = "vit", **fields: Any) -> Viewer:
-    return Viewer(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
+def toy(name: str = "vit", **fields: Any) -> LoadedModel:
+    return open_module(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
 
 
 def test_an_export_is_known_by_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = export_cache_path(viewer(), "logits", merge=0, precision="fp32")
-    assert first == export_cache_path(viewer(), "logits", merge=0, precision="fp32")
+    first = export_cache_path(toy(), "logits", merge=0, precision="fp32")
+    assert first == export_cache_path(toy(), "logits", merge=0, precision="fp32")
     assert first.parent == cache_folder() / "exports"
-    moved, other = viewer(), viewer()
-    moved.model.head.bias.data += 1
-    other.preprocessing = Viewer(
-        make_toy_model("vit"), preprocessing=PREPROCESSING.with_fields({"crop": 0.9})
-    ).preprocessing
+    moved = toy()
+    moved.module.get_parameter("head.bias").data += 1
+    other = open_module(make_toy_model("vit"), preprocessing=PREPROCESSING.with_fields({"crop": 0.9}))
     places = {
         first,
-        export_cache_path(viewer(), "class", merge=0, precision="fp32"),
-        export_cache_path(viewer(), "logits", merge=1, precision="fp32"),
-        export_cache_path(viewer(), "logits", merge=0, precision="int8"),
-        export_cache_path(viewer("vit any size"), "logits", merge=0, precision="fp32"),
-        export_cache_path(viewer(activation="gelu_tanh"), "logits", merge=0, precision="fp32"),
+        export_cache_path(toy(), "class", merge=0, precision="fp32"),
+        export_cache_path(toy(), "logits", merge=1, precision="fp32"),
+        export_cache_path(toy(), "logits", merge=0, precision="int8"),
+        export_cache_path(toy("vit any size"), "logits", merge=0, precision="fp32"),
+        export_cache_path(toy(activation="gelu_tanh"), "logits", merge=0, precision="fp32"),
         export_cache_path(moved, "logits", merge=0, precision="fp32"),
         export_cache_path(other, "logits", merge=0, precision="fp32"),
     }
     monkeypatch.setattr("vitrail.predict.engine_cache.__version__", "9.9.9")
-    places.add(export_cache_path(viewer(), "logits", merge=0, precision="fp32"))
+    places.add(export_cache_path(toy(), "logits", merge=0, precision="fp32"))
     assert len(places) == 9
 
 
@@ -185,7 +184,7 @@ def of_another_format(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_off, emptied, without_model, without_config, without_words, of_another_format])
 def test_one_that_was_damaged_is_written_again(damage: Callable[[Path], None], written: list[Path]) -> None:
-    place = get_cached_export(viewer(), "logits", merge=0, precision="fp32")
+    place = get_cached_export(toy(), "logits", merge=0, precision="fp32")
     damage(place)
     predictor = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
     assert len(written) == 2
@@ -205,15 +204,11 @@ def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_8_bits_of_an_export_are_made_once(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ExportDescription.from_json((exported("onnx") / CONFIG_FILE).read_text(), "here")
-    place = get_cached_int8_export(exported("onnx"), about)
+    place = get_cached_int8_export(ExportedModel(exported("onnx")))
     assert ExportDescription.from_json((place / CONFIG_FILE).read_text(), "here").precision == "int8"
 
     def again(*_: Any) -> None:
         pytest.fail("it was there")
 
     monkeypatch.setattr("vitrail.export.quantise.write_int8_export", again)
-    assert get_cached_int8_export(exported("onnx"), about) == place
-    assert get_cached_int8_export(exported("onnx") / ONNX_FILE, about) == place, (
-        "the file of the folder is the same file"
-    )
+    assert get_cached_int8_export(ExportedModel(exported("onnx"))) == place

@@ -16,10 +16,11 @@ import vitrail
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.description import CONFIG_FILE
+from vitrail.export.exported_model import ExportedModel
 from vitrail.predict import engine_selection
 from vitrail.predict.engine_cache import cache_folder, write_engine_speeds
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine
-from vitrail.predict.onnx_engine import OnnxEngine
+from vitrail.predict.model_checksums import compute_model_key
 
 
 @pytest.fixture(autouse=True)
@@ -148,15 +149,15 @@ def test_for_few_pictures_it_says_why_not(
     exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]
 ) -> None:
     found = choose_engine(exported("onnx"), EngineOptions(), 1)
-    assert (found.notes, found.batch) == (("engine onnx: nothing measured for 1 picture",), 1)
+    assert (found.notes, found.batch) == (("engine onnx: nothing measured for 1 image",), 1)
     found = choose_engine(model, EngineOptions(), 12)
     assert found.notes == (
-        "engine eager: for 12 pictures exporting the model would take longer than it saves; "
+        "engine eager: for 12 images exporting the model would take longer than it saves; "
         "for many calls: vitrail export",
     )
     found = choose_engine(model, EngineOptions(), 100)
     assert any("compiled was not tried" in each for each in found.notes)
-    assert any("for 100 pictures exporting" in each for each in found.notes)
+    assert any("for 100 images exporting" in each for each in found.notes)
     assert writing == []
     assert set(speeds.asked) == {"eager 1×2", "eager 2×1"}
 
@@ -218,7 +219,7 @@ def test_an_engine_that_was_named_is_taken(model: Path, exported: ExportFinder, 
     assert choose_engine(model, EngineOptions(engine="onnx"), 1).predictor.engine.name == "onnx"
     assert choose_engine(model, EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
     assert choose_engine(exported("int8"), EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
-    with pytest.raises(ConfigError, match=r"engine 'eager' for .* which is exported; expected onnx or auto"):
+    with pytest.raises(ConfigError, match=r"`engine` eager for .* which is exported; expected onnx or auto"):
         choose_engine(exported("onnx"), EngineOptions(engine="eager"), 1)
 
 
@@ -234,24 +235,22 @@ def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speed
     found = choose_engine(exported("onnx"), EngineOptions(fast=True), 4, pictures(4))
     assert found.predictor.engine.name == "int8"
     assert found.notes[0].startswith("int8 agrees with fp32 on ")
-    assert found.notes[0].endswith(" of 32 built-in pictures")
+    assert found.notes[0].endswith(" of 32 built-in images")
     found = choose_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, pictures(20))
-    assert found.notes[0].endswith(" of 20 of these pictures")
+    assert found.notes[0].endswith(" of 20 of these images")
     assert way(found) == "int8 2×1", "two streams share two cores"
     found = choose_engine(model, EngineOptions(fast=True), 4, pictures(4))
     assert found.predictor.engine.name == "int8"
     assert found.predictor.labels is not None
     found = choose_engine(exported("int8"), EngineOptions(fast=True), 4)
     assert found.notes[0].startswith("int8 agreed with fp32 on ")
-    assert found.notes[0].endswith(" of 36 pictures when it was exported")
+    assert found.notes[0].endswith(" of 36 images when it was exported")
 
 
 def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) -> None:
     mixed = [*pictures(9), ImageItem("none.png", "none.png"), ImageItem(b"no picture", "bytes")]
     assert (
-        choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed)
-        .notes[0]
-        .endswith(" of 9 of these pictures")
+        choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed).notes[0].endswith(" of 9 of these images")
     )
 
 
@@ -259,7 +258,7 @@ def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) 
 def test_where_8_bits_do_not_agree_32_are_used(
     count: int, exported: ExportFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both on the built-in pictures, by what the folder says, and on those of the job, by what it answers."""
+    """Both on the built-in images, by what the folder says, and on those of the job, by what it answers."""
     poor = tmp_path / "poor"
     shutil.copytree(exported("int8"), poor)
     about = {**json.loads((poor / CONFIG_FILE).read_text()), "agreement": {"pictures": 36, "same": 20}}
@@ -269,13 +268,13 @@ def test_where_8_bits_do_not_agree_32_are_used(
         return poor
 
     monkeypatch.setattr(engine_selection, "get_cached_int8_export", kept)
-    run = OnnxEngine.run
+    run = ExportedModel.run
 
     def turned(engine: Any, pixels: Any) -> Any:
         found = run(engine, pixels)
         return found if engine.exact else np.roll(found, 1, axis=-1)
 
-    monkeypatch.setattr(OnnxEngine, "run", turned)
+    monkeypatch.setattr(ExportedModel, "run", turned)
     found = choose_engine(exported("onnx"), EngineOptions(fast=True), count, pictures(count))
     assert found.predictor.engine.name == "onnx"
     assert found.notes[0].startswith(f"int8 agrees with fp32 on {20 if count == 4 else 0} of ")
@@ -297,16 +296,16 @@ def refused(place: Any, **wish: Any) -> str:
 
 
 def test_what_contradicts_itself(exported: ExportFinder, model: Path) -> None:
-    assert "which is in 8 bits; expected a model exported with --to onnx" in refused(exported("int8"), exact=True)
-    assert "exact and fast at once" in refused(model, exact=True, fast=True)
-    assert "exact and engine int8 at once" in refused(model, exact=True, engine="int8")
-    assert "--fast with --engine eager; expected auto, onnx or int8" in refused(model, fast=True, engine="eager")
-    assert "batch 0; expected 1 or more" in refused(model, batch=0)
-    assert "streams -1" in refused(model, streams=-1)
-    assert "threads 0" in refused(model, threads=0)
-    assert "merge -1" in refused(model, merge=-1)
-    assert "answers with logits; expected mean" in refused(exported("onnx"), output="mean")
-    assert "merge 2 for " in refused(exported("onnx"), merge=2)
+    assert "which is int8; expected a model exported to onnx" in refused(exported("int8"), exact=True)
+    assert "`exact` with `fast`, which is not exact" in refused(model, exact=True, fast=True)
+    assert "`exact` with `engine` int8, which is not exact" in refused(model, exact=True, engine="int8")
+    assert "`fast` with `engine` eager; expected auto, onnx or int8" in refused(model, fast=True, engine="eager")
+    assert "`batch` 0; expected 1 or more" in refused(model, batch=0)
+    assert "`streams` -1" in refused(model, streams=-1)
+    assert "`threads` 0" in refused(model, threads=0)
+    assert "`merge` -1" in refused(model, merge=-1)
+    assert "returns logits; expected mean" in refused(exported("onnx"), output="mean")
+    assert "`merge` 2 for " in refused(exported("onnx"), merge=2)
 
 
 def test_a_measurement_is_one(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,12 +325,9 @@ def test_a_measurement_is_one(exported: ExportFinder, monkeypatch: pytest.Monkey
 
 def test_of_two_exports_each_is_known(exported: ExportFinder, tmp_path: Path, model: Path) -> None:
     shutil.copytree(exported("onnx"), tmp_path / "copy")
-    names = {
-        engine_selection.compute_model_key(each)
-        for each in (exported("onnx"), exported("int8"), tmp_path / "copy", model)
-    }
+    names = {compute_model_key(each) for each in (exported("onnx"), exported("int8"), tmp_path / "copy", model)}
     assert len(names) == 3, "a copy is the same model"
-    assert engine_selection.compute_model_key("no/such/model") == "no/such/model"
-    before = engine_selection.compute_model_key(model)
+    assert compute_model_key("no/such/model") == "no/such/model"
+    before = compute_model_key(model)
     vitrail.save(make_toy_model("vit"), model, preprocessing=PREPROCESSING)
-    assert engine_selection.compute_model_key(model) != before
+    assert compute_model_key(model) != before

@@ -33,7 +33,7 @@ from vitrail.data.preprocessing import Preprocessing, resize_and_crop
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE
 from vitrail.export.export import export_model
-from vitrail.predict.onnx_engine import OnnxEngine
+from vitrail.export.exported_model import ExportedModel
 from vitrail.predict.predictor import Predictor
 from vitrail.predict.torch_engine import TorchEngine
 
@@ -63,7 +63,7 @@ def test_features_as_eager_torchs(exported: ExportFinder) -> None:
     found = Predictor(exported("tokens"), output="tokens").engine.run(random_pixels())
     assert found.shape == eager.shape == (3, 2 + 6, 16)
     assert np.abs(found - eager).max() < 1e-4 * np.abs(eager).max()
-    with pytest.raises(ConfigError, match="answers with tokens; expected logits"):
+    with pytest.raises(ConfigError, match="returns tokens; expected logits"):
         Predictor(exported("tokens"))
     with pytest.raises(ConfigError, match="gives features, tokens; expected output='logits'"):
         Predictor(exported("tokens"), output="tokens").predict(PHOTOS[0])
@@ -80,7 +80,7 @@ def test_pixels_are_the_same_with_every_engine(exported: ExportFinder) -> None:
 
 @pytest.mark.parametrize("name", ["onnx", "int8"])
 def test_several_calls_at_once(exported: ExportFinder, name: str) -> None:
-    engine = OnnxEngine(exported(name), streams=4)
+    engine = ExportedModel(exported(name), streams=4)
     questions = [random_pixels(2, seed=n) for n in range(16)]
     expected = [engine.run(each) for each in questions]
     with ThreadPoolExecutor(4) as pool:
@@ -113,7 +113,7 @@ def test_another_size_where_the_file_takes_it(exported: ExportFinder) -> None:
     assert Predictor(exported("onnx"), preprocessing=large).preprocessing.image_size == (48, 32), (
         "as of a model of one size"
     )
-    with pytest.raises(ConfigError, match="pictures of 50×96 pixels; expected multiples of 16"):
+    with pytest.raises(ConfigError, match="images of 50×96 pixels; expected multiples of 16"):
         Predictor(exported("any size"), preprocessing=large.with_fields({"image_size": (50, 96)}))
     with pytest.raises(ConfigError, match="another mean or std"):
         Predictor(exported("onnx"), preprocessing=Preprocessing(image_size=(48, 32)))
@@ -128,7 +128,7 @@ def own(exported: ExportFinder, tmp_path: Path) -> Path:
 
 def refused(place: Path | str) -> str:
     with pytest.raises(VitrailError) as caught:
-        OnnxEngine(place)
+        ExportedModel(place)
     assert isinstance(caught.value, CheckpointError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -157,7 +157,7 @@ def test_bytes_turned_over(own: Path) -> None:
             damaged[place] ^= int(random.integers(1, 256))
         (own / ONNX_FILE).write_bytes(damaged)
         try:
-            OnnxEngine(own)
+            ExportedModel(own)
         except CheckpointError as error:
             outcomes.add(str(error))
     assert outcomes
@@ -225,12 +225,12 @@ def test_a_folder_without_its_parts(own: Path, exported: ExportFinder) -> None:
     (own / CONFIG_FILE).write_text((exported("onnx") / CONFIG_FILE).read_text())
     (own / ONNX_FILE).unlink()
     assert f"{own / ONNX_FILE} is missing; expected what `vitrail export` wrote" in refused(own)
-    assert "holds a program for torch.export.load" in refused(exported("program"))
+    assert "contains a program for torch.export.load" in refused(exported("program"))
 
 
 def test_without_onnx_runtime(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match="needs ONNX Runtime; expected it installed: pip install onnxruntime"):
+    with pytest.raises(ConfigError, match="needs ONNX Runtime; install it: pip install onnxruntime"):
         Predictor(exported("onnx"))
 
 
@@ -246,7 +246,7 @@ def test_eager_compiled_and_exported_agree(name: str, tmp_path: Path) -> None:
     for engine in (
         TorchEngine(model, PREPROCESSING),
         TorchEngine(model, PREPROCESSING, name="compiled"),
-        OnnxEngine(tmp_path / "new"),
+        ExportedModel(tmp_path / "new"),
     ):
         for batch in (8, 3, 1):
             assert np.abs(softmax_rows(engine.run(pixels[:batch])) - expected[:batch]).max() < 1e-4, (
@@ -267,7 +267,7 @@ def test_features_agree(name: str, output: Any, tmp_path: Path) -> None:
     export_model(model, tmp_path / "new", preprocessing=PREPROCESSING, output=output)
     eager, found = (
         TorchEngine(model, PREPROCESSING, output).run(random_pixels()),
-        OnnxEngine(tmp_path / "new").run(random_pixels()),
+        ExportedModel(tmp_path / "new").run(random_pixels()),
     )
     assert np.abs(eager - found).max() < 1e-4 * np.abs(eager).max()
 

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.errors import VitrailError
 from vitrail.predict.predictions import (
     ClassProbability,
     Prediction,
-    check_class_labels,
     predictions_from_logits,
     softmax,
 )
@@ -39,7 +38,7 @@ def test_huge_numbers_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("row", [[np.nan, 0, 0], [np.inf, 0, 0], [-np.inf] * 3])
 def test_what_is_no_number_is_an_error(row: list[float]) -> None:
-    with pytest.raises(VitrailError, match="the model answers NaN; expected finite weights"):
+    with pytest.raises(VitrailError, match="the model returns NaN; expected finite weights"):
         predictions_from_logits(np.array([[0, 1, 2], row], np.float32), None, 1)
 
 
@@ -59,8 +58,16 @@ def test_names_for_people() -> None:
     assert str(Prediction((ClassProbability(3, None, 0.5),))).splitlines()[-1].split() == ["3", "0.5000"]
 
 
-def test_labels() -> None:
-    assert check_class_labels(["a", "b"], 2) == ("a", "b")
-    for labels, says in (("ab", "expected a list of texts"), (["a"], "1 labels for 2 classes"), ([1, 2], "a list of")):
-        with pytest.raises(ConfigError, match=says):
-            check_class_labels(labels, 2)  # pyright: ignore[reportArgumentType]
+def test_likeliest_classes() -> None:
+    logits = np.array([[0.0, 2.0, 1.0], [1.0, 1.0, 0.0]], np.float32)
+    first, second = predictions_from_logits(logits, ["x", "y, z", ""], 2)
+    assert [each.index for each in first.top] == [1, 2]
+    assert [each.index for each in second.top] == [0, 1]  # ties in the order of the classes
+    expected = np.exp([2.0, 1.0]) / np.exp([0.0, 2.0, 1.0]).sum()
+    assert [each.probability for each in first.top] == pytest.approx(expected)
+    assert [each.name for each in first.top] == ["y", "class 2"]
+
+
+def test_names_of_labels() -> None:
+    names = [ClassProbability(3, label, 0.5).name for label in (None, "", "tench, Tinca tinca", " a ", " , b", "a,")]
+    assert names == ["class 3", "class 3", "tench", "a", "b", "a"]

@@ -143,11 +143,11 @@ def test_a_prediction_prints_as_a_table(saved: Path) -> None:
     assert len(lines) == 4
 
 
-def test_no_preprocessing_is_guessed(tmp_path: Path) -> None:
+def test_missing_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path)
     for model in (tmp_path, toy()):
-        with pytest.raises(ConfigError, match=r"preprocessing is None; expected .* vitrail.Preprocessing\("):
-            Predictor(model)
+        with pytest.warns(UserWarning, match="does not specify preprocessing; assumed preprocessing=mean 0.5"):
+            assert Predictor(model).preprocessing == Preprocessing(image_size=(64, 32))
     assert Predictor(tmp_path, preprocessing=PREPROCESSING).predict(picture()).top
 
 
@@ -156,8 +156,8 @@ def test_no_preprocessing_is_guessed(tmp_path: Path) -> None:
     [
         (lambda: Predictor(toy(classes=0), preprocessing=PREPROCESSING), "no head"),
         (lambda: Predictor(torch.nn.Linear(2, 2), preprocessing=PREPROCESSING), "Linear has no config"),
-        (lambda: Predictor(toy(), preprocessing={"crop": 1}), "preprocessing is {'crop': 1}"),  # pyright: ignore[reportArgumentType]
-        (lambda: Predictor(toy(channels=1), preprocessing=PREPROCESSING), "of 3 channels; expected 1"),
+        (lambda: Predictor(toy(), preprocessing={"corp": 1}), "unknown preprocessing field 'corp'"),
+        (lambda: Predictor(toy(channels=1), preprocessing=PREPROCESSING), "has 3 channels; expected 1"),
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels=["a"]), "1 labels for 7 classes"),
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels="abcdefg"), "expected a list of texts"),
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, device="toaster"), "device is 'toaster'"),
@@ -196,7 +196,7 @@ def test_broken_pictures_and_broken_weights(saved: Path) -> None:
         predictor.predict("none.jpg")
     with torch.no_grad():
         next(predictor.model.parameters()).fill_(float("nan"))
-    with pytest.raises(VitrailError, match="the model answers NaN"):
+    with pytest.raises(VitrailError, match="the model returns NaN"):
         predictor.predict(picture())
 
 

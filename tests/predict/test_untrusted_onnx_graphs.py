@@ -12,8 +12,8 @@ from support.toy_onnx_graphs import ADDED_TABLE, SIZE, random_matrix, write_grap
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import CheckpointError
 from vitrail.export.description import ONNX_FILE
+from vitrail.export.exported_model import ExportedModel
 from vitrail.predict.engine_selection import EngineOptions, choose_engine
-from vitrail.predict.onnx_engine import OnnxEngine
 from vitrail.predict.predictor import Predictor
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, *SIZE, 3), dtype=np.uint8)
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_good_graph_is_run(tmp_path: Path) -> None:
-    found = OnnxEngine(write_graph_folder(tmp_path / "a")).run(PIXELS)
+    found = ExportedModel(write_graph_folder(tmp_path / "a")).run(PIXELS)
     np.testing.assert_allclose(found, (PIXELS + ADDED_TABLE).mean((1, 2)) @ random_matrix(), rtol=1e-5)
 
 
@@ -42,16 +42,16 @@ def test_a_good_graph_is_run(tmp_path: Path) -> None:
 def test_a_graph_that_is_not_a_model_is_one_line(
     tmp_path: Path, kind: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitrail.predict.onnx_engine.TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("vitrail.export.exported_model.TIMEOUT_SECONDS", 0.2)
     folder = write_graph_folder(tmp_path / "a", kind)
     with pytest.raises(CheckpointError, match=says) as caught:
-        OnnxEngine(folder).run(PIXELS)
+        ExportedModel(folder).run(PIXELS)
     assert str(caught.value).startswith(str(folder / ONNX_FILE))
     assert "\n" not in str(caught.value)
 
 
 def test_a_graph_that_loops_is_not_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.predict.onnx_engine.TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("vitrail.export.exported_model.TIMEOUT_SECONDS", 0.2)
     with pytest.raises(CheckpointError, match=r"took longer than 0\.2 s"):
         choose_engine(write_graph_folder(tmp_path / "a", "loops"), EngineOptions(fast=True), 1)
 
@@ -67,7 +67,7 @@ def test_a_graph_that_takes_too_long_to_open_is_given_up(tmp_path: Path, monkeyp
     monkeypatch.setattr("vitrail.export.onnx_session.open_session", wait)
     folder = write_graph_folder(tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"model\.onnx took longer than 0\.2 s to open; expected an export"):
-        OnnxEngine(folder)
+        ExportedModel(folder)
     opened.set()
 
 
@@ -75,16 +75,16 @@ def test_an_image_without_finite_numbers_fails_and_the_others_do_not(tmp_path: P
     predictor = Predictor(write_graph_folder(tmp_path / "a", "NaN"))
     (row,) = predictor.iterate_results([ImageItem(PIXELS[0], "a.png")])
     assert row.values is None
-    assert str(row.error).startswith("'a.png': the model answers NaN")
+    assert str(row.error).startswith("'a.png': the model returns NaN")
 
 
 CHANGED = """
 import os, sys, numpy as np
 from pathlib import Path
-from vitrail.predict.onnx_engine import OnnxEngine
+from vitrail.export.exported_model import ExportedModel
 for folder in map(Path, sys.argv[1:]):
     pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
-    engine = OnnxEngine(folder)
+    engine = ExportedModel(folder)
     before = engine.run(pixels)
     for path in folder.iterdir():
         size = path.stat().st_size

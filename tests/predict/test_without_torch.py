@@ -108,7 +108,7 @@ def test_it_is_bare(bare: Path, name: str) -> None:
 
 def test_where_torch_is_not_installed(bare: Path, exported: ExportFinder, photos: Path) -> None:
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos, "--format", "json")
-    assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 pictures\n")
+    assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 images\n")
     same_as_eager(json.loads(done.stdout), photos)
     alone = run(bare, "-m", "vitrail", "predict", exported("onnx") / "model.onnx", photos / "a.png", "--format", "json")
     assert json.loads(alone.stdout)[0]["top"] == json.loads(done.stdout)[0]["top"]
@@ -146,11 +146,11 @@ def test_what_needs_more_says_so(bare: Path, exported: ExportFinder, photos: Pat
     """8 bits of an export need onnx, so it stays as it is; a checkpoint needs torch."""
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos / "a.png", "--fast", "--format", "json")
     assert done.returncode == 0
-    assert "engine int8 was left out: exporting needs onnx; expected it installed" in done.stderr
+    assert "engine int8 was left out: exporting needs onnx; install it" in done.stderr
     checkpoint = save_toy_model(tmp_path / "model")
     done = run(bare, "-m", "vitrail", "predict", checkpoint, photos / "a.png")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "torch is not installed; expected it, or a folder that `vitrail export` wrote" in done.stderr
+    assert "torch is not installed; install it, or use a folder that `vitrail export` wrote" in done.stderr
 
 
 def test_help_there(bare: Path) -> None:

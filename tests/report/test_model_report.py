@@ -116,7 +116,7 @@ def test_contents_of_the_report(tmp_path: Path) -> None:
     assert len(heading) == len(alignments) == 5
     assert [row[0] for row in rows] == [f"{n}{EVIL_NAME}" for n in (0, 3, 6)], "evenly spaced"
     assert [row[1] for row in rows] == [LABELS[0], LABELS[3], LABELS[2]]
-    predictor = vitrail.Predictor(subject.model, preprocessing=subject.viewer.preprocessing, labels=LABELS)
+    predictor = vitrail.Predictor(subject.model, preprocessing=subject.loaded.preprocessing, labels=LABELS)
     for row in rows:
         likeliest, *_ = predictor.predict(tmp_path / "a" / row[0]).top
         assert row[2].endswith(f" {likeliest.probability:.1%}")

@@ -24,11 +24,11 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.loading import LoadedModel
 from vitrail.study.compare import ComparedModel, compare, predict_classes
 from vitrail.study.compare_results import Comparison, TokenSimilarity, Voter
 from vitrail.study.plots import save_comparison_plot
 from vitrail.train.evaluate import evaluate
-from vitrail.train.opened import LoadedModel
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)
@@ -40,7 +40,7 @@ def toy(
 ) -> LoadedModel:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
     model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
-    return LoadedModel(name=name, model=model, preprocessing=preprocessing, classes=7, labels=CLASSES)
+    return LoadedModel(source=name, model=model, preprocessing=preprocessing, classes=7, labels=CLASSES)
 
 
 def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
@@ -118,7 +118,9 @@ def test_disagreement_is_a_metric(models: int, count: int, batch: int, seed: int
         head = nn.Linear(12, 3)
         nn.init.normal_(head.weight, generator=draw)
         model = nn.Sequential(nn.Flatten(), head)
-        voters.append(LoadedModel(name=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
+        voters.append(
+            LoadedModel(source=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c"))
+        )
     found = compare(voters, dataset, batch=batch)
     matrix = torch.tensor(found.disagreement, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)
@@ -153,7 +155,7 @@ def test_models_with_more_classes_predict_among_those_of_the_data(dataset: Array
     large = replace(large, classes=9, labels=("x", *CLASSES, "y"))
     found = compare([large], dataset)
     with torch.inference_mode():
-        best = large.model(inputs(dataset, WIDE))[:, 1:8].argmax(1)
+        best = large.module(inputs(dataset, WIDE))[:, 1:8].argmax(1)
     labels = torch.tensor([dataset.label(n) for n in range(23)])
     assert found.voters[1].accuracy == (best == labels).double().mean().item()
     assert found.notes == ("large: of its 9 classes only the data's 7 are compared",)
@@ -187,8 +189,8 @@ def test_token_similarity_matches_the_parts_of_the_model(dataset: ArrayDataset) 
 
 def test_distilled_models_vote_three_times_in_one_pass(dataset: ArrayDataset) -> None:
     learner, passes = student(), list[int]()
-    learner.model.train()
-    part: Any = learner.model.patch_embed
+    learner.module.train()
+    part: Any = learner.module.patch_embed
 
     def count(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         passes.append(len(given[0]))
@@ -196,7 +198,7 @@ def test_distilled_models_vote_three_times_in_one_pass(dataset: ArrayDataset) ->
     part.register_forward_pre_hook(count)
     compare([learner], dataset, batch=10)
     assert passes == [10, 10, 3]
-    assert all(module.training for module in learner.model.modules()), "the mode is restored"
+    assert all(module.training for module in learner.module.modules()), "the mode is restored"
 
 
 def test_unreadable_images_are_excluded_for_all(tmp_path: Path) -> None:
@@ -332,16 +334,16 @@ def test_errors(dataset: ArrayDataset, tmp_path: Path) -> None:
     one, nothing = toy("one"), DatasetSplits(name="no", train=dataset, val=None, classes=CLASSES)
     sick = toy("sick")
     with torch.no_grad():
-        next(sick.model.parameters()).fill_(float("nan"))
+        next(sick.module.parameters()).fill_(float("nan"))
     headless = replace(toy("headless", classes=0), classes=0, labels=None)
     cases: list[tuple[Any, Any, str]] = [
         ([], dataset, r"^no models were given; expected at least one"),
-        ([one], None, r"^no --data; expected fashion"),
+        ([one], None, r"^no `data`; expected fashion"),
         ([one], tmp_path / "nowhere", r"nowhere' does not exist; expected 'fashion'"),
         ([tmp_path / "nowhere"], dataset, r"nowhere does not exist; expected a checkpoint"),
-        ([one], nothing, r"^no has no validation pictures; expected some"),
+        ([one], nothing, r"^no has no validation images; expected some"),
         (
-            [one, replace(one, name="far/other", labels=tuple("hijklmn"))],
+            [one, replace(one, source="far/other", labels=tuple("hijklmn"))],
             dataset,
             r"^far/other cannot predict the classes of ArrayDataset: 7 of the data's 7 classes \(a, b, c and 4 more\)",
         ),
@@ -363,7 +365,7 @@ def test_errors(dataset: ArrayDataset, tmp_path: Path) -> None:
 
 def test_one_model_by_name(dataset: ArrayDataset, tmp_path: Path) -> None:
     one = toy("one")
-    vitrail.save(one.model, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
+    vitrail.save(one.module, tmp_path / "one", labels=CLASSES, preprocessing=WIDE)
     expected = compare([one], dataset)
     for models in (tmp_path / "one", str(tmp_path / "one"), [tmp_path / "one"], one):
         assert replace(vitrail.compare(models, dataset), seconds=expected.seconds) == expected

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.loading import LoadedModel
 from vitrail.study.compare import shorten_model_names
-from vitrail.train.opened import LoadedModel
 
 
 def named(names: Sequence[str]) -> list[LoadedModel]:
-    return [LoadedModel(name=name, model=nn.Identity(), preprocessing=Preprocessing(), classes=1) for name in names]
+    return [LoadedModel(source=name, model=nn.Identity(), preprocessing=Preprocessing(), classes=1) for name in names]
 
 
 @pytest.mark.parametrize(

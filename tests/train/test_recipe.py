@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.cli.summary import parse_field
+from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
 from vitrail.train.recipe import SECTIONS, Recipe, list_recipes, list_settings, open_recipe

@@ -19,8 +19,7 @@ import vitrail
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.train import opened
-from vitrail.train.opened import open_model
+from vitrail.loading import open_model, open_timm_model
 from vitrail.train.teacher import Teacher, TeacherView
 
 CPU = torch.device("cpu")
@@ -203,14 +202,16 @@ def test_a_teacher_of_timm(tmp_path: Path) -> None:
     assert (found.classes, found.labels) == (4, pictures().classes)
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
-        assert torch.equal(found.model(images), net.eval()(images))
+        assert torch.equal(found.module(images), net.eval()(images))
     TeacherView(Teacher.from_name(f"timm:local-dir:{tmp_path / 'net'}"), data(), SEEN, CPU)
 
 
 def test_timm_cannot(tmp_path: Path) -> None:
     timm_folder(tmp_path / "net", broken=True)
     for name in (f"local-dir:{tmp_path / 'net'}", "no_such_model"):
-        with pytest.raises(CheckpointError, match=r"timm cannot open .*; expected a name of timm's with weights"):
+        with pytest.raises(
+            CheckpointError, match=r"timm cannot open .*; expected a model name of timm that has weights"
+        ):
             open_model(f"timm:{name}")
 
 
@@ -235,4 +236,4 @@ def test_a_timm_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     with pytest.raises(ConfigError, match="timm cannot be imported: operator torchvision::nms does not exist"):
-        opened.open_timm_model("resnet18")
+        open_timm_model("resnet18")

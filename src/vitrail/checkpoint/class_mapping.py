@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.text import abbreviate_list
 
 WORDNET_ID = re.compile(r"n\d{8}")  # as the folders of ImageNet are named
@@ -76,3 +77,13 @@ def split_label(label: str) -> list[str]:
     wordnet_id = WORDNET_ID.match(label)
     rest = (label[wordnet_id.end() :] if wordnet_id else label).lstrip(" \t:,") or label  # some are only an id
     return [name.strip() for name in rest.split(",") if name.strip()]
+
+
+def check_class_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
+    """The labels, if there is one text per class."""
+    given: Any = labels
+    if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
+    if len(labels) != classes:
+        raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one per class")
+    return tuple(labels)

@@ -1,4 +1,4 @@
-"""The command line: one table of commands, one file for each. Nothing heavy is imported before a command runs.
+"""The command line: a table of commands, one file each. Nothing heavy is imported before a command runs.
 
 A name of two words is a command in a group: `vitrail study cost` is the function `cost` in study_cost.py.
 """
@@ -29,19 +29,14 @@ COMMANDS = (
     *("models", "summary", "inspect-checkpoint", "convert"),
 )
 GROUP_HELP = {
-    "study": "Ask a question of architectures, by an experiment that is run here and set beside the paper's answer.\n\n"
-    "What a layer costs as the sequence grows: vitrail study cost -o cost; which positions a ViT needs: "
+    "study": "Run an experiment about architectures and compare it with the paper.\n\n"
+    "What layers cost as the sequence grows: vitrail study cost -o cost; which position embeddings a ViT needs: "
     "vitrail study positions --data fashion --epochs 1",
 }
-LONG_RUNNING_COMMANDS = (
-    "train",
-    "distill",
-    "ablate",
-    "study",
-)  # commands whose work goes on where nobody reads what they print
-OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # which a machine that only predicts may do without
+LONG_RUNNING_COMMANDS = ("train", "distill", "ablate", "study")  # they continue if nobody reads their output
+OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from"}  # of fields whose option has another name
-USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # by the system, not by us
+USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # not bugs of vitrail
 
 
 def build_app(names: Sequence[str] = COMMANDS) -> App:
@@ -71,7 +66,7 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
 
 
 def load_command(name: str) -> Callable[..., None]:
-    """The function of that name in the file of that name; its docstring is the help."""
+    """The function of a command in its file; its docstring is the help."""
     file = name.replace("-", "_").replace(" ", "_")
     word = name.replace("-", "_").split()[-1]
     return reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))
@@ -95,7 +90,7 @@ def open_devnull() -> TextIOWrapper:
 
 
 class PipeTolerantOutput(TextIOWrapper):
-    """An output whose reader may go away, as in `vitrail train | tee log`: hours of work do not end with it."""
+    """An output whose reader may exit, as in `vitrail train | tee log`, without ending hours of work."""
 
     def write(self, text: str, /) -> int:
         with self.ignore_broken_pipe():
@@ -121,12 +116,12 @@ def tolerate_broken_pipe(stream: TextIO) -> TextIO:
 
 
 def redirect_to_devnull(stream: TextIO) -> None:
-    """What is still to be written would fail again, also at the end."""
+    """Drop what is still to be written: it would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def main() -> NoReturn:
-    """Runs the command; what a user can fix is one line on stderr and exit code 2."""
+    """Run the command. An error that a user can fix is one line on stderr and exit code 2."""
     if "torch" not in sys.modules:  # it is imported where a test or a notebook calls this
         bound_spinning()
     sys.stdout, sys.stderr = sys.stdout or open_devnull(), sys.stderr or open_devnull()  # `>&-` closes them
@@ -134,12 +129,12 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     warnings.showwarning = print_warning
-    os.environ["PYTHONSAFEPATH"] = "1"  # a json.py in the current folder is imported by no process started from here
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports a json.py in the current folder
     try:
         words = sys.argv[1:]
         if words[:1] and words[0] in LONG_RUNNING_COMMANDS:
             sys.stdout, sys.stderr = tolerate_broken_pipe(sys.stdout), tolerate_broken_pipe(sys.stderr)
-        wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # the others need not be imported for it
+        wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # only these are imported
         build_app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
@@ -150,16 +145,16 @@ def main() -> NoReturn:
         if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
-            f"vitrail: {error.name} is not installed; expected it, or a folder that `vitrail export` wrote",
+            f"vitrail: {error.name} is not installed; install it, or use a folder that `vitrail export` wrote",
             file=sys.stderr,
         )
         sys.exit(2)
-    except BrokenPipeError:  # `vitrail models | head`: nobody is listening any more, also not at the end
+    except BrokenPipeError:  # as in `vitrail models | head`
         redirect_to_devnull(sys.stdout)
     except OSError as error:
         if error.errno not in USER_OS_ERRORS:
             raise
-        if error.filename is None:  # what is still to be printed would fail again at the end
+        if error.filename is None:  # standard output failed
             redirect_to_devnull(sys.stdout)
         where = "the output cannot be written" if error.filename is None else f"{error.filename!r} cannot be used"
         print(f"vitrail: {where}: {describe_error(error)}", file=sys.stderr)

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags
-from vitrail.cli.summary import parse_field, parse_size
+from vitrail.cli.options.values import parse_field, parse_size
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""vitrail convert: a checkpoint of any layout into any other."""
+"""vitrail convert: convert a checkpoint of any layout to another."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field, parse_fields, parse_size
-from vitrail.errors import ConfigError, describe_error
-from vitrail.files import check_output_paths, read_text
+from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.values import parse_fields, parse_size, read_labels_file
+from vitrail.files import check_output_paths
 
-LOAD_SNIPPETS = {  # how the result is opened where it belongs
+LOAD_SNIPPETS = {  # how the result is opened
     "vitrail": "vitrail.load({path!r})",
     "timm": 'timm.create_model("local-dir:{path}", pretrained=True)',
     "hf": "transformers.AutoModelForImageClassification.from_pretrained({path!r})",
@@ -37,20 +37,20 @@ def convert(
         "t2t_by_width",
     ],
     source: Annotated[str | None, Parameter(name="--from")] = None,
-    image_size: str | None = None,
+    image_size: flags.ImageSize = None,
     patch_size: str | None = None,
     classes: int | None = None,
     policy: Literal["timm", "deit", "google", "torchvision", "dino"] | None = None,
-    labels: Path | None = None,
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
-    overwrite: Annotated[bool, Parameter(negative=())] = False,
+    labels: flags.Labels = None,
+    fields: flags.ConfigFields = None,
+    preprocessing: flags.PreprocessingFields = None,
+    overwrite: flags.Overwrite = False,
 ) -> None:
-    """Read a checkpoint of any layout and write it in another; says what became of every tensor.
+    """Convert a checkpoint of any layout to another, and report what happened to every tensor.
 
-    Reads .npz by Google, .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, MoCo v3, torchvision,
-    akamaster, T2T-ViT, folders of transformers, timm and our own, and hf-hub:owner/model[@revision]. Nothing in a file
-    is run.
+    Reads Google's .npz; .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, MoCo v3, torchvision,
+    akamaster and T2T-ViT; folders of transformers, timm and vitrail; and hf-hub:OWNER/NAME[@REVISION]. Nothing in a
+    file is executed.
 
     Examples::
 
@@ -62,34 +62,22 @@ def convert(
     Parameters
     ----------
     checkpoint
-        What to read: a file, a folder, or hf-hub:owner/model[@revision].
+        A file, a folder, or hf-hub:OWNER/NAME[@REVISION].
     out
-        What to write: a folder for vitrail, hf or timm, .npz for google; else, or for timm, .pth or .safetensors.
+        A folder for vitrail, hf or timm; .npz for google; .pth or .safetensors for the others and for timm.
     to
-        The layout to write.
+        Layout to write.
     source
-        The layout to read, where it should not be found out: vitrail, timm, hf, torchvision, google, deit, dino, mae,
-        moco, akamaster, t2t, or t2t_by_width for a T2T-ViT whose attention was scaled by its whole width.
-    image_size
-        Resample the positions for pictures of this size: 384, or rows x columns: 384x256.
+        Layout to read, if it should not be detected: vitrail, timm, hf, torchvision, google, deit, dino, mae, moco,
+        akamaster, t2t, or t2t_by_width for a T2T-ViT whose attention was scaled by its full width.
     patch_size
-        Resample the patch kernel, as FlexiViT does it: 16, or 16x8.
+        Resample the patch kernel as FlexiViT does: 16, or 16x8.
     classes
-        Replace the head by one of so many classes, which starts at zero; 0 leaves it out.
+        Replace the head by one for this many classes, which starts at zero; 0 removes it.
     policy
-        How positions are resampled: timm, deit, google, torchvision, dino. Each checkpoint has its makers' own.
-    labels
-        A file with the names of the classes, one a line.
-    fields
-        A config field that the file does not specify, as FIELD=VALUE: heads=3; may be repeated. trained_size=32x128
-        is the size of the images that its positions were trained for.
-    preprocessing
-        A field of the preprocessing to put right, as FIELD=VALUE: mean=[0.485,0.456,0.406]; may be repeated.
-    overwrite
-        Replace what already stands at OUT.
+        How positions are resampled: timm, deit, google, torchvision, dino. [default: as the authors of the checkpoint]
     """
-    given = parse_fields(fields)
-    how = dict(parse_field(item, "--preprocessing") for item in preprocessing or ())
+    given, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
     for name, text in (("image_size", image_size), ("patch_size", patch_size)):
         if text is not None:
             given[name] = parse_size(text, f"--{name.replace('_', '-')}")
@@ -99,12 +87,13 @@ def convert(
 
     from vitrail.checkpoint import read, write
     from vitrail.cli import name_options
-    from vitrail.data.preprocessing import Preprocessing
+    from vitrail.loading import check_field_names, choose_preprocessing
 
+    check_field_names(given)
     found = read(checkpoint, source=source, policy=policy, **given)
-    about, size = found.description, found.model.config.image_size
+    about = found.description
     if how:
-        about = replace(about, preprocessing=(about.preprocessing or Preprocessing(image_size=size)).with_fields(how))
+        about = replace(about, preprocessing=choose_preprocessing(found.model.config, about.preprocessing, how))
     if labels is not None:
         about = replace(about, labels=read_labels_file(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
@@ -118,14 +107,5 @@ def convert(
         provenance=about.provenance,
         resampling=about.resampling,
     )
-    opens = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
-    print(f"{out}: {to} layout, whole{f'; open it with {opens}' if opens else ''}")
-
-
-def read_labels_file(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(read_text(path).splitlines())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--labels {path} cannot be read: {describe_error(error)}; expected a text, one label a line"
-        ) from None
+    snippet = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
+    print(f"{out}: written in the {to} layout{f'; open it with {snippet}' if snippet else ''}")

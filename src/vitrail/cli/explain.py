@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.options.predict_flags import Images, check_misspelt_options
 from vitrail.cli.output.messages import print_error, print_note
@@ -15,14 +16,14 @@ from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import DataError
 
 OPTION_NAMES = (
-    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set", "overwrite"),
-    *("svg", "arrays", "device", "json"),
+    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set"),
+    *("preprocessing", "overwrite", "svg", "arrays", "device", "json"),
 )
 EMPTY_MAP_NOTE = "no attention contributes to the class, so the map is 0 everywhere"
 
 
 def explain(
-    checkpoint: str,
+    checkpoint: flags.TorchModel,
     /,
     *images: Images,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
@@ -33,13 +34,14 @@ def explain(
     of_class: Annotated[str | None, Parameter(name="--class")] = None,
     discard: float = 0.0,
     check: Annotated[bool, Parameter(negative=())] = False,
-    labels: Path | None = None,
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    overwrite: Annotated[bool, Parameter(negative=())] = False,
-    svg: Annotated[bool, Parameter(negative=())] = False,
-    arrays: Annotated[bool, Parameter(negative=())] = False,
-    device: str = "auto",
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    labels: flags.Labels = None,
+    fields: flags.ConfigFields = None,
+    preprocessing: flags.PreprocessingFields = None,
+    overwrite: flags.Overwrite = False,
+    svg: flags.Svg = False,
+    arrays: flags.Arrays = False,
+    device: flags.Device = "auto",
+    as_json: flags.Json = False,
 ) -> None:
     """Draw what a model attends to over photos.
 
@@ -58,8 +60,6 @@ def explain(
 
     Parameters
     ----------
-    checkpoint
-        A run folder, or anything that `vitrail convert` reads: a file, a folder, hf-hub:owner/model.
     out
         Folder for PHOTO.METHOD.png.
     method
@@ -79,20 +79,6 @@ def explain(
     check
         Check whether the map means anything: the probability of the class without the 30 % most and least attended
         patches.
-    labels
-        Text file with the class names, one per line.
-    fields
-        Set a config field that the checkpoint does not specify, as FIELD=VALUE; may be repeated.
-    overwrite
-        Replace figures that exist.
-    svg
-        Write SVG files as well.
-    arrays
-        Write the numbers as well, as .npz files for numpy.
-    device
-        auto, cpu, cuda, cuda:1 or mps.
-    as_json
-        Print JSON only.
     """
     check_misspelt_options(images, OPTION_NAMES)
 
@@ -100,7 +86,7 @@ def explain(
     from vitrail.inspection.explain_options import ExplainOptions
     from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
 
-    _, explainer = open_explainer(checkpoint, labels, device, fields)
+    explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
     options = explainer.resolve_options(
         ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **asked)

@@ -1,4 +1,4 @@
-"""vitrail inspect-checkpoint: what is in a file of weights."""
+"""vitrail inspect-checkpoint: show the contents of a checkpoint."""
 
 import json
 from dataclasses import asdict
@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.summary import parse_field
+from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.values import parse_fields
 from vitrail.errors import CheckpointError
 
 
@@ -16,15 +17,15 @@ def inspect_checkpoint(
     /,
     *,
     source: Annotated[str | None, Parameter(name="--from")] = None,
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    fields: flags.ConfigFields = None,
     tensors: Annotated[bool, Parameter(negative=())] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    as_json: flags.Json = False,
 ) -> None:
-    """Show what is in a checkpoint: layout, architecture, shapes, types, head, checksums, and what is suspicious.
+    """Show the contents of a checkpoint: layout, architecture, shapes, dtypes, head, checksums, suspicious values.
 
-    Nothing in the file is run. Where no layout is recognised, or a model cannot be made of the file, it says why and
-    shows the tensors all the same. For a run or an exported folder, the checksum of every file is verified. Exits with
-    code 2 if a file is damaged.
+    Nothing in the file is executed. If the layout is unknown or no model can be built from the file, the reason and
+    the tensors are shown. For a run or an exported folder, the checksum of every file is verified. Exits with code 2
+    if a file is damaged.
 
     Examples::
 
@@ -36,18 +37,13 @@ def inspect_checkpoint(
     Parameters
     ----------
     file
-        A file (.safetensors, .pth, .bin, .npz), a folder, a run, an exported folder, or hf-hub:owner/model.
+        A file (.safetensors, .pth, .bin, .npz), a folder, a run, an exported folder, or hf-hub:OWNER/NAME.
     source
-        The layout, where it should not be found out: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
-    fields
-        A config field that the file does not specify, as FIELD=VALUE; may be repeated. trained_size=32x128 is the size
-        of the images that its positions were trained for.
+        The layout, if it should not be detected: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
     tensors
-        List every tensor with its mean, deviation, minimum and maximum, not grouped over the blocks.
-    as_json
-        Print JSON instead of a page.
+        List every tensor with its mean, deviation, minimum and maximum instead of grouping the blocks.
     """
-    known = dict(parse_field(item) for item in fields or ())
+    known = parse_fields(fields)
 
     from vitrail.checkpoint.run_files import is_run_folder
     from vitrail.export.description import is_exported

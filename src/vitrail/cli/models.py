@@ -1,12 +1,11 @@
-"""vitrail models: what there is to build. Reads the counted costs, so torch is not imported."""
+"""vitrail models: list the presets. Reads their costs from a file, so torch is not imported."""
 
 import json
 from fnmatch import fnmatchcase
 from importlib.resources import files
-from typing import Annotated, TypedDict
+from typing import TypedDict
 
-from cyclopts import Parameter
-
+from vitrail.cli.options import model_flags as flags
 from vitrail.errors import unknown_name_error
 from vitrail.text import format_table
 
@@ -19,7 +18,7 @@ class ModelListing(TypedDict):
     aliases: list[str]
 
 
-def models(pattern: str = "*", /, *, as_json: Annotated[bool, Parameter(name="--json", negative=())] = False) -> None:
+def models(pattern: str = "*", /, *, as_json: flags.Json = False) -> None:
     """List the models: name, parameters, GMACs, resolution.
 
     GMACs are the multiply-adds of convolutions, matrix products and attention for one image.
@@ -34,9 +33,7 @@ def models(pattern: str = "*", /, *, as_json: Annotated[bool, Parameter(name="--
     Parameters
     ----------
     pattern
-        Names or aliases to list, with * and ? as in a shell (quote it); a part of a name will do.
-    as_json
-        Print JSON instead of a table.
+        Names or aliases to list, with * and ? as in a shell (quote it), or a part of a name.
     """
     catalog: dict[str, ModelListing] = json.loads(files("vitrail.models").joinpath("costs.json").read_text("utf-8"))
     found = filter_models(catalog, pattern) or filter_models(catalog, f"*{pattern}*")

@@ -50,7 +50,7 @@ def predict(
         raise ConfigError(f"--top {top}; expected 1 or more")
     names = None
     if labels is not None:
-        from vitrail.cli.convert import read_labels_file
+        from vitrail.cli.options.values import read_labels_file
 
         names = read_labels_file(labels)
     own_flags = ("top", "format", "labels")

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from vitrail.cli.ablate import run_study
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import StudyFlags
-from vitrail.cli.summary import parse_field
+from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError
 
 

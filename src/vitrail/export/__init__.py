@@ -1,1 +1,1 @@
-"""Models for machines without torch: ONNX files with all that predicting takes inside, as they are or in 8 bits."""
+"""Export models to ONNX files that predict without torch, exactly or in int8."""

@@ -1,4 +1,4 @@
-"""The folder of an export: it appears whole or not at all, and takes the place of nothing but another export."""
+"""Write the folder of an export atomically. It replaces nothing but another export."""
 
 import errno
 import os
@@ -15,11 +15,11 @@ from vitrail.export.description import CONFIG_FILE, EXPORT_FILES, has_export_con
 from vitrail.files import is_temporary_file
 from vitrail.locks import LOCK_FILE_NAME, InUseError, lock_folder
 
-LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 50, 0.1  # of waiting for another process, in seconds
+LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 50, 0.1  # to wait for another process
 
 
 def check_target_folder(folder: Path, *, overwrite: bool) -> None:
-    """Before the work; config.json is the name of a checkpoint's description too, which would be lost."""
+    """Refuse to replace anything but an export; a checkpoint also has a config.json, which would be lost."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink():
@@ -27,14 +27,14 @@ def check_target_folder(folder: Path, *, overwrite: bool) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if not overwrite:
-        raise CheckpointError(f"{folder} is there already; expected a new folder, or --overwrite")
+        raise CheckpointError(f"{folder} already exists; choose a new folder, or set `overwrite`", ("overwrite",))
     if not folder.is_dir() or not has_export_config(folder):
-        raise CheckpointError(f"{folder} is no export, so it is not replaced; expected a new folder, or an export")
+        raise CheckpointError(f"{folder} is not an export, so it is not replaced; choose a new folder")
     check_only_export_files(folder)
 
 
 def check_only_export_files(folder: Path) -> None:
-    """Refuses a folder that holds anything but the files of an export."""
+    """Refuse a folder that contains anything but the files of an export."""
     for path in folder.iterdir():
         known = path.name in (*EXPORT_FILES, LOCK_FILE_NAME) or is_temporary_file(path, CONFIG_FILE)
         if not known or not stat.S_ISREG(path.lstat().st_mode):
@@ -45,17 +45,17 @@ def check_only_export_files(folder: Path) -> None:
 
 
 def remove_export(folder: Path) -> None:
-    """Deletes an export in the cache, damaged or not; anything else in its place is an error and is kept."""
+    """Delete an export in the cache, damaged or not; anything else in its place is an error and stays."""
     for left in reversed(range(LOCK_ATTEMPTS)):
         try:
             remove_export_files(folder)
-        except (InUseError, FileNotFoundError):  # another process does the same, which takes a moment
+        except (InUseError, FileNotFoundError):  # another process is deleting it
             if not left:
                 raise
             sleep(LOCK_PAUSE_SECONDS)
         except CheckpointError:
             raise
-        except VitrailError:  # it cannot be locked: maybe since it is gone
+        except VitrailError:  # it cannot be locked, maybe because it is gone
             if os.path.lexists(folder):
                 raise
         else:
@@ -71,13 +71,13 @@ def remove_export_files(folder: Path) -> None:
             for path in folder.iterdir():
                 if path.name != LOCK_FILE_NAME:
                     path.unlink(missing_ok=True)
-        with suppress(OSError):  # another process may have written its own meanwhile
+        with suppress(OSError):  # another process may have written its own in the meantime
             folder.rmdir()
 
 
 @contextmanager
 def write_folder_atomically(folder: Path, *, overwrite: bool = True) -> Generator[Path]:
-    """A place beside it to be filled, which gets its name in the end; what was begun and failed is removed."""
+    """A temporary folder next to it, which is renamed at the end, or removed after an error."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -92,21 +92,21 @@ def write_folder_atomically(folder: Path, *, overwrite: bool = True) -> Generato
 
 
 def move_into_place(place: Path, folder: Path, *, overwrite: bool = True) -> None:
-    """In one step where nothing was; over an older export part by part, by one process at a time."""
+    """Rename the folder; replace the files of an older export one by one, under a lock."""
     if not folder.is_symlink() and (not folder.is_dir() or not any(folder.iterdir())):
         with suppress(FileNotFoundError):
             folder.rmdir()
         try:
             place.rename(folder)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was quicker with its own
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster
                 raise
         else:
             return
-    check_target_folder(folder, overwrite=overwrite)  # again: something may have appeared meanwhile
+    check_target_folder(folder, overwrite=overwrite)  # again: something may have appeared in the meantime
     with lock_folder(folder):
         for name in EXPORT_FILES:
             if (place / name).exists():
                 (place / name).replace(folder / name)
-            else:  # of the older one, which the new description is not about
+            else:  # left from the older export
                 (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""An exported model on disk: model.onnx, and config.json with all that predicting takes. Read without torch."""
+"""An exported model on disk: model.onnx, and config.json with labels and preprocessing. Read without torch."""
 
 import json
 import os
@@ -20,13 +20,13 @@ EXPORT_FILES = (
     ONNX_FILE,
     TORCH_PROGRAM_FILE,
     CONFIG_FILE,
-)  # all that an export may consist of, the description last
+)  # all files that an export may have, in the order of writing
 METADATA_KEY = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT_VERSION = 1  # grows only when an older vitrail can no longer use the file
 PRECISIONS = ("fp32", "int8")
-OutputKind = Literal["logits", "class", "mean", "tokens"]  # what comes out: answers, or features
+OutputKind = Literal["logits", "class", "mean", "tokens"]  # logits, or one kind of features
 OUTPUT_KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
-CHECKPOINT_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of a model that is no export
+CHECKPOINT_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of a checkpoint, which is not an export
 FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "precision": str,
     "output": str,
@@ -43,27 +43,27 @@ SHA256_PATTERN = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDescription:
-    """What config.json says of an exported model."""
+    """The contents of config.json."""
 
     precision: Literal["fp32", "int8"]
     output: OutputKind
     classes: int
     preprocessing: Preprocessing
-    labels: tuple[str, ...] | None = None  # one a class, in order
-    multiple: int = 0  # of which rows and columns may be any multiple; 0: they are those of the preprocessing
-    merge: int = 0  # tokens that each layer merges
-    agreement: Mapping[str, int] | None = None  # of int8 with fp32: pictures shown, and of how many the answer is
+    labels: tuple[str, ...] | None = None  # one per class, in order
+    multiple: int = 0  # the image size may be any multiple of it; 0: it is fixed
+    merge: int = 0  # tokens merged per layer
+    agreement: Mapping[str, int] | None = None  # of int8 with fp32: images compared, and those that agree
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
     digest: str = ""  # of the weights that were exported
     files: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)  # SHA-256 by name; in config.json
 
     def to_json(self) -> str:
-        """As JSON, without `files`: a file cannot hold its own checksum."""
+        """The description as JSON, without `files`: a file cannot contain its own checksum."""
         about = {name: value for name, value in asdict(self).items() if name != "files"}
         return json.dumps({"format": FORMAT_VERSION, "exported": True, **about}, ensure_ascii=False, allow_nan=False)
 
     def write(self, folder: Path) -> None:
-        """Writes config.json with checksums of the files in the folder and of itself."""
+        """Write config.json, with checksums of the files in the folder and of itself."""
         files = {
             name: file_checksum(folder / name)
             for name in EXPORT_FILES
@@ -74,7 +74,7 @@ class ExportDescription:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "ExportDescription":
-        """Reads back `to_json`; what a newer vitrail added is an error only where the format says so."""
+        """Read `to_json` back. Unknown fields of a newer vitrail are ignored unless the format has changed."""
         try:
             data: Any = parse_json(text)
         except (ValueError, RecursionError) as error:
@@ -126,7 +126,7 @@ def parse_description_fields(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_exported(place: str | Path) -> bool:
-    """A folder that says so or has such a file and no weights beside it, or the ONNX file itself."""
+    """Whether a path is an ONNX file, or a folder with an export in it and no weights next to it."""
     path = Path(place)
     if path.suffix == ".onnx" or has_export_config(path):
         return True
@@ -143,7 +143,7 @@ def has_export_config(folder: Path) -> bool:
 
 
 def find_onnx_file(place: str | Path) -> Path:
-    """The ONNX file; where it is missing, what is there instead."""
+    """The ONNX file of an export; if it is missing, the error says what is there instead."""
     path = Path(place)
     file = path if path.suffix == ".onnx" else path / ONNX_FILE
     try:
@@ -156,14 +156,14 @@ def find_onnx_file(place: str | Path) -> Path:
         return file
     if (path / TORCH_PROGRAM_FILE).exists():
         raise CheckpointError(
-            f"{place} holds a program for torch.export.load, {TORCH_PROGRAM_FILE}; expected {ONNX_FILE}: "
-            "vitrail export --to onnx"
+            f"{place} contains a program for torch.export.load, {TORCH_PROGRAM_FILE}; expected {ONNX_FILE}: "
+            "export the model to onnx"
         )
     raise CheckpointError(f"{file} is missing; expected what `vitrail export` wrote: {ONNX_FILE} and {CONFIG_FILE}")
 
 
 def read_description(place: str | Path, metadata: Mapping[str, str]) -> ExportDescription:
-    """What config.json says, as a person may have edited it; without one what the file itself says of itself."""
+    """The description in config.json, which a user may have edited; without one, that in the ONNX file."""
     file = find_onnx_file(place)
     about = read_folder_description(place)
     if about is not None:

@@ -1,4 +1,4 @@
-"""An exported folder, written whole or not at all, and checked against torch before it appears."""
+"""Export a model to a folder, compared with torch before it appears."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -16,10 +16,16 @@ from vitrail.checkpoint.files.checksums import checksum_tensors
 from vitrail.data.photos import make_photo_views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.export.agreement import count_agreeing_images
+from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
-from vitrail.export.export_module import ExportModule, check_output_available, compute_output
+from vitrail.export.export_module import (
+    ExportModule,
+    check_output_available,
+    compute_output,
+    make_channel_tensors,
+    normalise_pixels,
+)
 from vitrail.export.onnx_file import export_torch_program, find_size_multiple, write_onnx
 from vitrail.export.onnx_session import run_onnx_file, silence_warnings
 from vitrail.export.quantise import import_onnx, quantise_onnx_file, write_description
@@ -27,18 +33,18 @@ from vitrail.models.checks import pair
 from vitrail.models.token_merging import add_token_merging
 
 ExportFormat = Literal["onnx", "onnx-int8", "torch-export"]
-MAX_DIFFERENCE = 1e-4  # how far an exact export's probabilities, or its features by their largest, may be from torch's
-PHOTO_COUNT = 32  # views of the built-in photos that it is checked on
-NOISE_COUNT = 4  # pictures of noise besides
+MAX_DIFFERENCE = 1e-4  # from torch, of the probabilities of an exact export, or of features relative to the largest
+PHOTO_COUNT = 32  # views of the built-in photos to compare on
+NOISE_COUNT = 4  # images of noise to compare on
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What the file gave beside what torch gives."""
+    """The outputs of the file compared with those of torch."""
 
     images: int
-    difference: float  # the largest, of probabilities or, of features, in shares of the largest number
-    same: int  # pictures with the same first class, or with features alike
+    difference: float  # the largest, of probabilities, or of features relative to the largest
+    same: int  # images with the same top class, or with similar features
 
 
 def export_model(
@@ -56,7 +62,7 @@ def export_model(
     images: NDArray[np.uint8] | None = None,
     overwrite: bool = False,
 ) -> tuple[ExportDescription, ExportCheck]:
-    """`pictures` (B, rows, columns, C), framed for the model, are checked besides the built-in photos and noise."""
+    """Export a model. It is compared with torch on built-in photos, noise and `images` (B, rows, columns, C)."""
     folder = Path(folder)
     check_target_folder(folder, overwrite=overwrite)
     if to != "torch-export":
@@ -64,10 +70,11 @@ def export_model(
     check_output_available(model, output)
     weights = compute_weights_digest(model)
     model = convert_to_float32(model)
+    config: Any = model.config
     about = ExportDescription(
         precision="int8" if to == "onnx-int8" else "fp32",
         output=output,
-        classes=count_classes(model),
+        classes=config.classes,
         preprocessing=preprocessing,
         labels=labels,
         multiple=find_size_multiple(model) if dynamic else 0,
@@ -95,7 +102,7 @@ def export_model(
 
 
 def convert_to_float32(model: nn.Module) -> nn.Module:
-    """On the CPU; what is there already is not copied."""
+    """The model in float32 on the CPU, copied only if it is not there yet."""
     tensors = (*model.parameters(), *model.buffers())
     if all(each.device.type == "cpu" and each.dtype in (torch.float32, torch.int64) for each in tensors):
         return model.eval()
@@ -103,7 +110,7 @@ def convert_to_float32(model: nn.Module) -> nn.Module:
 
 
 def make_check_images(preprocessing: Preprocessing, images: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
-    """Real pictures first, then noise: (B, rows, columns, C)."""
+    """Photos first, then noise: (B, rows, columns, C)."""
     size, channels = pair(preprocessing.image_size), len(preprocessing.mean)
     noise = np.random.default_rng(0).integers(0, 256, (NOISE_COUNT, *size, channels), dtype=np.uint8)
     given = [] if images is None or not len(images) else [images]
@@ -116,15 +123,15 @@ def check_onnx_file(
     try:
         found = run_onnx_file(path, pixels)
     except Exception as error:
-        raise CheckpointError(f"what was exported cannot be run: {describe_error(error)}") from error
+        raise CheckpointError(f"the exported file cannot be run: {describe_error(error)}") from error
     return compare_outputs(found, expected, output, exact=exact)
 
 
 def compute_torch_outputs(model: nn.Module, about: ExportDescription, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """As an engine of torch's answers."""
-    mean, std = (torch.tensor(each)[:, None, None] for each in (about.preprocessing.mean, about.preprocessing.std))
+    """The outputs of the model, image by image."""
+    mean, std = make_channel_tensors(about.preprocessing)
     with torch.inference_mode():
-        images = ((torch.from_numpy(each[None]).permute(0, 3, 1, 2) / 255 - mean) / std for each in pixels)
+        images = (normalise_pixels(each[None], mean, std) for each in pixels)
         return torch.cat([compute_output(model, each, about.output).float() for each in images]).numpy()
 
 
@@ -137,10 +144,10 @@ def compare_outputs(
     else:
         difference = float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12))
     if not np.isfinite(difference):
-        raise CheckpointError("the model answers NaN; expected finite weights: load them again, or in float32")
+        raise CheckpointError(NOT_FINITE_MESSAGE)
     if exact and difference > MAX_DIFFERENCE:
         raise CheckpointError(
-            f"what was exported differs from torch by {difference:.2g}; expected at most {MAX_DIFFERENCE:g}"
+            f"the exported file differs from torch by {difference:.2g}; expected at most {MAX_DIFFERENCE:g}"
         )
     return ExportCheck(len(found), difference, count_agreeing_images(found, expected, output))
 
@@ -154,9 +161,9 @@ def write_torch_program(
     *,
     dynamic: bool,
 ) -> ExportCheck:
-    """For torch.export.load, which needs torch and nothing of vitrail."""
+    """Write a program for torch.export.load, which needs torch but not vitrail."""
     program = export_torch_program(ExportModule(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
-    file = BytesIO()  # by way of memory: on a full disk torch's own writing ends the process
+    file = BytesIO()  # through memory: on a full disk, writing by torch ends the process
     with silence_warnings():
         torch.export.save(program, file, extra_files={METADATA_KEY: about.to_json()})
         (place / TORCH_PROGRAM_FILE).write_bytes(file.getbuffer())
@@ -168,9 +175,5 @@ def write_torch_program(
 
 
 def compute_weights_digest(model: nn.Module) -> str:
-    """Of the weights, by name and value."""
+    """A digest of the names and values of the weights."""
     return checksum_tensors(model.state_dict())[:32]
-
-
-def count_classes(model: Any) -> int:
-    return model.config.classes

@@ -1,4 +1,4 @@
-"""The module that is exported: pixels in as Pillow gives them, the normalisation in the first layer's weights.
+"""The module that is exported: it takes pixels as Pillow gives them, and its first layer normalises them.
 
 B batch, N tokens, D width, H heads, C channels, P×Q patch, n patches.
 """
@@ -6,8 +6,10 @@ B batch, N tokens, D width, H heads, C channels, P×Q patch, n patches.
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
@@ -22,7 +24,7 @@ from vitrail.models.token_merging import MergingBlocks
 class ExportModule(nn.Module):
     """(B, rows, columns, C) pixels from 0 to 255 → logits (B, classes), or features (B, D), or all tokens (B, N, D).
 
-    The model given stays as it is. With `fused`, attention is one operator of ONNX Runtime's: to be exported, not run.
+    The given model is copied. With `fused`, attention is an operator of ONNX Runtime, which torch cannot run.
     """
 
     def __init__(
@@ -34,12 +36,12 @@ class ExportModule(nn.Module):
         self.preprocessing = preprocessing
         self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
         embed = getattr(self.model, "patch_embed", None)
-        self.folds_normalisation = (
-            type(embed) is PatchEmbed
-        )  # a stem that pads its pictures would pad them with another colour
+        self.folds_normalisation = type(embed) is PatchEmbed  # zero padding in a stem would be another colour
         if isinstance(embed, PatchEmbed) and self.folds_normalisation:
             self.model.patch_embed = PixelPatchEmbed(embed, preprocessing)
-        merges = any(isinstance(module, MergingBlocks) for module in self.model.modules())  # asks the attention itself
+        merges = any(
+            isinstance(module, MergingBlocks) for module in self.model.modules()
+        )  # which needs the attention itself
         if fused and not merges:
             for module in [*self.model.modules()]:
                 inner = getattr(module, "attn", None)
@@ -55,8 +57,20 @@ class ExportModule(nn.Module):
         return compute_output(self.model, images, self.output)
 
 
+def make_channel_tensors(preprocessing: Preprocessing, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and std, each (C, 1, 1)."""
+    mean, std = (torch.tensor(each, device=device)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
+    return mean, std
+
+
+def normalise_pixels(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> Tensor:
+    """Pixels from 0 to 255 as Pillow gives them, (B, rows, columns, C) → the model's input (B, C, rows, columns)."""
+    images = torch.from_numpy(pixels).to(mean.device).permute(0, 3, 1, 2).float()
+    return (images / 255 - mean) / std
+
+
 def compute_output(model: Any, images: Tensor, output: OutputKind) -> Tensor:
-    """What is asked of a model: its logits, or its features after the final norm."""
+    """The logits of a model, or its features after the final norm."""
     if output == "logits":
         return model(images)
     if output == "class":
@@ -67,12 +81,12 @@ def compute_output(model: Any, images: Tensor, output: OutputKind) -> Tensor:
 
 def check_output_available(model: Any, output: OutputKind) -> None:
     config = getattr(model, "config", None)
-    if output == "logits" and not getattr(config, "classes", 0):
-        raise ConfigError("the model has no head, so no classes to answer with; expected one with classes")
+    if output == "logits" and not getattr(config, "classes", getattr(model, "num_classes", 0)):  # timm's has the latter
+        raise ConfigError("the model has no head; expected one with classes")
     if output != "logits" and not hasattr(model, "tokens"):
-        raise ConfigError(f"{type(model).__name__} has no tokens; expected a model of vitrail's families for features")
+        raise ConfigError(f"{type(model).__name__} has no tokens; features need a model of vitrail's families")
     if output == "class" and not has_class_token(model):
-        raise ConfigError("features 'class' of a model without a class token; expected mean or tokens")
+        raise ConfigError("features 'class' of a model without a class token; use mean or tokens")
 
 
 def has_class_token(model: Any) -> bool:
@@ -80,7 +94,7 @@ def has_class_token(model: Any) -> bool:
 
 
 class PixelPatchEmbed(nn.Module):
-    """What `PatchEmbed` makes of normalised images, of pixels from 0 to 255 at once: (B, C, H, W) → (B, n, D).
+    """`PatchEmbed` after normalisation, computed from pixels from 0 to 255: (B, C, H, W) → (B, n, D).
 
     W·((x/255 − mean)/std) + b = (W/(255·std))·x + (b − Σ W·mean/std).
     """
@@ -98,12 +112,12 @@ class PixelPatchEmbed(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         b, c, h, w = images.shape
         p, q = self.patch
-        panes = images.permute(0, 2, 3, 1).reshape(b, h // p, p, w // q, q, c).transpose(2, 3)
-        return panes.reshape(b, (h // p) * (w // q), p * q * c) @ self.get_buffer("weight") + self.get_buffer("bias")
+        patches = images.permute(0, 2, 3, 1).reshape(b, h // p, p, w // q, q, c).transpose(2, 3)
+        return patches.reshape(b, (h // p) * (w // q), p * q * c) @ self.get_buffer("weight") + self.get_buffer("bias")
 
 
 class FusedAttention(nn.Module):
-    """`SelfAttention` whose operator splits the heads itself, without copies between: (B, N, D) → (B, N, D)."""
+    """`SelfAttention` as one operator, which splits the heads without copies: (B, N, D) → (B, N, D)."""
 
     def __init__(self, inner: SelfAttention) -> None:
         super().__init__()
@@ -116,12 +130,12 @@ class FusedAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        grid: Grid | None = None,  # noqa: ARG002  # whose positions are not in the attention
+        grid: Grid | None = None,  # noqa: ARG002  # it has no positions in the attention
         queries: int | None = None,
     ) -> Tensor:
-        asking = x if queries is None else x[:, :queries]
-        q, k, v = (F.linear(rows, self.get_buffer(name)) for rows, name in ((asking, "q"), (x, "k"), (x, "v")))
-        mixed = torch.onnx.ops.symbolic(  # stands for ONNX Runtime's operator; torch itself cannot compute it
+        queried = x if queries is None else x[:, :queries]
+        q, k, v = (F.linear(rows, self.get_buffer(name)) for rows, name in ((queried, "q"), (x, "k"), (x, "v")))
+        mixed = torch.onnx.ops.symbolic(  # an operator of ONNX Runtime, which torch cannot compute
             "com.microsoft::MultiHeadAttention",
             (q, k, v, self.get_buffer("bias")),
             {"num_heads": self.heads},

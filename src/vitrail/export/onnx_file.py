@@ -1,4 +1,4 @@
-"""A model as an ONNX file, by torch's exporter."""
+"""Write a model as an ONNX file with torch's exporter."""
 
 from math import lcm
 from pathlib import Path
@@ -14,8 +14,8 @@ from vitrail.export.export_module import ExportModule
 from vitrail.export.onnx_session import silence_warnings
 from vitrail.models.checks import pair
 
-OPSET = 20  # has Gelu; newer ones are in few runtimes yet
-MAX_INLINE_WEIGHT_BYTES = 2**31 - 2**24  # bytes of weights that fit into one file of protobuf
+OPSET = 20  # the first with Gelu; few runtimes have newer ones
+MAX_INLINE_WEIGHT_BYTES = 2**31 - 2**24  # the limit of a protobuf file
 
 
 def write_onnx(
@@ -27,9 +27,9 @@ def write_onnx(
     dynamic: bool = False,
     portable: bool = False,
 ) -> None:
-    """Input `pixels`, uint8 (batch, rows, columns, channels); output named as asked. Any batch; any size if `dynamic`.
+    """Input `pixels`, uint8 (batch, rows, columns, channels); output named by its kind. Any batch, any size if dynamic.
 
-    With `portable`, only operators of the ONNX standard; else attention is one of ONNX Runtime's, which is faster.
+    With `portable`, all operators are in the ONNX standard; otherwise attention is a faster one of ONNX Runtime.
     """
     shipped = ExportModule(model, preprocessing, output, fused=not portable)
     program = export_torch_program(shipped, dynamic=dynamic)
@@ -47,7 +47,7 @@ def write_onnx(
 
 
 def export_torch_program(module: ExportModule, *, dynamic: bool) -> torch.export.ExportedProgram:
-    """By torch.export: any batch, and with `dynamic` any number of patches."""
+    """Export with torch.export, for any batch, and with `dynamic` for any number of patches."""
     config = module.model.config
     size = pair(module.preprocessing.image_size)
     sides: dict[int, Any] = {0: torch.export.Dim("batch")}
@@ -57,7 +57,7 @@ def export_torch_program(module: ExportModule, *, dynamic: bool) -> torch.export
         by = find_size_multiple(module.model)
         rows, columns = (torch.export.Dim(name, min=find_minimum_side(config)) for name in ("rows", "columns"))
         sides |= {1: by * rows, 2: by * columns} if by > 1 else {1: rows, 2: columns}
-        size = (2 * by + size[0], 3 * by + size[1])  # another than its own, and oblong
+        size = (2 * by + size[0], 3 * by + size[1])  # not its own size, and not square
     pixels = torch.zeros(2, *size, config.channels, dtype=torch.uint8)
     try:
         with silence_warnings():
@@ -67,11 +67,11 @@ def export_torch_program(module: ExportModule, *, dynamic: bool) -> torch.export
 
 
 def find_minimum_side(config: Any) -> int:
-    """Of a side: a patch, or of a convnet so many pixels that its last map is more than one place, as torch needs."""
+    """The minimum of a side: one patch; for a convnet, the pixels that leave more than one place in its last map."""
     return 2 ** (len(config.stages) + 1) + 1 if hasattr(config, "stages") and not hasattr(config, "heads") else 1
 
 
 def find_size_multiple(model: Any) -> int:
-    """Of which the rows and columns of a picture must be a multiple: the pixels of a token, or 1 without tokens."""
+    """The image size must be a multiple of this: the pixels per token, or 1 without tokens."""
     sides = zip(pair(model.config.image_size), getattr(model, "grid", pair(model.config.image_size)), strict=True)
     return lcm(*(pixels // tokens for pixels, tokens in sides))

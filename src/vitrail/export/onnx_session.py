@@ -1,4 +1,4 @@
-"""ONNX Runtime, which is wanted only where an exported model is run."""
+"""ONNX Runtime, imported only when an exported model is run."""
 
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -21,18 +21,16 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime as found
     except ImportError:
-        raise ConfigError(
-            "an exported model needs ONNX Runtime; expected it installed: pip install onnxruntime"
-        ) from None
+        raise ConfigError("an exported model needs ONNX Runtime; install it: pip install onnxruntime") from None
     return found
 
 
 def open_session(model: Path | bytes, threads: int = 0) -> Any:
-    """A call computes on so many threads; 0 is one a core. Weights in a file next to it are read, never mapped."""
+    """Open a graph; 0 threads is one per core. Weights in a file next to it are read, never mapped."""
     runtime = import_onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # what fails is raised
+    options.log_severity_level = 4  # errors are raised, not logged
     weights = b"" if isinstance(model, bytes) else read_external_data(model)
     if weights and not isinstance(model, bytes):
         # ONNX Runtime would map the file: overwriting it would change the model, truncating it would crash the process
@@ -58,13 +56,13 @@ def read_external_data(model: Path) -> bytes:
 
 
 def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
-    """As `session`, and verifies the checksums, if there are any, while the session is built."""
+    """Open a graph with a time limit, and verify the checksums in the meantime."""
     size = model.stat().st_size
     if size > MAX_ONNX_BYTES:
         raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {MAX_ONNX_BYTES:,}")
     found, before = dict[str, str](), get_file_state(model)
     checked = [each for each in (model, external_data_path(model)) if each.name in checksums]
-    # not waited for at exit: constants are computed while a graph is opened, which may take hours
+    # a daemon thread: opening computes constants, which may take hours
     opener = SessionOpener(model, threads)
     opener.start()
     add_checksums(found, checked)
@@ -137,14 +135,14 @@ def run_with_timeout(
 
 
 def run_onnx_file(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Of pictures one by one: (B, rows, columns, C) → (B, …)."""
+    """Run a file image by image: (B, rows, columns, C) → (B, …)."""
     opened = open_session(model)
     return np.concatenate([run_with_timeout(opened, each[None])[0] for each in pixels])
 
 
 @contextmanager
 def silence_warnings() -> Generator[None]:
-    """Exporters' and quantisers' remarks on their own insides are for their makers."""
+    """Silence the log messages and warnings of exporters and quantisers about their own internals."""
     import logging  # slow to import, and not needed to run a model
     import warnings
 

@@ -1,8 +1,8 @@
-"""An ONNX file in 8 bits: weights of 7 bits for each channel, activations of 8 bits measured as they come.
+"""Quantise an ONNX file to int8: 7-bit weights per channel, 8-bit activations with dynamic ranges.
 
-By ONNX Runtime's own tool. Weights use 7 of the 8 bits: two products of 8 bits each overflow the 16 bits in which a CPU
-without VNNI adds them. A layer whose input has one number far above the rest stays in float32: measured in one step for
-all numbers of a tensor, the rest would drown in it (ViT-Ti/16's block 7 has such a channel, 200 times the others).
+With ONNX Runtime's own tool. Weights use 7 of the 8 bits: the sum of two 8-bit products overflows the 16 bits of a CPU
+without VNNI. A layer whose input has outliers stays in float32: with one range per tensor, all other values would round
+to zero (ViT-Ti/16's block 7 has a channel 200 times the others).
 """
 
 from dataclasses import replace
@@ -19,17 +19,17 @@ from vitrail.export.description import METADATA_KEY, ONNX_FILE, ExportDescriptio
 from vitrail.export.onnx_session import open_session, run_onnx_file, run_with_timeout, silence_warnings
 from vitrail.files import file_checksum
 
-OUTLIER_RATIO = 100.0  # times the root mean square: an input whose largest number is above it is not quantised
+OUTLIER_RATIO = 100.0  # largest value over root mean square, above which an input is not quantised
 
 
 def quantise_onnx_file(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]:
-    """Writes `target`; the names of the products that stay in float32. `pixels` (B, rows, columns, C) show which."""
+    """Write `target`; return the layers that stay in float32, which is decided with `pixels` (B, rows, columns, C)."""
     onnx = import_onnx()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(source))
     kept = find_outlier_layers(model, pixels)
-    del model.graph.value_info[:]  # shapes that the quantiser would contradict
+    del model.graph.value_info[:]  # the quantiser would contradict these shapes
     with silence_warnings():
         quantize_dynamic(
             model,
@@ -45,7 +45,7 @@ def quantise_onnx_file(source: Path, target: Path, pixels: NDArray[np.uint8]) ->
 
 
 def find_outlier_layers(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
-    """The products with weights whose input, for these pictures, has a number far above the rest."""
+    """The matrix products whose inputs have outliers for these images."""
     onnx = import_onnx()
     weights = {each.name for each in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
@@ -55,8 +55,8 @@ def find_outlier_layers(model: Any, pixels: NDArray[np.uint8]) -> list[str]:
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in inputs)
     opened = open_session(probe.SerializeToString())
     largest, squares = dict.fromkeys(inputs, 0.0), dict.fromkeys(inputs, 0.0)
-    for picture in pixels:  # one by one: all inputs of all layers at once are large
-        for name, values in zip(inputs, run_with_timeout(opened, picture[None], output_names=inputs), strict=True):
+    for image in pixels:  # one by one, since the inputs of all layers are large
+        for name, values in zip(inputs, run_with_timeout(opened, image[None], output_names=inputs), strict=True):
             largest[name] = max(largest[name], float(np.abs(values).max()))
             squares[name] += float(np.square(values, dtype=np.float64).mean()) / len(pixels)
     return [node.name for node in products if largest[node.input[0]] > OUTLIER_RATIO * squares[node.input[0]] ** 0.5]
@@ -66,14 +66,14 @@ def import_onnx() -> Any:
     try:
         import onnx
     except ImportError:
-        raise ConfigError("exporting needs onnx; expected it installed: pip install 'vitrail[export]'") from None
+        raise ConfigError("exporting needs onnx; install it: pip install 'vitrail[export]'") from None
     return onnx
 
 
 def write_int8_export(
     file: Path, folder: Path, about: ExportDescription, pixels: NDArray[np.uint8], checksum: str | None = None
 ) -> None:
-    """An exported file as an exported folder in 8 bits, with how far the two agree on these pictures.
+    """Quantise an exported file into an exported folder, and record how often both agree on these images.
 
     If `checksum` is given, nothing is written unless it is still the file's after quantising.
     """
@@ -96,7 +96,7 @@ def write_int8_export(
 
 
 def write_description(place: Path, about: ExportDescription) -> None:
-    """Beside the file, and inside it too, so that it can travel alone."""
+    """Write the description next to the ONNX file and into it, so that the file can be used alone."""
     onnx = import_onnx()
     model = onnx.load(str(place / ONNX_FILE), load_external_data=False)
     onnx.helper.set_model_props(model, {METADATA_KEY: about.to_json()})

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import Preprocessing, compute_visible_box
+from vitrail.data.preprocessing import compute_visible_box
 from vitrail.errors import DataError, VitrailError
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.capture import (
@@ -42,8 +42,14 @@ from vitrail.inspection.rollout import (
     token_rollout,
 )
 from vitrail.inspection.token_statistics import token_norms
-from vitrail.predict.predictions import NOT_FINITE_MESSAGE, ClassProbability, Prediction, softmax
-from vitrail.predict.viewer import Viewer
+from vitrail.loading import GivenPreprocessing, LoadedModel, open_module
+from vitrail.predict.predictions import (
+    NOT_FINITE_MESSAGE,
+    ClassProbability,
+    Prediction,
+    predictions_from_logits,
+    softmax,
+)
 
 MAX_STEM_BYTES = 180  # in a file name
 
@@ -124,15 +130,15 @@ class Explainer:
 
     def __init__(
         self,
-        model: str | Path | nn.Module,
+        model: str | Path | nn.Module | LoadedModel,
         *,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: GivenPreprocessing = None,
         labels: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         module = getattr(model, "_orig_mod", model)  # unwrap torch.compile, whose code ignores hooks
-        self.viewer = Viewer(module, preprocessing=preprocessing, labels=labels, device=device)
-        self.model: Any = self.viewer.model
+        self.loaded = open_module(module, preprocessing=preprocessing, labels=labels, device=device)
+        self.model: Any = self.loaded.model
         self.no_maps_reason = why_no_attention_maps(self.model)  # empty if there are maps
         self.layers = [] if self.no_maps_reason else find_attention_layers(self.model)
         self.default_method: ExplainMethod = default_method(self.model, self.layers)  # if none is given
@@ -163,26 +169,28 @@ class Explainer:
 
     def resolve_options(self, options: ExplainOptions) -> ExplainOptions:
         """Check the options against the model and resolve layer, head and class to numbers."""
-        return resolve_options(options, self.model, self.layers, self.viewer.labels)
+        return resolve_options(options, self.model, self.layers, self.loaded.labels)
 
     def explain_resolved(self, image: Any, options: ExplainOptions, name: str = "image") -> Explanation:
         """Explain an image with options from `resolve_options`."""
         picture = open_image(image)
         photo, box = shrink_photo(
-            picture, compute_visible_box((picture.height, picture.width), self.viewer.preprocessing)
+            picture, compute_visible_box((picture.height, picture.width), self.loaded.preprocessing)
         )
         try:
-            pixels = self.viewer.see([picture])
+            pixels = self.loaded.make_batch([picture])
         except DataError as error:  # which does not know the image's name
             raise DataError(f"{name!r}: {error}") from None
         logits, maps = self.compute_maps(pixels, options)
         if not np.isfinite(maps).all():
             raise VitrailError(NOT_FINITE_MESSAGE)
         prediction = asked = None
-        if self.viewer.classes:
-            (prediction,) = self.viewer.likeliest(logits, 5)
+        if self.loaded.classes:
+            values, labels = logits.float().numpy(force=True), self.loaded.labels
+            (prediction,) = predictions_from_logits(values, labels, 5)
             index = prediction.top[0].index if options.of_class is None else int(options.of_class)
-            asked = self.viewer.answer(index, softmax(logits.float().numpy(force=True))[0, index].item())
+            probability = softmax(values)[0, index].item()
+            asked = ClassProbability(index, None if labels is None else labels[index], probability)
         return Explanation(
             name=name, options=options, maps=maps[0], photo=photo, box=box, explained_class=asked, prediction=prediction
         )

@@ -70,7 +70,7 @@ def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
         raise ConfigError("`check` with `method` norms, which is not attention; use another method", CHECK_FIELDS)
     if "all" in (options.layer, options.head):
         raise ConfigError("`check` of all layers or heads; choose one `layer` and one `head`", CHECK_FIELDS)
-    if not explainer.viewer.classes:
+    if not explainer.loaded.classes:
         raise ConfigError("`check` needs a model with classes; this one has no head", CHECK_FIELDS)
 
 
@@ -79,7 +79,7 @@ def check_by_occlusion(explainer: Explainer, image: Any, explanation: Explanatio
     explained = explanation.explained_class
     if explained is None:
         raise ConfigError("`check` needs a model with classes; this one has no head", CHECK_FIELDS)
-    pixels = explainer.viewer.see([image])
+    pixels = explainer.loaded.make_batch([image])
     classes = torch.tensor([explained.index], device=pixels.device)
     most, least = (
         probabilities_without_patches(

@@ -76,7 +76,7 @@ def look(
     statistics, skipped, pending = ActivationStatistics(), list[str](), list[Tensor]()
     for image in images:
         try:
-            pending.append(explainer.viewer.see([image]))
+            pending.append(explainer.loaded.make_batch([image]))
         except DataError as error:
             skipped.append(str(error))
         if len(pending) == batch:
@@ -155,7 +155,7 @@ class ActivationStatistics:
             self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
         if explainer.no_maps_reason:
             self.no_occlusion_reason = explainer.no_maps_reason
-        elif explainer.viewer.classes:
+        elif explainer.loaded.classes:
             self.add_occlusion(explainer, pixels, options)
         self.images += len(pixels)
 

@@ -1,6 +1,6 @@
-"""The user's cache: exports of models, and which engine was the fastest.
+"""The user's cache: exports of models, and measured speeds of engines.
 
-Entries are found by the contents of the model, never by its path, and carry a checksum; damaged ones are rebuilt.
+Entries are keyed by the contents of the model, never by its path, and have checksums; damaged ones are rebuilt.
 """
 
 import json
@@ -12,80 +12,81 @@ from typing import Any, Literal
 
 from vitrail import __version__
 from vitrail.errors import CheckpointError, VitrailError, describe_error
-from vitrail.export.description import ONNX_FILE, ExportDescription, find_onnx_file, read_folder_description
+from vitrail.export.description import ONNX_FILE, read_folder_description
+from vitrail.export.exported_model import ExportedModel
 from vitrail.files import read_text, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.loading import LoadedModel
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
-SPEEDS_FOLDER = (
-    "engines"  # the folder of measured speeds: one file per key, so that processes do not overwrite each other's
-)
-MAX_SPEED_FILE_BYTES = 2**16  # bytes of such a file
+SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrite each other's
+MAX_SPEED_FILE_BYTES = 2**16
 
 
 def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "vitrail"
     except RuntimeError as error:
-        raise CheckpointError(f"{describe_error(error)} expected one, to keep exports in: set HOME") from None
+        raise CheckpointError(f"{describe_error(error)} There is no folder to cache exports in: set HOME") from None
 
 
-def export_cache_path(viewer: Any, output: str, *, merge: int, precision: str) -> Path:
-    """Where the export of such a model is, or will be: by its weights, its config and how it sees."""
+def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision: str) -> Path:
+    """Where the export of a model is cached: by its weights, config and preprocessing."""
     from vitrail.export.export import compute_weights_digest
 
-    about = [__version__, type(viewer.model).__name__, asdict(viewer.model.config), asdict(viewer.preprocessing)]
-    text = json.dumps([*about, compute_weights_digest(viewer.model), output, merge, precision], default=str)
+    model: Any = loaded.model
+    about = [__version__, type(model).__name__, asdict(model.config), asdict(loaded.preprocessing)]
+    text = json.dumps([*about, compute_weights_digest(model), output, merge, precision], default=str)
     return cache_folder() / "exports" / sha256(text.encode()).hexdigest()[:32]
 
 
 def get_cached_export(
-    viewer: Any, output: Any, *, merge: int, precision: Literal["fp32", "int8"], rebuild: bool = False
+    loaded: LoadedModel, output: Any, *, merge: int, precision: Literal["fp32", "int8"], rebuild: bool = False
 ) -> Path:
-    """An export of the model, written at the first time it is asked for; labels are not in it, for they may change."""
+    """An export of the model, written on first use. It has no labels, since those may change."""
     from vitrail.export.atomic_folder import remove_export
     from vitrail.export.export import export_model
 
-    place = export_cache_path(viewer, output, merge=merge, precision=precision)
-    if rebuild or not is_complete_export(place):
-        remove_export(place)
+    path = export_cache_path(loaded, output, merge=merge, precision=precision)
+    if rebuild or not is_complete_export(path):
+        remove_export(path)
         export_model(
-            viewer.model,
-            place,
-            preprocessing=viewer.preprocessing,
+            loaded.module,
+            path,
+            preprocessing=loaded.preprocessing,
             to="onnx" if precision == "fp32" else "onnx-int8",
             output=output,
             merge=merge,
             overwrite=True,
         )
-    return place
+    return path
 
 
-def get_cached_int8_export(place: Path, about: ExportDescription, *, rebuild: bool = False) -> Path:
-    """An exported model in 8 bits, made of its own file at the first time it is asked for; needs onnx and no torch."""
+def get_cached_int8_export(exported: ExportedModel, *, rebuild: bool = False) -> Path:
+    """An exported model quantised to int8, written on first use. Needs onnx, but not torch."""
     from vitrail.data.photos import make_photo_views
     from vitrail.export.atomic_folder import remove_export
     from vitrail.export.quantise import write_int8_export
 
-    file = find_onnx_file(place)
-    contents = compute_onnx_checksums(file, about.files)
-    kept = cache_folder() / "exports" / hash_texts(__version__, "int8", *contents, about.to_json())
-    if rebuild or not is_complete_export(kept):
-        remove_export(kept)
-        write_int8_export(file, kept, about, make_photo_views(32, about.preprocessing), contents[0])
-    return kept
+    about = exported.description
+    checksums = compute_onnx_checksums(exported.file, about.files)
+    path = cache_folder() / "exports" / hash_texts(__version__, "int8", *checksums, about.to_json())
+    if rebuild or not is_complete_export(path):
+        remove_export(path)
+        write_int8_export(exported.file, path, about, make_photo_views(32, about.preprocessing), checksums[0])
+    return path
 
 
-def is_complete_export(place: Path) -> bool:
+def is_complete_export(path: Path) -> bool:
     """Whether a complete export is there; its checksums are verified when it is opened."""
     with suppress(VitrailError, OSError):
-        about = read_folder_description(place)
-        return about is not None and ONNX_FILE in about.files and (place / ONNX_FILE).is_file()
+        about = read_folder_description(path)
+        return about is not None and ONNX_FILE in about.files and (path / ONNX_FILE).is_file()
     return False
 
 
 def read_engine_speeds(key: str) -> dict[str, Any] | None:
-    """What was measured under that key; None if the file is missing, damaged or not ours."""
+    """The speeds measured under a key; None if the file is missing, damaged or not ours."""
     try:
         found: Any = parse_json(read_text(speed_file_path(key), MAX_SPEED_FILE_BYTES))
         if not isinstance(found, dict) or CHECKSUM_KEY not in found:
@@ -93,16 +94,16 @@ def read_engine_speeds(key: str) -> dict[str, Any] | None:
         rest = verify_and_remove_checksum(found)
     except (OSError, ValueError, RecursionError, VitrailError):
         return None
-    what = rest.get("measured")
-    return what if rest.get("key") == key and isinstance(what, dict) else None
+    speeds = rest.get("measured")
+    return speeds if rest.get("key") == key and isinstance(speeds, dict) else None
 
 
 def write_engine_speeds(key: str, speeds: dict[str, Any]) -> None:
-    """For the next time; where the cache cannot be written it is measured again then."""
+    """Cache measured speeds; if the cache cannot be written, they are measured again next time."""
     with suppress(CheckpointError, OSError):
-        place = speed_file_path(key)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, json.dumps(add_checksum({"key": key, "measured": speeds}), indent=1))
+        path = speed_file_path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(add_checksum({"key": key, "measured": speeds}), indent=1))
 
 
 def speed_file_path(key: str) -> Path:

@@ -1,59 +1,60 @@
-"""Which engine, how many streams and threads: measured once for a model, a batch and a machine, unless said."""
+"""Choose the engine, streams and threads. Speeds are measured once per model, batch and machine, and cached."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.image_items import ImageItem
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
-from vitrail.machine import count_cores
+from vitrail.export.exported_model import ExportedModel
+from vitrail.loading import GivenPreprocessing, LoadedModel, open_model
+from vitrail.machine import count_cores, describe_machine
 from vitrail.models.checks import pair
 from vitrail.predict.engine_cache import get_cached_int8_export, read_engine_speeds, write_engine_speeds
-from vitrail.predict.model_checksums import compute_model_checksums, hash_texts
+from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine
-from vitrail.predict.predictor import DEFAULT_BATCH, Predictor
+from vitrail.predict.predictor import DEFAULT_BATCH, EngineName, Predictor
 
-EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]
-MIN_IMAGES_TO_EXPORT = 500  # pictures: for fewer, exporting a model takes longer than it saves
-MIN_IMAGES_TO_MEASURE = 16  # pictures
-MIN_INT8_AGREEMENT = 0.9  # share of pictures on which int8 must say what fp32 says to be taken by --fast
-MIN_SAMPLE_IMAGES = 8  # pictures of the job that tell whether it does; else the built-in ones do
+MIN_IMAGES_TO_EXPORT = 500  # for fewer, exporting a model takes longer than it saves
+MIN_IMAGES_TO_MEASURE = 16
+MIN_INT8_AGREEMENT = 0.9  # share of images with the same top class as fp32, for `fast` to use int8
+MIN_SAMPLE_IMAGES = 8  # images of the job needed to measure that share; otherwise the built-in photos are used
 MIN_GAIN = 1.05  # times as fast must a call on more threads be
-MEASURING_SECONDS = 0.25  # that one candidate is measured for
+MEASURING_SECONDS = 0.25  # per candidate
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What is asked for; what is None is chosen."""
+    """How to run a model; None means automatic."""
 
     engine: EngineName = "auto"
-    exact: bool = False  # nothing but what equals fp32 within 1e-4
-    fast: bool = False  # int8 too, where it agrees
+    exact: bool = False  # only engines within 1e-4 of fp32
+    fast: bool = False  # int8 as well, if it agrees with fp32
     batch: int | None = None
     streams: int | None = None
     threads: int | None = None
     output: OutputKind = "logits"
     merge: int = 0
     labels: Sequence[str] | None = None
-    preprocessing: Preprocessing | None = None
+    preprocessing: GivenPreprocessing = None
     limits: ImageLimits = DEFAULT_LIMITS
     device: str = "cpu"
-    fields: Mapping[str, Any] | None = None  # config fields that the file does not specify
+    fields: Mapping[str, Any] | None = None  # config fields that the checkpoint does not specify
 
     def __post_init__(self) -> None:
-        for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
-            if value is not None and value < 1:
+        for name in ("batch", "streams", "threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
         if self.merge < 0:
             raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer", ("merge",))
@@ -66,7 +67,7 @@ class EngineOptions:
 class EngineChoice:
     predictor: Predictor
     batch: int
-    notes: tuple[str, ...]  # for the user: what was chosen, and what decided it
+    notes: tuple[str, ...]  # for the user: what was chosen and why
 
 
 def choose_engine(
@@ -76,9 +77,9 @@ def choose_engine(
     sample: Sequence[ImageItem] = (),
     notify: Callable[[str], object] = lambda _: None,
 ) -> EngineChoice:
-    """`count` is how many pictures there will be; `sample` are some of them, for int8 to be checked on.
+    """Open the model on the fastest engine for `count` images.
 
-    What takes a while is told before it begins.
+    `sample` are some of these images, on which int8 is compared with fp32. `notify` is called before slow work.
     """
     batch, notes = min(options.batch or DEFAULT_BATCH, max(count, 1)), list[str]()
     if is_exported(model):
@@ -91,23 +92,20 @@ def choose_engine(
             names.append("onnx")
         elif count > 1:
             notes.append(
-                f"engine eager: for {count} pictures exporting the model would take longer than it saves; "
+                f"engine eager: for {count} images exporting the model would take longer than it saves; "
                 "for many calls: vitrail export"
             )
     if not is_exported(model) and options.engine == "auto" and count >= MIN_IMAGES_TO_MEASURE:
-        notes.append("engine compiled was not tried, for compiling takes half a minute: --engine compiled")
+        notes.append("engine compiled was not tried, since compiling takes half a minute")
     if not is_exported(model) and options.device == "auto":
         options = replace(options, device=choose_device())
     if "onnx" in names or "int8" in names:
-        notify(
-            f"engine {names[-1]}: the model is exported first, unless an export of it was kept; half a minute or less"
-        )
+        notify(f"engine {names[-1]}: exporting the model, unless an export is cached; this may take half a minute")
     predictors = open_predictors(model, options, names, notes)
     if options.exact and not all(each.engine.exact for each in predictors.values()):
-        raise ConfigError(f"--exact for {model}, which is in 8 bits; expected a model exported with --to onnx")
+        raise ConfigError(f"`exact` for {model}, which is int8; expected a model exported to onnx", ("exact",))
     if options.fast and len(predictors) == len(names):
-        quick: dict[EngineName, Predictor] = {names[-1]: try_int8(predictors[names[-1]], options, sample, notes)}
-        predictors = quick
+        predictors = dict[EngineName, Predictor]({names[-1]: try_int8(predictors[names[-1]], options, sample, notes)})
     fixed = (
         options.streams is not None
         or options.threads is not None
@@ -117,7 +115,7 @@ def choose_engine(
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
         if options.engine == "auto" and count < MIN_IMAGES_TO_MEASURE and not notes:
-            notes.append(f"engine {found.engine.name}: nothing measured for {count} picture{'s' * (count > 1)}")
+            notes.append(f"engine {found.engine.name}: nothing measured for {count} image{'s' * (count > 1)}")
         return EngineChoice(found, batch, tuple(notes))
     return choose_fastest_engine(model, predictors, options, batch, notes)
 
@@ -131,23 +129,31 @@ def choose_device() -> str:
 def open_predictors(
     model: str | Path, options: EngineOptions, names: Sequence[EngineName], notes: list[str]
 ) -> dict[EngineName, Predictor]:
-    """The first, and of the others those that this machine can have."""
-    found: dict[EngineName, Predictor] = {names[0]: open_predictor(model, options, names[0])}
+    """A predictor for the first engine, and for each other that works on this machine."""
+    opened: str | Path | LoadedModel = model
+    if not is_exported(model):  # which each engine opens with its own threads
+        opened = open_model(
+            model,
+            fields=options.fields,
+            preprocessing=options.preprocessing,
+            labels=options.labels,
+            device=options.device,
+        )
+    found: dict[EngineName, Predictor] = {names[0]: open_predictor(opened, options, names[0])}
     for name in names[1:]:
         try:
-            found[name] = open_predictor(model, options, name)
-        except VitrailError as error:  # a full disk, a package that is missing, a model that has no export
+            found[name] = open_predictor(opened, options, name)
+        except VitrailError as error:  # a full disk, a missing package, a model that cannot be exported
             notes.append(f"engine {name} was left out: {error}")
     return found
 
 
-def open_predictor(model: str | Path, options: EngineOptions, name: EngineName) -> Predictor:
+def open_predictor(model: str | Path | LoadedModel, options: EngineOptions, name: EngineName) -> Predictor:
     return Predictor(
         model,
         preprocessing=options.preprocessing,
         labels=options.labels,
-        device=options.device,
-        engine=options.engine if is_exported(model) else name,
+        engine=name if isinstance(model, LoadedModel) else options.engine,
         streams=options.streams or 1,
         threads=count_threads_per_stream(options),
         output=options.output,
@@ -159,52 +165,49 @@ def open_predictor(model: str | Path, options: EngineOptions, name: EngineName) 
 
 
 def count_threads_per_stream(options: EngineOptions) -> int | None:
-    """Of each stream, where they are said or follow from how many streams there are."""
+    """The threads of each stream, if they are given or follow from the number of streams."""
     return options.threads or (max(1, count_cores() // options.streams) if options.streams else None)
 
 
 def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageItem], notes: list[str]) -> Predictor:
-    """The model in 8 bits, if it says the same of enough pictures; and the figure, for the user."""
-    engine: Any = exact.engine
+    """The model in int8, if it agrees with fp32 on enough images; the share goes into the notes."""
+    engine = exact.engine
+    if not isinstance(engine, ExportedModel):
+        raise ConfigError(f"`fast` with `engine` {engine.name}; expected auto, onnx or int8", ("fast", "engine"))
     if engine.name == "int8":
         seen = engine.description.agreement
         notes.append(
-            "int8: never compared with fp32"
+            "int8 was never compared with fp32"
             if not seen
-            else f"int8 agreed with fp32 on {seen['same']} of {seen['pictures']} pictures when it was exported"
+            else f"int8 agreed with fp32 on {seen['same']} of {seen['pictures']} images when it was exported"
         )
         return exact
-    if engine.name != "onnx":
-        raise ConfigError(f"--fast with --engine {engine.name}; expected auto, onnx or int8")
-    exact.engine.run(make_blank_image(exact))  # with its time limit, since the quantiser runs the graph, too
+    engine.run(make_blank_image(exact))  # with its time limit, since the quantiser runs the graph, too
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         try:
-            quick = open_predictor(get_cached_int8_export(engine.export_path, engine.description), settled, "auto")
+            quick = open_predictor(get_cached_int8_export(engine), settled, "auto")
         except CheckpointError:  # the cached model is damaged
-            quick = open_predictor(
-                get_cached_int8_export(engine.export_path, engine.description, rebuild=True), settled, "auto"
-            )
+            quick = open_predictor(get_cached_int8_export(engine, rebuild=True), settled, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact
     quick.labels, quick.preprocessing = exact.labels, exact.preprocessing
-    seen = quick.engine.description.agreement or {}  # pyright: ignore[reportAttributeAccessIssue]
-    same, total, kind = seen.get("same", 0), seen.get("pictures", 0), "built-in"
-    shown = list[Any]()
+    assert isinstance(quick.engine, ExportedModel)
+    seen = quick.engine.description.agreement or {}
+    same, total, kind = seen.get("same", 0), seen.get("pictures", 0), "built-in images"
+    prepared = list[NDArray[np.uint8]]()
     for each in sample:
-        try:
-            shown.append(exact.prepare_image(each.source))
-        except DataError:  # told when its turn comes
-            continue
-    if len(shown) >= MIN_SAMPLE_IMAGES:
-        pixels = np.stack(shown)
-        same = count_agreeing_images(quick.engine.run(pixels), exact.engine.run(pixels), options.output)
-        total, kind = len(shown), "of these"
+        with suppress(DataError):  # reported when the image is processed
+            prepared.append(exact.prepare_image(each.source))
+    if len(prepared) >= MIN_SAMPLE_IMAGES:
+        pixels = np.stack(prepared)
+        same = count_agreeing_images(quick.engine.run(pixels), engine.run(pixels), options.output)
+        total, kind = len(prepared), "of these images"
     if not total or same < MIN_INT8_AGREEMENT * total:
-        notes.append(f"int8 agrees with fp32 on {same} of {total} {kind} pictures: too few, so fp32 is used")
+        notes.append(f"int8 agrees with fp32 on {same} of {total} {kind}: too few, so fp32 is used")
         return exact
-    notes.append(f"int8 agrees with fp32 on {same} of {total} {kind} pictures")
+    notes.append(f"int8 agrees with fp32 on {same} of {total} {kind}")
     return quick
 
 
@@ -223,48 +226,42 @@ def choose_fastest_setting(settings: Mapping[str, "EngineSetting"], speeds: Mapp
 def choose_fastest_engine(
     model: str | Path, predictors: dict[EngineName, Predictor], options: EngineOptions, batch: int, notes: list[str]
 ) -> EngineChoice:
-    """Of the candidates the one with the most pictures a second, as measured now or before."""
-    ways = {
-        format_engine_setting(predictors[way[0]].engine.name, way): way
-        for way in list_engine_settings(predictors, options)
+    """The candidate with the most images per second, as measured now or before."""
+    settings = {
+        format_engine_setting(predictors[each[0]].engine.name, each): each
+        for each in list_engine_settings(predictors, options)
     }
+    model_key = compute_model_key(model)
     key = ", ".join(
-        [
-            describe_machine(),
-            compute_model_key(model),
-            f"batch {batch}",
-            options.output,
-            f"merge {options.merge}",
-            *ways,
-        ]
+        [describe_machine(), model_key, f"batch {batch}", options.output, f"merge {options.merge}", *settings]
     )
     known = read_engine_speeds(key)
     speeds: Any = None if known is None else known.get("images_per_second")
-    if known is None or not is_speed_table(speeds, ways):
+    if known is None or not is_speed_table(speeds, settings):
         known = None
         speeds = {
-            name: measure_images_per_second(apply_engine_setting(predictors[way[0]], way), batch)
-            for name, way in ways.items()
+            name: measure_images_per_second(apply_engine_setting(predictors[each[0]], each), batch)
+            for name, each in settings.items()
         }
         write_engine_speeds(key, {"images_per_second": speeds, "when": time.strftime("%Y-%m-%d %H:%M")})
-    best = choose_fastest_setting(ways, speeds)
-    found = apply_engine_setting(predictors[ways[best][0]], ways[best])
-    told = ", ".join(f"{name} {speeds[name]:.0f}" for name in ways)
+    best = choose_fastest_setting(settings, speeds)
+    found = apply_engine_setting(predictors[settings[best][0]], settings[best])
+    listed = ", ".join(f"{name} {speeds[name]:.0f}" for name in settings)
     when = "measured now" if known is None else f"measured {known.get('when', 'before')}"
-    notes.append(f"engine {best}; images/s {when}: {told}")
+    notes.append(f"engine {best}; images/s {when}: {listed}")
     return EngineChoice(found, batch, tuple(notes))
 
 
 def is_speed_table(speeds: Any, settings: Iterable[str]) -> bool:
-    """Of what was kept: a number for each way, or it is no use."""
+    """Whether a cached table has a number for each setting."""
     return isinstance(speeds, dict) and all(isinstance(speeds.get(name), int | float) for name in settings)
 
 
-EngineSetting = tuple[EngineName, int, int]  # the engine, its streams, the threads of each
+EngineSetting = tuple[EngineName, int, int]  # engine, streams, threads per stream
 
 
 def list_engine_settings(predictors: dict[EngineName, Predictor], options: EngineOptions) -> list[EngineSetting]:
-    """One call on all cores, or a call for each core; what is fixed is kept."""
+    """One stream on all cores, or one stream per core; streams and threads that were given stay."""
     have = count_cores()
     pairs = {(options.streams or 1, options.threads or have), (options.streams or have, options.threads or 1)}
     if options.streams and not options.threads:
@@ -273,33 +270,29 @@ def list_engine_settings(predictors: dict[EngineName, Predictor], options: Engin
         (name, streams, threads)
         for name, each in predictors.items()
         for streams, threads in sorted(pairs)
-        if each.engine.name != "compiled" or streams == 1  # which is not to be called by two at once
+        if each.engine.name != "compiled" or streams == 1  # a compiled model cannot be called by two threads at once
     ]
 
 
 def apply_engine_setting(predictor: Predictor, setting: EngineSetting) -> Predictor:
-    """The same predictor, its engine with these streams and threads."""
+    """The same predictor, with an engine of these streams and threads."""
     engine: Any = predictor.engine
-    if (engine.streams, engine.threads) == setting[1:]:
-        return predictor
-    if engine.name in ("onnx", "int8"):
-        from vitrail.predict.onnx_engine import OnnxEngine
-
-        predictor.engine = OnnxEngine(engine.export_path, streams=setting[1], threads=setting[2])
-    else:  # the model is as it was
-        other = copy(engine)
-        other.streams, other.threads = setting[1:]
-        predictor.engine = other
+    if (engine.streams, engine.threads) != setting[1:]:
+        if isinstance(engine, ExportedModel):
+            predictor.engine = engine.with_threads(*setting[1:])
+        else:  # shares the model
+            predictor.engine = engine = copy(engine)
+            engine.streams, engine.threads = setting[1:]
     return predictor
 
 
 def format_engine_setting(name: str, setting: EngineSetting) -> str:
-    """As "onnx 2×1": two streams of one thread each."""
+    """For instance "onnx 2×1": two streams of one thread each."""
     return f"{name} {setting[1]}×{setting[2]}"
 
 
 def measure_images_per_second(predictor: Predictor, batch: int) -> float:
-    """Pictures a second, with all its streams at work."""
+    """Images per second with all streams busy."""
     engine: Engine = predictor.engine
     size, channels = pair(predictor.preprocessing.image_size), len(predictor.preprocessing.mean)
     one = np.random.default_rng(0).integers(0, 256, (1, *size, channels), dtype=np.uint8)
@@ -315,31 +308,3 @@ def measure_images_per_second(predictor: Predictor, batch: int) -> float:
             list(pool.map(engine.run, [many] * engine.streams))
             done += engine.streams * len(many)
         return done / (time.perf_counter() - start)
-
-
-def describe_machine() -> str:
-    """What a measurement holds for."""
-    import platform  # slow to import, and a single photo needs no measurement
-
-    kind = platform.processor() or platform.machine()
-    for line in read_cpuinfo_lines():
-        if line.startswith("model name"):
-            kind = line.split(":", 1)[1].strip()
-            break
-    return f"{kind}, {count_cores()} cores"
-
-
-def read_cpuinfo_lines() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-
-
-def compute_model_key(model: str | Path) -> str:
-    """Identifies a model by the contents of its files, or by its name if it has none."""
-    try:
-        found = compute_model_checksums(model)
-    except (OSError, VitrailError):
-        found = []
-    return hash_texts(*found) if found else str(model)

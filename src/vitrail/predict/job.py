@@ -6,7 +6,7 @@ The commands `predict` and `embed` are this class with options from the command 
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 from vitrail.data.image_items import ImageItem
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.export.description import is_exported
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine
 from vitrail.predict.image_list import (
     ImageList,
@@ -121,25 +121,17 @@ class PredictJob:
     def open_engine(self, listing: ImageList, summary: ImageListSummary) -> EngineChoice:
         readable = (each for each in listing if is_rereadable(each))
         sample = list(islice(readable, ENGINE_SAMPLE_SIZE if summary.images > 1 else 0))
-        engine = choose_engine(self.find_weights(), self.options, summary.images, sample, self.on_note)
+        engine = choose_engine(self.model, self.options, summary.images, sample, self.on_note)
         for note in engine.notes:
             self.on_note(note)
         return engine
-
-    def find_weights(self) -> str | Path:
-        """The final model of a run folder, or the model itself."""
-        if is_exported(self.model):
-            return self.model
-        from vitrail.checkpoint.run_files import find_finished_run  # needs torch
-
-        run = find_finished_run(Path(self.model))
-        return self.model if run is None else run.model
 
     def describe(self, kind: str, predictor: Predictor) -> dict[str, Any]:
         """What must be the same when the job is resumed; the keys are those of job.json."""
         labels = "\n".join(predictor.labels or ()).encode()
         relative = any(not Path(each).is_absolute() for each in self.images)
-        fields = self.options.fields
+        fields, how = self.options.fields, self.options.preprocessing
+        changed = asdict(how) if isinstance(how, Preprocessing) else how
         return {
             **identify_model(self.model),
             "format": kind,
@@ -150,6 +142,7 @@ class PredictJob:
             "labels": blake2b(labels, digest_size=8).hexdigest(),
             "started in": str(Path.cwd()) if relative else None,
             **({"set": sorted(format_field(name, value) for name, value in fields.items())} if fields else {}),
+            **({"preprocessing": sorted(format_field(*each) for each in changed.items())} if changed else {}),
         }
 
     def open_sink(

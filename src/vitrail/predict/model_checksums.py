@@ -1,9 +1,10 @@
-"""Identifies a model by the contents of its files, for caches and unfinished jobs."""
+"""Identify a model by the contents of its files, for caches and unfinished jobs."""
 
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from vitrail.errors import VitrailError
 from vitrail.export.description import CONFIG_FILE, find_onnx_file, is_exported, read_folder_description
 from vitrail.export.onnx_session import external_data_path
 from vitrail.files import file_checksum
@@ -14,8 +15,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".pth", ".p
 def compute_model_checksums(model: str | Path) -> list[str]:
     """SHA-256 of each file and of config.json; empty if there are none.
 
-    For an export, the checksums in its config.json, which are verified when it is opened. Any other files are read,
-    about one second per gigabyte.
+    An export has its checksums in config.json; they are verified when it is opened. Other files are read, about one
+    second per gigabyte.
     """
     place = Path(model)
     if is_exported(place):
@@ -41,3 +42,12 @@ def is_weights_or_config(path: Path) -> bool:
 def hash_texts(*texts: str) -> str:
     """A digest of the texts, usable as a file name."""
     return sha256("\n".join(texts).encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def compute_model_key(model: str | Path) -> str:
+    """A digest of the model's files, or the model's name if it has none."""
+    try:
+        found = compute_model_checksums(model)
+    except (OSError, VitrailError):
+        found = []
+    return hash_texts(*found) if found else str(model)

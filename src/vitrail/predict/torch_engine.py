@@ -1,4 +1,4 @@
-"""Models run by torch, as they are or compiled."""
+"""Run a model with torch, eagerly or compiled."""
 
 from functools import partial
 from typing import Any, Literal
@@ -11,11 +11,11 @@ from torch import nn
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, describe_error
 from vitrail.export.description import OutputKind
-from vitrail.export.export_module import check_output_available, compute_output
+from vitrail.export.export_module import check_output_available, compute_output, make_channel_tensors, normalise_pixels
 
 
 class TorchEngine:
-    """A model in eval mode; a call computes on `threads` threads, which is torch's own choice if they are None."""
+    """A model in eval mode. A call runs on `threads` threads; None leaves the number to torch."""
 
     exact = True
 
@@ -34,29 +34,28 @@ class TorchEngine:
         run = partial(compute_output, model, output=output)
         self.output_function: Any = torch.compile(run, dynamic=True) if name == "compiled" else run
         weight = next(model.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
-        self.mean, self.std = (
-            torch.tensor(each, device=self.device)[:, None, None] for each in (preprocessing.mean, preprocessing.std)
-        )
+        self.dtype = weight.dtype
+        self.mean, self.std = make_channel_tensors(preprocessing, weight.device)
 
     @torch.inference_mode()
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """(B, rows, columns, C) → (B, classes), or features."""
-        before = torch.get_num_threads()  # of this thread; each that calls has its own
+        """(B, rows, columns, C) → logits (B, classes), or features."""
+        before = torch.get_num_threads()  # of the calling thread: each has its own number
         if self.threads not in (None, before):
             torch.set_num_threads(self.threads)
         try:
             return self.compute(pixels)
         finally:
-            if torch.get_num_threads() != before:  # which others may use for other things
+            if torch.get_num_threads() != before:
                 torch.set_num_threads(before)
 
     def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float()
-        images = ((images / 255 - self.mean) / self.std).to(self.dtype)
+        images = normalise_pixels(pixels, self.mean, self.std).to(self.dtype)
         try:
             return self.output_function(images).float().cpu().numpy()
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"a batch of {len(pixels)} does not fit; expected fewer: {describe_error(error)}"
+                f"a batch of {len(pixels)} images does not fit into memory; use a smaller `batch`: "
+                f"{describe_error(error)}",
+                ("batch",),
             ) from None

@@ -44,7 +44,7 @@ def build_model_report(
     """
     skipped, explanations = list[str](), list[tuple[ImageItem, list[Explanation]]]()
     methods: list[ExplainMethod] = [explainer.default_method]
-    if explainer.viewer.classes and explainer.default_method not in ("grad-rollout", "norms"):
+    if explainer.loaded.classes and explainer.default_method not in ("grad-rollout", "norms"):
         methods.append("grad-rollout")
     options = [explainer.resolve_options(ExplainOptions(method=method)) for method in methods]
     for each in (images[n] for n in evenly_spaced_indices(len(images), explained)):
@@ -58,11 +58,11 @@ def build_model_report(
     summary = summarize(explainer.model)
     sections = [PageSection(title="Model", table=build_model_table(explainer, summary))]
     if explanations:
-        if explainer.viewer.classes:
+        if explainer.loaded.classes:
             sections.append(PageSection(title="Predictions", table=build_prediction_table(explanations)))
         through = "in the last layer" if explainer.default_method == "attention" else "followed through all layers"
         text = f"What the model attends to: attention {through}"
-        text += ", and the part of it that supports the predicted class." if explainer.viewer.classes else "."
+        text += ", and the part of it that supports the predicted class." if explainer.loaded.classes else "."
         if explainer.no_maps_reason:
             text = f"Token norms after the last layer. There are no attention maps: {explainer.no_maps_reason}."
         figures = [explanation.figure for _, found in explanations for explanation in found]
@@ -80,14 +80,14 @@ def build_model_report(
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int) -> str:
     size = format_shape(summary.input[2:])
     sample = f" Figures over {pluralize(images, 'image')}." if images else ""
-    classes = f", {explainer.viewer.classes:,} classes" if explainer.viewer.classes else ", without a head"
+    classes = f", {explainer.loaded.classes:,} classes" if explainer.loaded.classes else ", without a head"
     return (
         f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, images of {size} pixels{classes}.{sample}"
     )
 
 
 def build_model_table(explainer: Explainer, summary: ModelSummary) -> TableCells:
-    preprocessing = explainer.viewer.preprocessing
+    preprocessing = explainer.loaded.preprocessing
     layers = explainer.layers or [block.attn for block in explainer.model.blocks]
     rows = [
         ("architecture", summary.model),

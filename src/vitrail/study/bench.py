@@ -47,6 +47,7 @@ class BenchRequest:
     starts: int = 1  # new processes per engine for memory and start-up; 0: not measured
     seed: int = 0
     fields: Mapping[str, Any] | None = None  # config fields that a checkpoint does not specify
+    preprocessing: Mapping[str, Any] | None = None  # fields of the preprocessing to change
     imports: Sequence[str] = ()  # modules that a new process imports first
 
     def __post_init__(self) -> None:
@@ -90,7 +91,9 @@ def run_benchmark(
                 model_folder = root / f"{number}-{'own' if size is None else format_image_size(size)}"
                 cases = len(request.batches) * len(request.threads)
                 try:
-                    model_files = ModelFiles(model, size, model_folder, request.seed, request.fields)
+                    model_files = ModelFiles(
+                        model, size, model_folder, request.seed, request.fields, request.preprocessing
+                    )
                 except VitrailError as error:
                     if len(request.models) * len(request.sizes) == 1:
                         raise

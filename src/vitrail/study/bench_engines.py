@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.models.checks import pair
 
 if TYPE_CHECKING:
-    from torch import nn
+    from vitrail.loading import GivenPreprocessing, LoadedModel
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
 EXACT_ENGINES = ("eager", "compiled", "onnx")
@@ -70,19 +70,21 @@ class ModelFiles:
         root: Path,
         seed: int = 0,
         fields: Mapping[str, Any] | None = None,
+        preprocessing: "GivenPreprocessing" = None,
     ) -> None:
-        from vitrail.export.description import is_exported, read_description
+        from vitrail.export.description import is_exported
+        from vitrail.export.exported_model import ExportedModel
+        from vitrail.loading import open_model
 
         self.model, self.root, self.exported = model, root, None
         self.folders, self.errors = dict[str, Path](), dict[str, Exception]()
         if not is_exported(model):
-            self.module, self.preprocessing, self.labels = open_benchmark_model(model, size, seed, fields)
+            loaded = open_benchmark_model(model, size, seed, fields, preprocessing)
+            self.module, self.preprocessing, self.labels = loaded.module, loaded.preprocessing, loaded.labels
             return
-        if fields:
-            raise ConfigError(
-                f"`fields` sets {min(fields)}, but {model} is exported; use a checkpoint", fields=("fields",)
-            )
-        self.exported = read_description(model, {})
+        loaded = open_model(model, fields=fields, preprocessing=preprocessing)
+        assert isinstance(loaded.model, ExportedModel)
+        self.exported = loaded.model.description
         own, multiple = pair(self.exported.preprocessing.image_size), self.exported.multiple
         size = size or own
         if size != own and not (multiple and size[0] % multiple == size[1] % multiple == 0):
@@ -91,7 +93,7 @@ class ModelFiles:
                 f"`image_size` is {format_image_size(size)}, but {model} is exported; expected {allowed}",
                 fields=("image_size",),
             )
-        self.preprocessing = replace(self.exported.preprocessing, image_size=size)
+        self.preprocessing = replace(loaded.preprocessing, image_size=size)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -171,33 +173,32 @@ def random_pixels(shape: tuple[int, ...], seed: int = 0) -> PixelBatch:
 
 
 def open_benchmark_model(
-    model: str, size: tuple[int, int] | None, seed: int, known: Mapping[str, Any] | None = None
-) -> "tuple[nn.Module, Preprocessing, tuple[str, ...] | None]":
-    """Open a checkpoint or a run, or create a preset with random weights."""
+    model: str,
+    size: tuple[int, int] | None,
+    seed: int,
+    fields: Mapping[str, Any] | None = None,
+    preprocessing: "GivenPreprocessing" = None,
+) -> "LoadedModel":
+    """A checkpoint or a run; the name of a preset gives random weights."""
     import torch
 
     from vitrail.checkpoint.hub import is_hub_name
-    from vitrail.checkpoint.reading import read, warn_about_report
-    from vitrail.checkpoint.run_files import find_finished_run
+    from vitrail.loading import choose_preprocessing, open_module
     from vitrail.models.catalog import create
 
-    fields: dict[str, Any] = {**(known or {}), **({} if size is None else {"image_size": size})}
+    fields = {**(fields or {}), **({} if size is None else {"image_size": size})}
     if Path(model).exists() or is_hub_name(model):
-        run = find_finished_run(Path(model))
-        found = read(model if run is None else run.model, **fields)
-        warn_about_report(found, model)
-        module, how, labels = found.model, found.description.preprocessing, found.description.labels
+        loaded = open_module(model, fields=fields, preprocessing=preprocessing)
     else:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            module, how, labels = randomise_zero_head(create(model, **fields)), None, None
-    config: Any = module.config
-    if not config.classes:
-        raise ConfigError(f"{model} has no head; expected a model with classes")
-    grey = (0.5,) * config.channels
-    how = how or Preprocessing(image_size=config.image_size, mean=grey, std=grey)
-    how = replace(how, image_size=size or config.image_size)
-    return module.eval(), how, labels
+            module = randomise_zero_head(create(model, **fields))
+        given = choose_preprocessing(module.config, None, preprocessing)  # random weights have no preprocessing
+        loaded = open_module(module, preprocessing=given)
+    if not loaded.classes:
+        raise ConfigError(f"{model} has no head, so no outputs to compare; expected a model with classes")
+    config: Any = loaded.module.config
+    return replace(loaded, preprocessing=replace(loaded.preprocessing, image_size=size or config.image_size))
 
 
 def randomise_zero_head(module: Any) -> Any:

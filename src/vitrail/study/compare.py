@@ -22,9 +22,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.inspection.capture import capture_tokens
+from vitrail.loading import LoadedModel, open_model
 from vitrail.study.compare_results import TRUTH, Comparison, TokenSimilarity, Voter
 from vitrail.train.evaluate import temporary_eval_mode
-from vitrail.train.opened import LoadedModel, get_validation_images, is_same_data_path, open_evaluation_data, open_model
+from vitrail.train.evaluation_data import get_validation_images, is_same_data_path, open_evaluation_data
 from vitrail.train.teacher import Teacher
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
@@ -135,7 +136,7 @@ def open_compared_model(model: str | Path | Teacher | LoadedModel) -> LoadedMode
         labels = None if model.labels is None else tuple(model.labels)
         classes = getattr(getattr(model.model, "config", None), "classes", len(labels or ()))
         how = model.preprocessing
-        return LoadedModel(name=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
+        return LoadedModel(source=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the model is {repr(model)[:60]}; expected a name, or a vitrail.Teacher for a module")
     return open_model(str(model))
@@ -150,7 +151,7 @@ def open_comparison_data(
     if data is not None and not isinstance(data, str | Path):
         return open_data(data, val_share=1.0)
     path = None if data is None else str(data)
-    runs = [(each.name, each.run) for each in opened if each.run is not None and each.run.data is not None]
+    runs = [(each.source, each.run) for each in opened if each.run is not None and each.run.data is not None]
     own = next((run for _, run in runs if path is None or is_same_data_path(run.data, path)), None)
     splits = open_evaluation_data(path, None, own)
     if own is None or own.data is None:
@@ -168,25 +169,26 @@ def open_comparison_data(
 def prepare_compared_model(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
     """Match the model's classes with the data's; an error, before any image is read, if that is impossible."""
     get_validation_images(data)
-    config: Any = getattr(opened.model, "config", None)
+    module = opened.module
+    config: Any = getattr(module, "config", None)
     if not opened.classes:
-        raise ConfigError(f"{opened.name} has no head, so it cannot predict classes; expected a model with classes")
+        raise ConfigError(f"{opened.source} has no head, so it cannot predict classes; expected a model with classes")
     how = opened.preprocessing
     if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
     if opened.labels is not None and len(opened.labels) != opened.classes:
         names = len(opened.labels)
-        raise ConfigError(f"{opened.name} has {names} labels for {opened.classes} classes; expected one per class")
+        raise ConfigError(f"{opened.source} has {names} labels for {opened.classes} classes; expected one per class")
     try:
         columns, note = map_classes(opened.labels, opened.classes, data.classes)
     except DataError as error:
-        raise DataError(f"{opened.name} cannot predict the classes of {data.name}: {error}") from None
+        raise DataError(f"{opened.source} cannot predict the classes of {data.name}: {error}") from None
     if len(columns) < opened.classes:
         restricted = f"of its {opened.classes} classes only the data's {len(columns)} are compared"
         note = f"{note}; {restricted}" if note else restricted
     note = f"{name}: {note}" if note else ""
     return ComparedModel(
-        name=name, model=opened.model, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
+        name=name, model=module, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
     )
 
 
@@ -265,7 +267,7 @@ def average_token_similarity(compared: ComparedModel, cosines: Tensor) -> TokenS
 
 def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:
     """Shortest unique end of each path; equal paths are numbered."""
-    parts = [each.name.rstrip("/").split("/") for each in opened]
+    parts = [each.source.rstrip("/").split("/") for each in opened]
     parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]
     names = list[str]()
     for own in parts:

@@ -31,6 +31,7 @@ def evaluate(
     strict: bool = False,
     progress: Callable[[int], object] | None = None,
     ranks: Ranks | None = None,
+    classes: int | None = None,
 ) -> Evaluation:
     """Accuracy, loss, calibration and confusion of a model whose `config` says its classes; its mode is left as it was.
 
@@ -41,7 +42,7 @@ def evaluate(
     start, ranks = perf_counter(), ranks or Ranks()
     dataset = dataset if isinstance(dataset, ImageDataset) else TorchDatasetAdapter(dataset)
     preprocessing = preprocessing or default_preprocessing(model)
-    tally, skipped = MetricAccumulator(model.config.classes), list[str]()
+    tally, skipped = MetricAccumulator(classes or model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
     with report_dead_workers(workers), temporary_eval_mode(model, device), torch.inference_mode():
         number = next(model.parameters()).dtype

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.util import find_spec
 from math import floor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ import torch
 from torch import nn
 
 from vitrail import __version__
-from vitrail.checkpoint.reading import Checkpoint, get_family, read, warn_about_report
+from vitrail.checkpoint.reading import Checkpoint, get_family
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.augment.config import Augmentation
@@ -26,6 +24,7 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import Batch, BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
+from vitrail.loading import describe_model, open_module
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
@@ -240,28 +239,25 @@ def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
 
 def plan_from_checkpoint(request: Request, data: DatasetSplits) -> Plan:
     """With the model of a checkpoint. Its head is kept if it is for the same classes, else a new one starts at zero."""
-    recipe, run = request.recipe, find_finished_run(Path(str(request.init)))
-    init = str(request.init if run is None else run.model)
-    fields: dict[str, Any] = dict(recipe.fields)
-    found = read(init, **fields)
+    recipe, fields = request.recipe, dict(request.recipe.fields)
+    if "classes" in fields or describe_model(str(request.init), fields).labels != data.classes:
+        fields["classes"] = len(data.classes)
+    loaded = open_module(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
+    assert loaded.checkpoint is not None
+    init, description = str(loaded.source if loaded.run is None else loaded.run.model), loaded.checkpoint.description
     if recipe.model is not None:
         family, preset = find_preset(recipe.model, trusted=request.trusted)
-        check_preset_matches_checkpoint(family, preset, found, init)
-    if found.description.labels != data.classes:
-        fields["classes"] = len(data.classes)
-        found = read(init, **fields)
-    warn_about_report(found, init)
-    model = copy_weights_into_memory(found.model)
+        check_preset_matches_checkpoint(family, preset, loaded.checkpoint, init)
+    model = copy_weights_into_memory(loaded.module)
     size = pair(model.config.image_size)
-    preprocessing = found.description.preprocessing or Preprocessing(image_size=size)
     return Plan(
         model=model,
         data=data,
         recipe=recipe,
-        preprocessing=replace(preprocessing, image_size=size).with_fields(recipe.preprocessing),
+        preprocessing=replace(loaded.preprocessing, image_size=size).with_fields(recipe.preprocessing),
         request=request,
-        family=get_family(found.description.family, init),
-        resampling=found.description.resampling,
+        family=get_family(description.family, init),
+        resampling=description.resampling,
         started_from=init,
     )
 

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_name, resolve_external_name
-from vitrail.train.opened import TIMM_PREFIX, check_teacher_is_trusted
 from vitrail.train.recipe import Recipe
+from vitrail.train.teacher import check_teacher_is_trusted
 
 
 @dataclass(frozen=True, kw_only=True)

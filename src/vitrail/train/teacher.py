@@ -1,8 +1,10 @@
 """A teacher: a trained model that answers the very views that its student sees, made to look as it knows them."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any
 
 import torch
@@ -15,9 +17,10 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.loading import TIMM_PREFIX, open_model
 from vitrail.models.checks import pair
-from vitrail.train.opened import open_model
 
+TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
 TRIAL_BATCH_SIZE = 2  # pictures that a teacher must answer before it may teach
 
 
@@ -41,8 +44,9 @@ class Teacher:
 
     @classmethod
     def from_name(cls, name: str, **fields: Any) -> "Teacher":
-        found = open_model(name, **fields)
-        return cls(model=found.model, preprocessing=found.preprocessing, labels=found.labels, name=name)
+        """Open a trained model by name; `fields` are config fields that its checkpoint does not specify."""
+        found = open_model(name, fields=fields)
+        return cls(model=found.module, preprocessing=found.preprocessing, labels=found.labels, name=name)
 
     def fingerprint(self) -> str:
         """Of its weights, and of what else its answers depend on."""
@@ -141,3 +145,18 @@ class TeacherView:
         if images.shape[-2:] != size:
             images = F.interpolate(images, size, mode=known.interpolation, antialias=True)
         return images
+
+
+def check_teacher_is_trusted(name: str, code: Sequence[str], where: str) -> list[str]:
+    """Refuse a teacher from outside timm's registry that only a file names. Returns `code` without the teacher."""
+    if (
+        name.startswith(TIMM_PREFIX)
+        and not TIMM_REGISTRY_NAME.fullmatch(name.removeprefix(TIMM_PREFIX))
+        and name not in code
+    ):
+        raise ConfigError(
+            f"{where} names the teacher {name!r}, which timm would load from outside its registry; it is opened only "
+            f"if you name it: if you trust it, add `trust_code` {quote(name)}",
+            ("trust_code",),
+        )
+    return [each for each in code if each != name]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.model_flags import ConfigFields, Device, PreprocessingFields
+from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
-from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -61,10 +62,6 @@ class PredictFlags:
         JPEG, PNG, GIF, TIFF and BMP, 50,331,648 for WebP.
     max_bytes
         Skip files with more bytes before they are read.
-    device
-        auto, cpu, cuda, cuda:1 or mps.
-    fields
-        Set a config field that the checkpoint does not specify, as FIELD=VALUE; may be repeated.
     """
 
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
@@ -79,8 +76,9 @@ class PredictFlags:
     merge: int = 0
     max_pixels: int | None = None
     max_bytes: int = 2**28
-    device: str = "auto"
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
+    device: Device = "auto"
+    fields: ConfigFields = None
+    preprocessing: PreprocessingFields = None
 
     def run_job(
         self, model: str, images: Sequence[str], output: "OutputKind", own_flags: Sequence[str], **settings: Any
@@ -107,6 +105,7 @@ class PredictFlags:
             limits=ImageLimits(pixels=self.max_pixels, bytes=self.max_bytes),
             device=self.device,
             fields=parse_fields(self.fields) or None,
+            preprocessing=parse_fields(self.preprocessing, "--preprocessing") or None,
         )
         result = PredictJob(
             model=model,

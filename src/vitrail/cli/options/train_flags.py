@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.values import parse_field, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
-from vitrail.cli.summary import parse_field, parse_size
 from vitrail.errors import ConfigError
 from vitrail.train.recipe import Recipe, open_recipe
 

@@ -1,4 +1,4 @@
-"""Docstrings as help: written in lines of one width, read on terminals of any."""
+"""Docstrings as help texts for terminals of any width."""
 
 from collections.abc import Callable
 from inspect import cleandoc
@@ -8,7 +8,7 @@ Documented = TypeVar("Documented", bound=Callable[..., Any])
 
 
 def reflow_docstring(documented: Documented) -> Documented:
-    """With each paragraph of its docstring on one line; examples and headings stay as they are."""
+    """Join each paragraph of the docstring into one line; examples and headings stay."""
     lines = list[str]()
     for line in cleandoc(documented.__doc__ or "").splitlines():
         last = lines[-1] if lines else ""

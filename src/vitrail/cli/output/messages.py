@@ -1,6 +1,7 @@
 """What commands print next to their results: notes and errors on stderr, rows on stdout."""
 
 import sys
+from collections.abc import Iterable
 
 from vitrail.cli import name_options
 from vitrail.errors import VitrailError
@@ -10,6 +11,11 @@ FIELDS_IN_NOTES = ("resume", "overwrite")
 
 def print_note(text: str) -> None:
     print(f"vitrail: note: {name_options(text, FIELDS_IN_NOTES)}", file=sys.stderr)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print_note(note)
 
 
 def print_error(error: VitrailError) -> None:

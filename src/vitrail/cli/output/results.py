@@ -1,9 +1,11 @@
-"""What `eval` and `compare` found, for people and for machines."""
+"""Results of commands: notes on stderr, text or JSON on stdout, files in a folder."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from vitrail.cli.output.messages import print_notes
 
 
 def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
@@ -26,8 +28,21 @@ def write_json_report(report: Mapping[str, Any], path: Path) -> None:
 
 
 def print_report(result: object, report: Mapping[str, Any], written: Sequence[Path], *, as_json: bool) -> None:
-    """The result as text and where it was written, or nothing but JSON."""
+    """The result as text and the files written, or only JSON."""
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
+
+
+def print_measurements(found: Any, out: Path | None, *, as_json: bool, tables: Sequence[str] = ()) -> None:
+    """The results of a benchmark: notes, then the machine and the tables, or only JSON. Writes its files to `out`."""
+    print_notes(found.notes)
+    written = [] if out is None else found.write(out)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        return
+    print(f"{found.machine}; {', '.join(f'{name} {number}' for name, number in found.versions.items())}")
+    print("\n".join(map(str, (found, *tables))))
+    if written:
+        print(f"\nwritten: {', '.join(map(str, written))}")

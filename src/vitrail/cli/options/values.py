@@ -1,0 +1,67 @@
+"""Parse the values of options: FIELD=VALUE, sizes, lists with commas, files of labels."""
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import ConfigError, describe_error
+from vitrail.files import read_text
+from vitrail.json_yaml import parse_yaml
+
+
+def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
+    """Rows and columns: 384, or 384x256."""
+    parts = text.replace("×", "x").split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise ConfigError(f"{option} {text!r}; expected pixels such as 384, or rows x columns such as 384x256")
+    return (int(parts[0]), int(parts[-1]))
+
+
+def parse_field(text: str, option: str = "--set") -> tuple[str, Any]:
+    """FIELD=VALUE. A value is read as YAML, except that 1e-5 is a number and 32x128 a size."""
+    name, equals, value = text.partition("=")
+    if name and equals:
+        if re.fullmatch(r"\d{1,9}[x×]\d{1,9}", value):
+            return name.replace("-", "_"), parse_size(value)
+        with suppress(ValueError):
+            return name.replace("-", "_"), float(value) if set(value) & set(".eE") else int(value)
+        with suppress(ValueError):
+            return name.replace("-", "_"), parse_yaml(value)
+    raise ConfigError(f"{option} {text[:60]!r}; expected FIELD=VALUE, such as pool=mean or stages=[3,4,9]")
+
+
+def parse_fields(items: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:
+    """The values of an option that is given once per field."""
+    return dict(parse_field(item, option) for item in items or ())
+
+
+def split_commas(text: str, option: str) -> tuple[str, ...]:
+    """The parts between commas, without repetitions, in the order given."""
+    found = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    if not all(found):
+        raise ConfigError(f"{option} {text!r}; expected names or numbers separated by commas")
+    return found
+
+
+def parse_integers(text: str, option: str) -> tuple[int, ...]:
+    found = split_commas(text, option)
+    if not all(each.isdecimal() and len(each) < 7 and int(each) for each in found):
+        raise ConfigError(f"{option} {text!r}; expected whole numbers of at least 1, with at most six digits")
+    return tuple(map(int, found))
+
+
+def check_minimum(option: str, value: float, minimum: int) -> None:
+    if value < minimum:
+        raise ConfigError(f"{option} {value}; expected at least {minimum}")
+
+
+def read_labels_file(path: Path) -> tuple[str, ...]:
+    """The class names in a text file, one per line."""
+    try:
+        return tuple(read_text(path).splitlines())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line"
+        ) from None

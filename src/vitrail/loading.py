@@ -1,0 +1,330 @@
+"""Open a model by name: a run folder, a checkpoint of any layout, an exported folder or .onnx file, hf-hub:… or timm:….
+
+torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.checkpoint.class_mapping import check_class_labels
+from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing, preprocess_image
+from vitrail.errors import CheckpointError, ConfigError, DataError, describe_error
+from vitrail.export.description import ExportDescription, is_exported
+from vitrail.export.exported_model import ExportedModel
+from vitrail.machine import count_cores
+from vitrail.models.checks import pair
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from vitrail.checkpoint.description import Description
+    from vitrail.checkpoint.reading import Checkpoint
+
+TIMM_PREFIX = "timm:"
+LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype")  # of `vitrail.load`, which are not config fields
+
+GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # all of it, some fields, or what the checkpoint says
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model in eval mode, with what it takes to run it on photos. `model(batch)` returns logits."""
+
+    source: str  # the name that it was opened by
+    model: "nn.Module | ExportedModel"
+    preprocessing: Preprocessing
+    classes: int  # 0 without a head
+    labels: tuple[str, ...] | None = None
+    run: FinishedRun | None = None
+    checkpoint: "Checkpoint | None" = None  # its layout, description and load report
+
+    def transform(self, photo: Any) -> Any:
+        """The model's input for a photo: a tensor (C, rows, columns); uint8 (rows, columns, C) for an exported model.
+
+        A photo is anything that `open_image` takes: a path, bytes, a Pillow image, an array.
+        """
+        if isinstance(self.model, ExportedModel):
+            return decode_for_model(photo, self.preprocessing)
+        import torch
+
+        image = open_image(photo)
+        try:
+            array = preprocess_image(image, self.preprocessing)
+        except DataError as error:  # which does not know the name of the file
+            raise DataError(f"{str(photo)!r}: {error}") if isinstance(photo, str | Path) else error from None
+        weight = next(self.model.parameters())
+        return torch.from_numpy(array).to(weight.device, weight.dtype)
+
+    def make_batch(self, photos: Sequence[Any]) -> Any:
+        """The model's input for several photos, with the batch as the first dimension."""
+        inputs = [self.transform(photo) for photo in photos]
+        if isinstance(self.model, ExportedModel):
+            return np.stack(inputs)
+        import torch
+
+        return torch.stack(inputs)
+
+    @property
+    def module(self) -> "nn.Module":
+        """The model as a torch module; an exported one is wrapped in one, which ONNX Runtime computes."""
+        if not isinstance(self.model, ExportedModel):
+            return self.model
+        from vitrail.export.exported_module import ExportedModule
+
+        return ExportedModule(self.model)
+
+
+def open_model(
+    model: "str | Path | nn.Module | LoadedModel",
+    *,
+    fields: Mapping[str, Any] | None = None,
+    preprocessing: GivenPreprocessing = None,
+    labels: Sequence[str] | None = None,
+    device: "str | torch.device" = "cpu",
+    threads: int | None = None,
+) -> LoadedModel:
+    """Open a model by name, or wrap a module with a config.
+
+    `fields` are config fields that a checkpoint does not specify, such as heads. `preprocessing` replaces the model's
+    own, or some of its fields; a model without any gets the usual values of its layout, or mean and std 0.5, with a
+    warning. `threads` is for exported models, by default one per core.
+    """
+    if isinstance(model, LoadedModel):
+        return model
+    if not isinstance(model, str | Path):
+        return wrap_module(model, fields, preprocessing, labels, device)
+    name = str(model)
+    if name.startswith(TIMM_PREFIX):
+        check_no_fields(fields, name, "built by timm")
+        loaded = open_timm_model(name.removeprefix(TIMM_PREFIX))
+        if preprocessing is not None:
+            loaded = replace(loaded, preprocessing=merge_preprocessing(loaded.preprocessing, preprocessing))
+    elif is_exported(model):
+        check_no_fields(fields, name, "exported and complete")
+        return open_exported_model(model, preprocessing, labels, threads or count_cores())
+    else:  # the name of a preset with public weights belongs here
+        loaded = open_checkpoint(name, fields or {}, preprocessing)
+    return replace(
+        loaded,
+        model=prepare_module(loaded.model, device),
+        labels=choose_labels(labels, loaded.labels, loaded.classes),
+    )
+
+
+def open_module(
+    model: "str | Path | nn.Module | LoadedModel",
+    *,
+    fields: Mapping[str, Any] | None = None,
+    preprocessing: GivenPreprocessing = None,
+    labels: Sequence[str] | None = None,
+    device: "str | torch.device" = "cpu",
+) -> LoadedModel:
+    """`open_model` for what needs the layers of a model: an exported model and one of timm's are refused."""
+    name = model.source if isinstance(model, LoadedModel) else model
+    if isinstance(name, str | Path):
+        if str(name).startswith(TIMM_PREFIX):
+            raise ConfigError(f"{name} runs timm's code, whose layers differ; use its weights: hf-hub:timm/…")
+        if is_exported(name):
+            raise ConfigError(
+                f"{name} is an exported model, whose layers cannot be accessed; use the checkpoint or the run that it "
+                "was exported from"
+            )
+    return open_model(model, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
+
+
+def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPreprocessing) -> LoadedModel:
+    """The model in a checkpoint of any layout, or of a run."""
+    import torch
+
+    from vitrail.checkpoint.reading import read, warn_about_report
+
+    check_field_names(fields)
+    run = find_finished_run(Path(name))
+    with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
+        found = read(name if run is None else run.model, **fields)
+    about = found.description
+    how = choose_preprocessing(found.model.config, about.preprocessing, preprocessing)
+    if about.preprocessing is None:
+        from vitrail.checkpoint.layout import describe_preprocessing
+
+        assumed = {**found.report.assumed, "preprocessing": describe_preprocessing(how)}
+        found = replace(found, report=replace(found.report, assumed=assumed))
+    warn_about_report(found, name, ("preprocessing",) if sets_normalisation(preprocessing) else ())
+    return LoadedModel(
+        source=name,
+        model=found.model,
+        preprocessing=how,
+        classes=found.model.config.classes,
+        labels=about.labels,
+        run=run,
+        checkpoint=found,
+    )
+
+
+def describe_model(name: str, fields: Mapping[str, Any] | None = None) -> "Description":
+    """The description of a checkpoint or a run, without building its model."""
+    from vitrail.checkpoint.reading import describe
+
+    check_field_names(fields or {})
+    run = find_finished_run(Path(name))
+    return describe(name if run is None else run.model, **(fields or {}))
+
+
+def open_exported_model(
+    path: str | Path, preprocessing: GivenPreprocessing, labels: Sequence[str] | None, threads: int
+) -> LoadedModel:
+    """A model written by `vitrail export`. Does not import torch."""
+    found = ExportedModel(path, threads=threads)
+    about = found.description
+    return LoadedModel(
+        source=str(path),
+        model=found,
+        preprocessing=adapt_preprocessing(merge_preprocessing(about.preprocessing, preprocessing), about, path),
+        classes=about.classes,
+        labels=choose_labels(labels, about.labels, about.classes),
+    )
+
+
+def adapt_preprocessing(given: Preprocessing, about: ExportDescription, path: str | Path) -> Preprocessing:
+    """The preprocessing at an image size that the file takes; mean and std are part of the file."""
+    if (given.mean, given.std) != (about.preprocessing.mean, about.preprocessing.std):
+        raise ConfigError(
+            f"`preprocessing` has another mean or std than {path} was exported with; export the model again",
+            ("preprocessing",),
+        )
+    if about.multiple == 0:
+        return replace(given, image_size=about.preprocessing.image_size)
+    rows, columns = pair(given.image_size)
+    if rows % about.multiple or columns % about.multiple:
+        raise ConfigError(f"images of {rows}×{columns} pixels; expected multiples of {about.multiple}")
+    return given
+
+
+def open_timm_model(name: str) -> LoadedModel:
+    """A model that timm builds and downloads."""
+    try:
+        import timm
+    except ImportError:
+        raise ConfigError(f"{TIMM_PREFIX}{name} needs timm; install it: pip install timm") from None
+    except Exception as error:  # for instance a RuntimeError, if torchvision does not fit torch
+        raise ConfigError(f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}") from None
+    try:
+        model: Any = timm.create_model(name, pretrained=True)
+    except Exception as error:  # unknown, not downloaded, damaged: timm has an exception for each
+        raise CheckpointError(
+            f"timm cannot open {name!r}: {describe_error(error)}; expected a model name of timm that has weights"
+        ) from None
+    about: Mapping[str, Any] = model.pretrained_cfg
+    interpolation = about.get("interpolation")
+    how = Preprocessing(
+        image_size=tuple(about["input_size"][1:]),
+        crop=float(about.get("crop_pct") or 1.0),
+        interpolation=interpolation if interpolation in PILLOW_FILTERS else "bicubic",  # some say "random"
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
+    )
+    labels = about.get("label_names")
+    return LoadedModel(
+        source=f"{TIMM_PREFIX}{name}",
+        model=model,
+        preprocessing=how,
+        classes=int(model.num_classes),
+        labels=tuple(labels) if labels else None,
+    )
+
+
+def wrap_module(
+    module: "nn.Module",
+    fields: Mapping[str, Any] | None,
+    preprocessing: GivenPreprocessing,
+    labels: Sequence[str] | None,
+    device: "str | torch.device",
+) -> LoadedModel:
+    """A module with image_size, channels and classes in its config."""
+    import warnings
+
+    from torch import nn
+
+    from vitrail.checkpoint.layout import describe_preprocessing
+
+    kind = type(module).__name__
+    if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(f"the model is {repr(module)[:60]}; expected a path, a name or a module")
+    check_no_fields(fields, kind, "already loaded")
+    config: Any = getattr(module, "config", None)
+    if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
+        raise ConfigError(f"{kind} has no config; expected a model with image_size, channels and classes in its config")
+    how = choose_preprocessing(config, None, preprocessing)
+    if not sets_normalisation(preprocessing):
+        assumed = describe_preprocessing(how)
+        warnings.warn(f"{kind} does not specify preprocessing; assumed preprocessing={assumed}", stacklevel=3)
+    return LoadedModel(
+        source=kind,
+        model=prepare_module(module, device),
+        preprocessing=how,
+        classes=config.classes,
+        labels=choose_labels(labels, None, config.classes),
+    )
+
+
+def choose_preprocessing(config: Any, known: Preprocessing | None, given: GivenPreprocessing) -> Preprocessing:
+    """The model's preprocessing with what was given; without any, mean and std 0.5 for each channel of the model."""
+    if known is None:
+        half = (0.5,) * config.channels
+        known = Preprocessing(image_size=config.image_size, mean=half, std=half)
+    how = merge_preprocessing(known, given)
+    if len(how.mean) != config.channels:
+        raise ConfigError(
+            f"`preprocessing` has {len(how.mean)} channels; expected {config.channels}, as many as the model",
+            ("preprocessing",),
+        )
+    return how if getattr(config, "dynamic", False) else replace(how, image_size=config.image_size)
+
+
+def merge_preprocessing(known: Preprocessing, given: GivenPreprocessing) -> Preprocessing:
+    if given is None or isinstance(given, Preprocessing):
+        return given or known
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"preprocessing is {repr(given)[:60]}; expected vitrail.Preprocessing(crop=0.9, mean=(0.5, 0.5, 0.5), …)"
+        )
+    return known.with_fields(given)
+
+
+def sets_normalisation(given: GivenPreprocessing) -> bool:
+    """Whether mean and std were given, so that nothing is assumed which needs a warning."""
+    return isinstance(given, Preprocessing) or {"mean", "std"} <= set(given or ())
+
+
+def choose_labels(given: Sequence[str] | None, known: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
+    labels = known if given is None else given
+    return None if labels is None or not classes else check_class_labels(labels, classes)
+
+
+def check_field_names(fields: Mapping[str, Any]) -> None:
+    if reserved := set(fields).intersection(LOAD_ARGUMENTS):
+        raise ConfigError(f"`fields` {min(reserved)}=…; expected a field of the config, such as heads=3", ("fields",))
+
+
+def check_no_fields(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
+    if fields:
+        raise ConfigError(
+            f"`fields` {min(fields)}=… for {name}, which is {reason}; use `fields` with a checkpoint", ("fields",)
+        )
+
+
+def prepare_module(module: Any, device: "str | torch.device") -> Any:
+    """The module in eval mode on the device."""
+    try:
+        return module.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # the second if torch is built without CUDA
+        reason = describe_error(error)
+        raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {reason}") from None
