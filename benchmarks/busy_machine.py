@@ -200,7 +200,8 @@ def work(name: str, folder: Path, seed: int) -> None:
 
         vitrail.machine.bound_spinning()
     import torch
-    from vitrail.cli.runner import keep_freed_memory
+
+    from vitrail.train.run import keep_freed_memory
 
     keep_freed_memory()
     torch.manual_seed(seed)

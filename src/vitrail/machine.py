@@ -13,7 +13,6 @@ CPU_INFO_FILE, PROCESS_STATUS_FILE = Path("/proc/cpuinfo"), Path("/proc/self/sta
 # a millisecond: next to another busy process it takes the core from the very thread that it waits for.
 SPIN_COUNT = "3000"
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the user's, if either is set
-CPU_INFO_FILE = Path("/proc/cpuinfo")
 MAX_THREADS = 1024  # that a user or a file may ask for
 
 

@@ -18,6 +18,7 @@ from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 from vitrail.inspection.occlusion import probabilities_without_patches
+from vitrail.loading import open_module
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

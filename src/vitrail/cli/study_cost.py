@@ -53,7 +53,8 @@ def cost(
     """
     lengths = None if tokens is None else parse_integers(tokens, "--tokens")
 
-    from vitrail.study.sequence_cost import DEFAULT_TOKENS, PROGRESS_PARTS, CostRequest, measure_sequence_cost
+    from vitrail.study.sequence_cost import DEFAULT_TOKENS, CostRequest, measure_sequence_cost
+    from vitrail.study.timing import PROGRESS_PARTS
 
     request = CostRequest(tokens=lengths or DEFAULT_TOKENS, width=width, budget=budget, seed=seed)
     prepare_figure_folder(out, ("cost.json", "cost.txt", "cost.png"), overwrite=overwrite)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, RunFlags
-from vitrail.cli.summary import parse_fields
+from vitrail.cli.options.values import parse_fields
 from vitrail.errors import ConfigError
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import compute_visible_box
 from vitrail.errors import DataError, VitrailError
+from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.capture import (
     AttentionCapture,
@@ -44,7 +45,6 @@ from vitrail.inspection.rollout import (
 from vitrail.inspection.token_statistics import token_norms
 from vitrail.loading import GivenPreprocessing, LoadedModel, open_module
 from vitrail.predict.predictions import (
-    NOT_FINITE_MESSAGE,
     ClassProbability,
     Prediction,
     predictions_from_logits,

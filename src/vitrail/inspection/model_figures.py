@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown_name_error
+from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.attention_distance import (
     attention_distance,
@@ -28,7 +29,6 @@ from vitrail.inspection.filters import find_first_filters, plot_filters, princip
 from vitrail.inspection.occlusion import can_drop_tokens, plot_occlusion, probabilities_without_patches
 from vitrail.inspection.position_similarity import find_position_table, plot_position_similarity, position_similarity
 from vitrail.inspection.token_statistics import plot_token_norms, plot_token_similarity, token_norms, token_similarity
-from vitrail.predict.predictions import NOT_FINITE_MESSAGE
 
 Arrays = list[NDArray[Any]]  # one per batch
 OCCLUSION_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # removed share of the patches

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import DataError
+from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.predict.output.completed_images import compute_file_stamp
-from vitrail.predict.predictions import NOT_FINITE_MESSAGE
 
 PrepareImage = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns, C)
 
