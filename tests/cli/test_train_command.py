@@ -229,7 +229,7 @@ def test_a_run_that_changed_under_its_feet_is_not_resumed(photos: Path) -> None:
     plan = json.loads(Path("run/run.json").read_text())
     plan["request"]["recipe"]["fields"]["depth"] = 2
     Path("run/run.json").write_text(json.dumps(plan))
-    with pytest.raises(VitrailError, match=r'it is damaged, or was edited; if you edited it, delete its "checksum"'):
+    with pytest.raises(VitrailError, match=r'it is damaged or was edited; if you edited it, delete its "checksum"'):
         train("--resume run")
     del plan["checksum"]
     Path("run/run.json").write_text(json.dumps(plan))
