@@ -63,7 +63,7 @@ def test_eight_cells_of_two_seeds_and_the_same_command_goes_on(capsys: pytest.Ca
         assert row["top1"] == pytest.approx((first + second) / 2)
         assert row["paper"] == cell.paper
     assert "\n1-D        every layer, shared  " in out
-    assert "the paper (ViT-B/16" in out
+    assert "paper (ViT-B/16" in out
     assert (folder / "positions.png").exists()
     assert [run.state for run in read_run_summaries(folder)] == ["finished"] * 16
 
@@ -105,7 +105,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (f"{TINY} --set positions=rotary", "--set positions=rotary; expected none: each row has its own"),
         (f"{TINY} --set positions_at=layers", "--set positions_at=layers; expected none"),
         ("--data photos --init photos", "--init photos; expected none: a checkpoint has learnt"),
-        (TINY.replace("ViT-Ti/16", "DeiT-Ti"), "DeiT-Ti has no choice of positions; expected a ViT"),
+        (TINY.replace("ViT-Ti/16", "DeiT-Ti"), "DeiT-Ti, which has no choice of positions; use a ViT"),
         (f"{TINY} --recipe fahsion", "did you mean 'fashion'"),
         (f"{TINY} --device gpu", "device is 'gpu'"),
         (f"{TINY} --minutes 1", "--minutes beside --epochs"),
@@ -134,5 +134,5 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(
     monkeypatch.setattr(Trainer, "step", diverging)
     with pytest.raises(VitrailError, match="1 of 8 runs failed: relative-0: the loss is nan at step 3"):
         study(f"{TINY} --out out")
-    assert "here (top-1 of validation): " in capsys.readouterr().out
+    assert "here (validation top-1): " in capsys.readouterr().out
     assert "| relative |  | failed |" in Path("out/table.md").read_text("utf-8")
