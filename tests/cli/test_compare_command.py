@@ -117,7 +117,7 @@ def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys:
     (photos / "ants" / "3.png").write_bytes(b"no picture")
     run("compare", teacher, student, "--data", photos)
     out = capsys.readouterr().out
-    assert out.startswith("photos, 15 images; ")
+    assert out.startswith("photos, 15 images: ")
     assert "\n1 unreadable, excluded for all models:\n" in out
     with pytest.raises(DataError, match=r"3\.png' is not an image"):
         run("compare", teacher, student, "--data", photos, "--strict")
@@ -134,8 +134,8 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
         ((teacher, "--data", tmp_path / "unvalidated"), r"val has no images; expected "),
-        ((teacher, other, "--data", photos), r"other cannot answer photos: 2 of the data's 2 classes \(ants, bees\)"),
-        ((teacher, headless, "--data", photos), r"headless has no head, so no classes to answer with"),
+        ((teacher, other, "--data", photos), r"other cannot predict the classes of photos: 2 of the data's 2 classes"),
+        ((teacher, headless, "--data", photos), r"headless has no head, so it cannot predict classes"),
         ((teacher, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),
         ((teacher, "--data", photos, "--workers", "-1"), r"^--workers -1; expected at least 0$"),
         ((teacher, "--data", photos, "--device", "gpu"), r"^device is 'gpu'; expected auto, cpu"),

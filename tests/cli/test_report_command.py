@@ -116,7 +116,7 @@ def test_words_that_do_not_fit(
 def test_models_that_do_not_fit(vitrail_: Run, tmp_path: Path) -> None:
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention to look at; expected a transformer"),
+        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention layers; expected a transformer"),
     ):
         said = vitrail_("report", name, "-o", tmp_path / "new" / "page.html")
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)

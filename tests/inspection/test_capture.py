@@ -201,10 +201,10 @@ def test_fused_kernel_is_used_and_logits_are_unchanged(case: str, monkeypatch: p
         plain, alone = model(pixels), calls
         assert alone == {"cct with neighbours": 0, "map": 4}.get(case, 3)
         with capture_attention(model) as captured:
-            captured = model(pixels)
+            logits = model(pixels)
         assert len(captured.maps) == 3
     assert calls == 2 * alone
-    assert torch.equal(plain, captured)
+    assert torch.equal(plain, logits)
     with capture_attention(model, gradients=True):
         by_class = model(pixels)
     assert calls == 3 * alone
