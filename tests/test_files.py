@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from support.special_files import SPECIAL_FILES
 
+from vitrail.errors import ConfigError
 from vitrail.files import (
+    check_output_paths,
     file_checksum,
     is_temporary_file,
     open_regular_file,
@@ -114,3 +116,15 @@ def test_temporary_files_are_known_by_their_whole_name(tmp_path: Path) -> None:
     link = tmp_path / f".run.json.{'1' * 32}"
     link.symlink_to(tmp_path / ".run.json")
     assert not is_temporary_file(link, r"run\.json")
+
+
+def test_existing_outputs_are_refused_unless_overwritten(tmp_path: Path) -> None:
+    new, old, link = tmp_path / "new.png", tmp_path / "old.png", tmp_path / "link"
+    old.touch()
+    link.symlink_to("nowhere")
+    check_output_paths([new], overwrite=False)
+    check_output_paths([new, old, link], overwrite=True)
+    for existing in (old, link):
+        with pytest.raises(ConfigError, match=rf"^{existing} already exists; use `overwrite`") as caught:
+            check_output_paths([new, existing], overwrite=False)
+        assert caught.value.fields == ("overwrite",)

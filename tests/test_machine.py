@@ -50,7 +50,7 @@ COMMAND = """
 import os, sys
 import vitrail.cli
 seen = []
-vitrail.cli.app = lambda *_: lambda *_, **__: seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
+vitrail.cli.build_app = lambda *_: lambda *_, **__: seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
 sys.argv = ["vitrail", "models"]
 try:
     vitrail.cli.main()

@@ -1,6 +1,6 @@
-"""Plain text tables."""
+"""Tables and names as plain text."""
 
-from vitrail.text import format_table
+from vitrail.text import escape_unprintable, format_table, make_printable
 
 
 def test_columns_stand_left_or_right_and_lines_end_in_no_blanks() -> None:
@@ -14,3 +14,11 @@ def test_columns_stand_left_or_right_and_lines_end_in_no_blanks() -> None:
 
 def test_an_empty_table_is_its_heading() -> None:
     assert format_table(("a",), [], "l") == ["a", "─"]
+
+
+def test_unprintable_characters_are_escaped_or_replaced() -> None:
+    assert escape_unprintable("Käfer 日本 a\n\x1b\udcff") == r"Käfer 日本 a\n\x1b\udcff"
+    assert escape_unprintable("a\n\tb", keep="\n") == "a\n\\tb"
+    assert make_printable("a\nb\udcff") == "a?b?"
+    assert make_printable("abcdef", 6) == "abcdef"
+    assert make_printable("abcdefg", 6) == "abcde…"

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from vitrail.text import escape_unprintable
+
 MAX_MESSAGE_LENGTH = 2000  # characters of a message
 
 
@@ -21,7 +23,7 @@ class VitrailError(Exception):
             if len(message) <= MAX_MESSAGE_LENGTH
             else f"{message[: MAX_MESSAGE_LENGTH // 2]} … {message[-MAX_MESSAGE_LENGTH // 2 :]}"
         )
-        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in shown))
+        super().__init__(escape_unprintable(shown))
 
 
 class ConfigError(VitrailError):

@@ -1,6 +1,6 @@
 """What all pictures share: figures without windows, colours for every eye, and the plate. Needs matplotlib."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import count
@@ -47,23 +47,33 @@ class CaptionedFigure:
 
     def with_unique_name(self, taken: set[str]) -> "CaptionedFigure":
         """Under a name that is not taken yet, and now is: two photos of one name in two folders are two plates."""
-        tries = (self.name if number == 1 else f"{self.name}-{number}" for number in count(1))
-        name = next(each for each in tries if each.casefold() not in taken)
-        taken.add(name.casefold())  # on some disks A.png is a.png
-        return replace(self, name=name)
+        return replace(self, name=make_unique_name(self.name, taken))
 
     def save(self, folder: str | Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
         """Writes NAME.png and the like, and with `arrays` NAME.npz beside it; each appears whole or not at all."""
         folder, figure = Path(folder), self.draw()
-        written = [folder / f"{self.name}{kind}" for kind in kinds]
-        for path in written:
+        written = list_figure_paths(folder, [self.name], kinds, arrays=arrays)
+        for path in written[: len(kinds)]:
             save_figure(figure, path)
         if arrays:
-            path = folder / f"{self.name}.npz"
             make_folder(folder)
-            write_atomically(path, lambda place: write_npz(place, self.arrays))
-            written.append(path)
+            write_atomically(written[-1], lambda place: write_npz(place, self.arrays))
         return written
+
+
+def make_unique_name(name: str, taken: set[str]) -> str:
+    """The name, or name-2, name-3 …, whichever is not taken yet; it is added to the taken names."""
+    tries = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    found = next(each for each in tries if each.casefold() not in taken)
+    taken.add(found.casefold())  # on some disks A.png is a.png
+    return found
+
+
+def list_figure_paths(
+    folder: Path, names: Iterable[str], kinds: Sequence[str] = (".png",), *, arrays: bool = False
+) -> list[Path]:
+    """The files that figures of these names are saved to."""
+    return [folder / f"{name}{kind}" for name in names for kind in (*kinds, *[".npz"] * arrays)]
 
 
 def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:

@@ -4,10 +4,10 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, describe_error
 
 WEIGHTS_FILE_SUFFIXES = (
     ".safetensors",
@@ -165,6 +165,15 @@ def make_writable_folder(folder: Path) -> None:
         raise CheckpointError(
             f"cannot write in {folder}: {describe_error(error)}; expected a place for results"
         ) from error
+
+
+def check_output_paths(paths: Iterable[Path], *, overwrite: bool) -> None:
+    """Refuse to replace an existing file or folder unless `overwrite` is set. Commands call it before any work."""
+    existing = None if overwrite else next((path for path in paths if os.path.lexists(path)), None)
+    if existing is not None:
+        raise ConfigError(
+            f"{existing} already exists; use `overwrite` to replace it, or choose another name", ("overwrite",)
+        )
 
 
 def sync_to_disk(path: Path) -> None:

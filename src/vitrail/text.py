@@ -1,10 +1,21 @@
-"""Tables as plain text, the same in a terminal, a pipe and a file."""
+"""Plain text for terminals and files: names with their unprintable characters escaped, and tables."""
 
 from collections.abc import Sequence
 
 
+def escape_unprintable(text: str, keep: str = "") -> str:
+    """Write characters that are not printable as Python does: a line break is \\n, a surrogate \\udcff."""
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
+
+
+def make_printable(text: str, max_length: int | None = None) -> str:
+    """Replace characters that are not printable by ?, and shorten a text that is too long for a table."""
+    shown = "".join(each if each.isprintable() else "?" for each in text)
+    return shown if max_length is None or len(shown) <= max_length else f"{shown[: max_length - 1]}…"
+
+
 def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> list[str]:
-    """Lines in columns under a heading and a rule; `sides`, such as "llr", says which side each column is set to."""
+    """Format lines in columns under a heading and a rule; `alignments` has l or r for each column: "llr"."""
     widths = [max(len(line[column]) for line in (heading, *lines)) for column in range(len(heading))]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Two and three processes on one OUT, with kills; images that change between two resumes; places that are no files."""
+"""Several processes with one OUT, and kills; images that change before resuming; special files in every place."""
 
 import os
 import random
@@ -32,7 +32,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("command", ["predict", "embed"])
-def test_one_of_three_works_and_the_others_say_so(tmp_path: Path, command: str, photos: Path) -> None:
+def test_a_second_process_on_the_same_output_is_refused(tmp_path: Path, command: str, photos: Path) -> None:
     """Whatever they were asked: to begin, to resume, to overwrite."""
     model = write_graph_folder(tmp_path / "export", "features" if command == "embed" else "good")
     out = f"out.{'npy' if command == 'embed' else 'csv'}"
@@ -64,7 +64,9 @@ def test_one_of_three_works_and_the_others_say_so(tmp_path: Path, command: str, 
 
 
 @pytest.mark.timeout(3600)
-def test_killed_beside_others_no_row_is_lost_or_doubled(tmp_path: Path, export: Path, photos: Path, kills: int) -> None:
+def test_no_row_is_lost_or_repeated_when_one_of_three_is_killed(
+    tmp_path: Path, export: Path, photos: Path, kills: int
+) -> None:
     """Three at once resume one job, and a random one is killed: 4 times by default, or a fifth of --kills."""
     many, chance = images(tmp_path / "many", 50 * kills), random.Random(0)
     words = ["predict", export, many, "-o", "out.csv", "--resume", "--top", "1", *PLAIN]
@@ -92,7 +94,7 @@ def stop_at_the_end(vitrail_: Run, *words: object) -> None:
         assert vitrail_(*words).code == 130
 
 
-def test_images_that_changed_are_told_of_on_resume(vitrail_: Run, export: Path, photos: Path) -> None:
+def test_resuming_reports_images_that_changed(vitrail_: Run, export: Path, photos: Path) -> None:
     words = ("predict", export, photos, "-o", "out.csv")
     stop_at_the_end(vitrail_, *words)
     size = Path("photos/a/2.png").stat().st_size
@@ -109,7 +111,7 @@ def test_images_that_changed_are_told_of_on_resume(vitrail_: Run, export: Path, 
     assert "changed after" not in vitrail_(*words, "--resume", "--overwrite").err
 
 
-def test_a_model_that_was_replaced_is_not_resumed_with(vitrail_: Run, tmp_path: Path, photos: Path) -> None:
+def test_a_replaced_model_is_not_resumed(vitrail_: Run, tmp_path: Path, photos: Path) -> None:
     """Of the same size and time, under the same name."""
     export = write_graph_folder(tmp_path / "export")
     other = write_graph_folder(tmp_path / "other", seed=1)
@@ -121,10 +123,10 @@ def test_a_model_that_was_replaced_is_not_resumed_with(vitrail_: Run, tmp_path: 
     os.utime(export / "model.onnx", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (export / "model.onnx").stat().st_size == before.st_size
     said = vitrail_(*words, "--resume")
-    assert (said.code, "was begun with weights " in said.err) == (2, True), said.err
+    assert (said.code, "was started with weights " in said.err) == (2, True), said.err
 
 
-def test_cells_that_spreadsheets_take_for_formulas(vitrail_: Run, tmp_path: Path, photos: Path) -> None:
+def test_cells_that_spreadsheets_take_for_formulas_are_escaped(vitrail_: Run, tmp_path: Path, photos: Path) -> None:
     export = write_graph_folder(tmp_path / "export")
     Path("labels.txt").write_text("=1+1\n+b\n-c\n@d\ne;=f\n")
     for name in ("=SUM(A1).png", "+1.png", "@x.png", "-y.png"):
@@ -133,7 +135,7 @@ def test_cells_that_spreadsheets_take_for_formulas(vitrail_: Run, tmp_path: Path
     words = ("predict", export, *names, "-o", "out.csv", "--labels", "labels.txt")
     stop_at_the_end(vitrail_, *words)
     said = vitrail_(*words, "--resume")
-    assert "5 pictures were done before, 1 of which failed" in said.err
+    assert "5 images are done, of which 1 could not be read" in said.err
     cells = [cell for line in Path("out.csv").read_text().splitlines()[1:] for cell in line.split(",")]
     assert not [cell for cell in cells if cell[:1] in tuple("=+-@")]
     assert {"./=SUM(A1).png", "./+1.png", "./@x.png", "./-y.png", "./=none.png"} <= set(cells)
@@ -200,7 +202,7 @@ def test_special_files_where_an_export_is_to_go(vitrail_: Run, model: Path, phot
     assert len(list(photos.rglob("*.png"))) == 3
 
 
-def test_a_model_that_cannot_be_opened_leaves_nothing(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
+def test_a_missing_model_leaves_no_files(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     assert vitrail_("predict", "no_such.onnx", photos, "-o", "out.csv").code == 2
     assert sorted(tmp_path.iterdir()) == before

@@ -82,7 +82,7 @@ def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
     [
         (
             "convert weights.pth weights.pth --to deit",
-            "weights.pth already exists; expected a new place, or --overwrite",
+            "weights.pth already exists; use --overwrite to replace it",
         ),
         ("convert nothing.pth out --to vitrail", "nothing.pth does not exist"),
         ("convert weights.pth out --to vitrail --from tim", "unknown layout 'tim'; did you mean 'timm'?"),

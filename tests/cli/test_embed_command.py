@@ -1,4 +1,4 @@
-"""vitrail embed as a user meets it."""
+"""vitrail embed from the command line."""
 
 import csv
 import random
@@ -35,18 +35,18 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
 
 @torch.inference_mode()
 def tokens(model: Path) -> Any:
-    """After the last norm: (pictures, 1 + 2·2, width)."""
+    """After the last norm: (images, 1 + 2·2, width)."""
     viewer = Viewer(model)
     return viewer.model.tokens(viewer.see(NAMES)).numpy()
 
 
 @pytest.mark.parametrize("features", ["class", "mean", "tokens"])
-def test_the_features_are_the_models(vitrail_: Run, model: Path, photos: Path, features: str) -> None:
+def test_rows_are_the_features_of_the_model(vitrail_: Run, model: Path, photos: Path, features: str) -> None:
     every = tokens(model)
     expected = {"class": every[:, 0], "mean": every[:, 1:].mean(1), "tokens": every}[features]
     said = vitrail_("embed", model, photos, "-o", "new/f.npy", "--features", features)
     assert (said.code, drop_engine_notes(said.err)) == (0, "")
-    assert said.out.startswith("new/f.npy: 3 pictures, ")
+    assert said.out.startswith("new/f.npy: 3 images, ")
     found = np.load("new/f.npy")
     assert (found.shape, found.dtype) == (expected.shape, np.float32)
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -65,12 +65,12 @@ def test_a_parquet_file_has_the_same(vitrail_: Run, model: Path, photos: Path) -
     np.testing.assert_array_equal(np.array([row["features"] for row in rows], np.float32), np.load("f.npy"))
 
 
-def test_bad_pictures_have_no_row(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_unreadable_images_have_no_row(vitrail_: Run, model: Path, photos: Path) -> None:
     bad = add_unreadable_images(photos)
     said = vitrail_("embed", model, photos, "-o", "f.npy")
-    assert said.code == 1
+    assert said.code == 2
     assert drop_engine_notes(said.err).splitlines()[-1] == (
-        f"vitrail: {len(bad)} of {len(bad) + 3} pictures could not be read; the others are in f.npy"
+        f"vitrail: {len(bad)} of {len(bad) + 3} images could not be read; the results of the others are in f.npy"
     )
     rows = rows_of("f.files.csv")
     assert [row["file"] for row in rows] == sorted([*NAMES, *(f"photos/{name}" for name in bad)])
@@ -102,18 +102,18 @@ def test_killed_at_random_moments_it_is_complete(
 
 
 BAD = {
-    "photos": "no -o; expected a file for the features: -o features.npy, or .parquet",
-    "photos -o f.csv": "-o f.csv says no format; expected .npy or .parquet, or --format",
-    "-o f.npy": "no pictures; expected at least one",
-    "photos -o there.npy": "there.npy already exists; expected a new name, or --overwrite to replace it",
-    "photos -o named.npy": "named.files.csv already exists; expected a new name, or --overwrite",
+    "photos": "features need a file; set -o to features.npy or features.parquet",
+    "photos -o f.csv": "-o f.csv has none of the suffixes .npy, .parquet; use one of them, or set --format",
+    "-o f.npy": "no images; expected at least one",
+    "photos -o there.npy": "there.npy already exists; use --overwrite to replace it",
+    "photos -o named.npy": "named.files.csv already exists; use --overwrite",
     "photos -o f.npy --features cls": 'Invalid value "cls" for --features.',
     "photos -o f.npy --top 1": "unknown option '--top'",
 }
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_words_that_do_not_fit(vitrail_: Run, model: Path, photos: Path, words: str) -> None:
+def test_wrong_options_are_one_line(vitrail_: Run, model: Path, photos: Path, words: str) -> None:
     for name in ("there.npy", "named.files.csv"):
         Path(name).touch()
     said = vitrail_("embed", model, *words.split())

@@ -80,7 +80,7 @@ def test_what_is_asked(
 
 
 def test_a_class_and_the_check(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
-    words = ("explain", model, photo, "--method", "grad-rollout", "-o", tmp_path, "--check", "--class")
+    words = ("explain", model, photo, "--method", "grad-rollout", "-o", tmp_path, "--overwrite", "--check", "--class")
     by_name, by_number = vitrail_(*words, "cats"), vitrail_(*words, 2)
     assert by_name == by_number
     assert by_name.out.startswith(f"{photo}: cats ")
@@ -99,7 +99,7 @@ def test_names_of_the_user_s_own(vitrail_: Run, model: Path, photo: Path, tmp_pa
     assert {each["label"] for each in json.loads(said.out)[0]["top"]} == {"one", "two", "three"}
     labels.write_text("n01440764 tench, Tinca tinca\nn02206856 bee\nn02219486\n")  # as ImageNet's are listed
     for given, name in (("bee", "bee"), ("Tinca Tinca", "tench"), ("n02206856 bee", "bee"), ("n02219486", "n02219486")):
-        said = vitrail_("explain", model, photo, "-o", tmp_path, "--labels", labels, "--json", "--class", given)
+        said = vitrail_("explain", model, photo, "-o", tmp_path / given, "--labels", labels, "--json", "--class", given)
         assert json.loads(said.out)[0]["asked"]["name"] == name
 
 
@@ -126,12 +126,12 @@ def test_a_line_a_photo_whatever_its_name(vitrail_: Run, model: Path, tmp_path: 
     assert (tmp_path / "out" / "two\nlines \x1b[31m.rollout.png").exists()
 
 
-def test_a_folder_of_photos(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+def test_a_folder_is_explained_with_its_subfolders(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     for name in ("b.png", "a.png", "deeper/c.png"):
         write_image(tmp_path / "photos" / name)
     said = vitrail_("explain", model, tmp_path / "photos", "-o", tmp_path / "out")
     assert said.code == 0
-    assert [Path(each.split(":")[0]).name for each in said.out.splitlines()] == ["a.png", "b.png"]
+    assert [Path(each.split(":")[0]).name for each in said.out.splitlines()] == ["a.png", "b.png", "c.png"]
 
 
 def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
@@ -144,12 +144,12 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, t
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
     assert second == f"vitrail: '{nowhere}' does not exist; expected an image"
-    assert last == f"vitrail: 2 of 3 pictures could not be read; the others are in {out}"
-    said = vitrail_("explain", model, broken, photo, "-o", out, "--json")
+    assert last == f"vitrail: 2 of 3 images could not be read; the results of the others are in {out}"
+    said = vitrail_("explain", model, broken, photo, "-o", out, "--json", "--overwrite")
     assert (said.code, len(json.loads(said.out))) == (2, 1)
     said = vitrail_("explain", model, broken, nowhere, "-o", out)
     assert (said.code, said.out) == (2, "")
-    assert said.err.endswith("vitrail: 2 of 2 pictures could not be read\n")
+    assert said.err.endswith("vitrail: 2 of 2 images could not be read\n")
     said = vitrail_("explain", model, nowhere, "-o", out)
     assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected an image\n")
 
@@ -162,7 +162,7 @@ def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{thin}': an image of 60000×1 pixels would be resized to ")
     assert second.endswith("x' cannot be read: File name too long; expected a complete and readable image")
-    assert last.startswith("vitrail: 2 of 3 pictures could not be read; the others are in ")
+    assert last.startswith("vitrail: 2 of 3 images could not be read; the results of the others are in ")
 
 
 def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
@@ -171,9 +171,7 @@ def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path
     vitrail.save(model, tmp_path / "untrained", preprocessing=vitrail.Preprocessing(image_size=32))
     said = vitrail_("explain", tmp_path / "untrained", photo, "-o", tmp_path, "--method", "grad-rollout", "--check")
     assert said.code == 0
-    expected = (
-        f"{photo}: nothing of the attention speaks for the class, so the map is 0 everywhere; a check means nothing"
-    )
+    expected = f"{photo}: no attention contributes to the class, so the map is 0 everywhere; a check means nothing"
     assert said.err == f"vitrail: note: {expected}\n"
     seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert seen.is_empty
@@ -194,10 +192,10 @@ def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
     headless = write_model_folder(tmp_path / "headless", labels=None)
     said = vitrail_("explain", headless, photo, "-o", tmp_path / "out")
     assert said == (0, f"{photo}: {tmp_path / 'out' / 'photo.rollout.png'}\n", "")
-    (found,) = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json").out)
+    (found,) = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json", "--overwrite").out)
     assert (found["asked"], found["top"]) == (None, [])
     for words, message in (
-        (("--check",), f"--check of {headless}, which has no head; expected a model with classes"),
+        (("--check",), "--check needs a model with classes; this one has no head"),
         (("--class", "0"), "class '0' of a model without a head; expected one with classes"),
         (("--method", "grad-rollout"), "method 'grad-rollout' of a model without a head; expected one with classes, "),
     ):
@@ -221,8 +219,8 @@ BAD = {
     "--discard 1": "discard is 1.0; expected a share from 0 up to, but not, 1",
     "--method pool": "method 'pool' of a model without an attention pool; expected another method",
     "--method attention --discard 0.5": "discard 0.5 with method 'attention'; expected it with 'rollout' alone",
-    "--method norms --check": "--check with --method norms, which is no attention; expected another method",
-    "--method attention --head all --check": "--check of all layers or heads; expected one map to be checked",
+    "--method norms --check": "--check with --method norms, which is not attention; use another method",
+    "--method attention --head all --check": "--check of all layers or heads; choose one --layer and one --head",
     "--method gradcam": 'Invalid value "gradcam" for --method',
     "--labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
     "--device gpu": "device is 'gpu'; expected auto, cpu",
@@ -249,8 +247,11 @@ def test_places_that_do_not_fit(
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         ((convnet, photo, *out), "ResNet has no attention to look at; expected a transformer"),
         (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs on timm's code, not to be looked into; expected its"),
-        ((model, *out), "no pictures; expected at least one: a file, or a folder of them"),
-        ((model, tmp_path / "empty", *out), f"{tmp_path / 'empty'} holds no pictures; expected some right in it"),
+        ((model, *out), "no images; expected at least one file, folder"),
+        (
+            (model, tmp_path / "empty", *out),
+            f"'{tmp_path / 'empty'}' has no images; expected some in it or its subfolders",
+        ),
         ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one a class"),
         ((model, photo, "-o", photo), f"cannot make the folder {photo}: "),
         ((model, photo, "-o", photo / "inside"), f"cannot make the folder {photo / 'inside'}: "),
@@ -281,7 +282,7 @@ def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
         list(map(str, command)), stdout=subprocess.PIPE, stderr=theirs, check=True, env={**os.environ, "TERM": "xterm"}
     )
     os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
+    shown = os.read(ours, 1 << 16).decode("utf-8", "replace")
     os.close(ours)
     assert "0/2" in shown
     assert "rollout.png" not in shown
@@ -294,5 +295,5 @@ def test_a_check_needs_a_map(vitrail_: Run, tmp_path: Path) -> None:
     why = "its keys are mixtures of all tokens, so no token has a share of its own"
     assert (said.code, said.err) == (
         2,
-        f"vitrail: --check of {linear}: there are no maps, {why}; expected no --check\n",
+        f"vitrail: --check needs attention maps, and there are none: {why}\n",
     )

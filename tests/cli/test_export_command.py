@@ -76,7 +76,7 @@ def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> N
     said = vitrail_("export", "model", "new/out")
     assert (said.code, said.err) == (
         2,
-        "vitrail: new/out already exists; expected a new place, or --overwrite to replace it\n",
+        "vitrail: new/out already exists; use --overwrite to replace it, or choose another name\n",
     )
     assert (Path("new/out") / ONNX_FILE).read_bytes() == before
     said = vitrail_("export", "model", "new/out", "--overwrite", "--to", "torch-export")
@@ -191,9 +191,9 @@ def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any
         (["model", "out", "--preprocessing", "colour=1"], "unknown preprocessing field 'colour'"),
         (["model", "out", "--labels", "three.txt"], "3 labels for 5 classes"),
         (["model", "out", "--labels", "none.txt"], "none.txt"),
-        (["model", "out", "--check", "nowhere"], "--check has no picture that can be read: 'nowhere' does not exist"),
-        (["model", "out", "--check", "three.txt"], "--check has no picture that can be read: 'three.txt'"),
-        (["model", "out", "--check", "empty"], "empty"),
+        (["model", "out", "--check", "nowhere"], "--check has no image that can be read: 'nowhere' does not exist"),
+        (["model", "out", "--check", "three.txt"], "--check has no image that can be read: 'three.txt'"),
+        (["model", "out", "--check", "empty"], "'empty' has no images; expected"),
         (["model", "model"], "already exists"),
         (["model", "model", "--overwrite"], "is no export, so it is not replaced"),
         (["model", "three.txt", "--overwrite"], "is no export, so it is not replaced"),

@@ -1,4 +1,4 @@
-"""Jobs that are killed, interrupted, or out of room, and what --resume makes of them: in processes of their own."""
+"""Jobs that are killed, interrupted or out of disk space, and --resume: in processes of their own."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from support.toy_datasets import write_image
 from support.unreadable_images import add_unreadable_images
 
 Run = Callable[..., Any]
-# nothing to be measured first, and a picture's numbers to the bit the same however the job is cut
+# nothing is measured first, and results are bit-identical wherever the job is killed
 PLAIN = ("--engine", "eager", "--batch", "1", "--streams", "1", "--threads", "1")
 
 
@@ -54,7 +54,7 @@ def torture(words: list[str], watched: Path, out: Path, kills: int) -> int:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_killed_at_random_moments_it_is_complete(
+def test_a_killed_job_is_complete_after_resuming(
     vitrail_: Run, model: Path, photos: Path, tmp_path: Path, kills: int, kind: str
 ) -> None:
     """20 times here; with --kills as often as you like."""
@@ -79,7 +79,7 @@ def test_killed_at_random_moments_it_is_complete(
     assert [row["file"] for row in rows] == names
 
 
-def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_an_interrupted_job_says_how_to_resume(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     names, words = many(tmp_path / "many", 2500), ["--top", "1", *PLAIN]
     process = start_command(
         ["predict", model, "many", "-o", "out.csv", *words], stdout=Path("said"), stderr=Path("told")
@@ -87,46 +87,46 @@ def test_interrupted_it_says_how_to_go_on(vitrail_: Run, model: Path, photos: Pa
     wait_until(process, lambda: size(tmp_path / "out.csv.partial" / "rows.csv") >= 1000)
     os.kill(process.pid or 0, signal.SIGINT)
     assert (wait_for_exit(process), Path("said").read_text()) == (130, "")
-    line = "vitrail: stopped; what is done is in out.csv.partial: the same again with --resume goes on\n"
+    line = "vitrail: note: stopped; finished rows are in out.csv.partial: run it again with --resume to continue\n"
     assert drop_engine_notes(Path("told")) == line
     done = len((tmp_path / "out.csv.partial" / "rows.csv").read_text().splitlines()) - 1
     said = vitrail_("predict", model, "many", "-o", "out.csv", "--resume", *words)
     assert said.code == 0
-    assert (
-        drop_engine_notes(said.err) == f"vitrail: note: {done} pictures were done before, 0 of which failed; going on\n"
+    assert drop_engine_notes(said.err) == (
+        f"vitrail: note: resuming: {done} images are done, of which 0 could not be read\n"
     )
     assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == [
         f"many/{Path(name).name}" for name in names
     ]
 
 
-def test_resumed_it_is_the_same_job(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_only_the_same_job_is_resumed(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     add_unreadable_images(photos)
-    assert vitrail_("predict", model, photos, "-o", "whole.csv", *PLAIN).code == 1
+    assert vitrail_("predict", model, photos, "-o", "whole.csv", *PLAIN).code == 2
     words = ("predict", model, photos, "-o", "out.csv", *PLAIN, "--resume")
     whole = Path("whole.csv").read_bytes()
     half_done(vitrail_, words, whole[: len(whole) // 2])
     said = vitrail_(*words, "--top", 1)
     assert (said.code, said.out) == (2, "")
     assert drop_engine_notes(said.err).startswith(
-        "vitrail: out.csv.partial was begun with top 3, not 1; expected the same to go on"
+        "vitrail: cannot resume out.csv.partial: it was started with top 3, not 1"
     )
     other = write_model_folder(tmp_path / "other")
     for changed, what in (((other, photos), "model"), ((model, Path.cwd() / "photos"), "started in")):
         said = vitrail_("predict", *changed, "-o", "out.csv", "--resume")
-        assert (said.code, f"was begun with {what} " in drop_engine_notes(said.err)) == (2, True), drop_engine_notes(
+        assert (said.code, f"was started with {what} " in drop_engine_notes(said.err)) == (2, True), drop_engine_notes(
             said.err
         )
     said = vitrail_(*words)
-    assert said.code == 1
-    assert drop_engine_notes(said.err).endswith("7 of 11 pictures could not be read; the others are in out.csv\n")
+    assert said.code == 2
+    assert "7 of 11 images could not be read; the results of the others are in out.csv\n" in said.err
     assert Path("out.csv").read_bytes() == whole
     assert vitrail_(*words) == (
         0,
-        "out.csv: whole\n",
-        "vitrail: note: out.csv is already complete; nothing to resume: use --overwrite to start over\n",
+        "out.csv: complete\n",
+        "vitrail: note: out.csv is already complete; use --overwrite to start over\n",
     )
-    assert vitrail_(*words[:-1], "--overwrite", "--top", 1).code == 1
+    assert vitrail_(*words[:-1], "--overwrite", "--top", 1).code == 2
     assert Path("out.csv").read_bytes() != whole
 
 
@@ -140,7 +140,7 @@ def half_done(vitrail_: Run, words: Any, rows: bytes) -> None:
     Path("out.csv.partial/rows.csv").write_bytes(rows)
 
 
-def test_pictures_that_came_meanwhile_are_done_too(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_images_added_before_resuming_are_processed(vitrail_: Run, model: Path, photos: Path) -> None:
     words = ("predict", model, photos, "-o", "out.csv", "--resume")
     assert vitrail_("predict", model, photos, "-o", "whole.csv").code == 0
     half_done(vitrail_, words, b"".join(Path("whole.csv").read_bytes().splitlines(keepends=True)[:3]))
@@ -154,10 +154,10 @@ def test_a_full_disk(model: Path, photos: Path, tmp_path: Path, vitrail_: Run) -
     names = many(tmp_path / "many", 200)
     words = ["predict", model, tmp_path / "many", "-o", "out.csv", *PLAIN]
     process = start_command(words, stdout=Path("said"), stderr=Path("told"), longest_file=3000)
-    assert (wait_for_exit(process), Path("said").read_text()) == (1, "")
+    assert (wait_for_exit(process), Path("said").read_text()) == (2, "")
     assert drop_engine_notes(Path("told")) == (
         "vitrail: out.csv cannot be written: File too large; "
-        "what is done is kept: make room for it, then the same again with --resume\n"
+        "finished rows are kept: free some space, then run the same command with --resume\n"
     )
     assert size(tmp_path / "out.csv.partial" / "rows.csv") == 3000
     assert vitrail_(*words, "--resume").code == 0
@@ -173,7 +173,7 @@ def test_a_full_disk_behind_stdout(model: Path, photos: Path) -> None:
     assert drop_engine_notes(Path("told")) == "vitrail: the output cannot be written: No space left on device\n"
 
 
-def test_nobody_reads_on(model: Path, photos: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_job_quietly(model: Path, photos: Path, tmp_path: Path) -> None:
     """As with `| head -1`: it ends soon, and without a word."""
     many(tmp_path / "many", 3000)
     os.mkfifo("pipe")

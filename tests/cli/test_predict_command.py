@@ -1,4 +1,4 @@
-"""vitrail predict as a user meets it."""
+"""vitrail predict from the command line."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_rows_are_the_predictions_of_the_model(vitrail_: Run, model: Path, photos: Path) -> None:
     expected = list(vitrail.Predictor(model).predict_all(NAMES, top=2))
     said = vitrail_("predict", model, photos, "--top", 2, "--format", "jsonl")
     assert (said.code, drop_engine_notes(said.err)) == (0, "")
@@ -40,7 +40,7 @@ def test_the_answers_are_the_models(vitrail_: Run, model: Path, photos: Path) ->
         assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=2e-6)
 
 
-def test_a_table_for_one(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_one_image_is_printed_as_a_table(vitrail_: Run, model: Path, photos: Path) -> None:
     said = vitrail_("predict", model, NAMES[0], "--top", 99)
     assert (said.code, drop_engine_notes(said.err)) == (0, "")
     name, *lines = said.out.splitlines()
@@ -54,7 +54,7 @@ def test_every_format_to_a_file(vitrail_: Run, model: Path, photos: Path) -> Non
     for kind in kinds:
         said = vitrail_("predict", model, photos, "-o", f"new/out.{kind}", "--top", 1)
         assert (said.code, drop_engine_notes(said.err)) == (0, "")
-        assert said.out.startswith(f"new/out.{kind}: 4 pictures, ")
+        assert said.out.startswith(f"new/out.{kind}: 4 images, ")
     assert {path.name for path in Path("new").iterdir()} == {f"out.{kind}" for kind in kinds}
     found = json.loads(Path("new/out.json").read_text())
     assert [row["file"] for row in found] == NAMES
@@ -77,16 +77,18 @@ def can_parquet() -> bool:
     return True
 
 
-def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_unreadable_images_are_named_and_the_others_processed(vitrail_: Run, model: Path, photos: Path) -> None:
     good = rows_of(vitrail_("predict", model, photos, "--format", "csv").out)
     bad = add_unreadable_images(photos)
     Path("empty").mkdir()
     said = vitrail_("predict", model, "empty", photos, "photos/none.png", "no*.jpg", "-o", "out.csv", "--batch", 3)
-    assert said.code == 1
+    assert said.code == 2
     *lines, last = drop_engine_notes(said.err).splitlines()
-    assert lines[0].startswith("vitrail: 'empty' holds no pictures; expected")
-    assert lines[1].startswith("vitrail: 'no*.jpg' matches nothing; expected")
-    assert last == ("vitrail: 8 of 12 pictures and 2 of the places given could not be read; the others are in out.csv")
+    assert lines[0].startswith("vitrail: 'empty' has no images; expected")
+    assert lines[1].startswith("vitrail: 'no*.jpg' matches no images; expected")
+    assert last == (
+        "vitrail: 8 of 12 images and 2 of the arguments could not be read; the results of the others are in out.csv"
+    )
     rows = rows_of(Path("out.csv").read_text())
     assert [row["file"] for row in rows] == [*sorted([*NAMES, *(f"photos/{name}" for name in bad)]), "photos/none.png"]
     done = [row for row in rows if not row["error"]]
@@ -101,33 +103,33 @@ def test_bad_pictures_are_named_and_the_rest_is_done(vitrail_: Run, model: Path,
 
 
 @pytest.mark.parametrize("name", ["photos/none.png", "photos/a/text.png", "empty", "no*.jpg"])
-def test_nothing_but_bad_pictures(vitrail_: Run, model: Path, photos: Path, name: str) -> None:
+def test_a_single_bad_image_is_one_line(vitrail_: Run, model: Path, photos: Path, name: str) -> None:
     add_unreadable_images(photos)
     Path("empty").mkdir()
     said = vitrail_("predict", model, name)
-    assert (said.code, said.out) == (1, "")
+    assert (said.code, said.out) == (2, "")
     assert drop_engine_notes(said.err).startswith(f"vitrail: '{name}' ")
-    assert drop_engine_notes(said.err).count("\n") == (1 if name.endswith("png") else 2)
+    assert drop_engine_notes(said.err).count("\n") == 1
 
 
 def test_limits_are_flags(vitrail_: Run, model: Path, photos: Path) -> None:
     for words in (("--max-pixels", 29), ("--max-bytes", 50)):
         said = vitrail_("predict", model, NAMES[0], *words)
-        assert said.code == 1
+        assert said.code == 2
         assert drop_engine_notes(said.err).startswith(f"vitrail: '{NAMES[0]}' ")
         assert vitrail_("predict", model, NAMES[0], words[0], 5000).code == 0
 
 
-def test_given_twice_is_done_once(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_an_image_given_twice_is_processed_once(vitrail_: Run, model: Path, photos: Path) -> None:
     said = vitrail_("predict", model, NAMES[1], photos, "./photos/a/1.png", "--format", "csv")
     assert (said.code, drop_engine_notes(said.err)) == (
         0,
-        "vitrail: note: 2 of the pictures were given twice; each is done once\n",
+        "vitrail: note: 2 of the images were given twice; each is processed once\n",
     )
     assert [row["file"] for row in rows_of(said.out)] == [NAMES[1], NAMES[0], *NAMES[2:]]
 
 
-def test_names_that_are_no_text(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_names_that_are_not_valid_utf_8(vitrail_: Run, model: Path, photos: Path) -> None:
     strange = os.fsdecode(b"photos/\xff\n.png")
     Path(NAMES[0]).rename(strange)
     for kind in ("csv", "json", "jsonl"):
@@ -141,32 +143,32 @@ def test_names_that_are_no_text(vitrail_: Run, model: Path, photos: Path) -> Non
 
 
 BAD = {
-    "": "no pictures; expected at least one",
-    "http://example.org/a.jpg": "'http://example.org/a.jpg' is a URL, and URLs are not fetched; expected a file",
+    "": "no images; expected at least one",
+    "http://example.org/a.jpg": "'http://example.org/a.jpg' is a URL, and URLs are not fetched; download it",
     "photos --top 0": "--top 0; expected 1 or more",
     "photos --batch 0": "--batch 0; expected 1 or more",
     "photos --max-bytes 0": "--max-bytes 0; expected 1 or more",
-    "photos --merge -1": "--merge -1; expected tokens to merge",
+    "photos --merge -1": "--merge -1; expected 0 or more tokens to merge",
     "photos --format xml": 'Invalid value "xml" for --format.',
     "photos --formt csv": "unknown option '--formt'; did you mean '--format'?",
-    "photos --format parquet": "--format parquet to a terminal or a pipe; expected a file",
-    "photos -o out.txt": "-o out.txt says no format; expected one of .csv",
-    "photos -o photos": "-o photos says no format; expected",
+    "photos --format parquet": "--format parquet needs a file: set -o OUT.parquet",
+    "photos -o out.txt": "-o out.txt has none of the suffixes .csv",
+    "photos -o photos": "-o photos has none of the suffixes",
     "photos -o photos --format csv": "photos is a folder; expected the name of a file",
-    "photos -o there.csv": "there.csv already exists; expected a new name, or --overwrite to replace it",
-    "photos -o half.csv": "half.csv.partial is an unfinished job; expected --resume",
+    "photos -o there.csv": "there.csv already exists; use --overwrite to replace it",
+    "photos -o half.csv": "half.csv.partial is an unfinished job; use --resume",
     "photos -o there.csv/out.csv": "cannot make the folder there.csv: ",
-    "photos --resume": "--resume without -o; expected -o OUT",
-    "photos --overwrite": "--overwrite without -o; expected -o OUT",
-    "photos --exact --fast": "--exact beside --fast, which is not exact; expected one of them",
-    "photos --exact --engine int8": "--exact beside --engine int8, which is not exact",
+    "photos --resume": "--resume needs -o OUT",
+    "photos --overwrite": "--overwrite needs -o OUT",
+    "photos --exact --fast": "--exact with --fast, which is not exact; use one of them",
+    "photos --exact --engine int8": "--exact with --engine int8, which is not exact",
     "photos --labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
     "photos --labels there.csv": "0 labels for 3 classes; expected one a class",
 }
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_words_that_do_not_fit(
+def test_wrong_options_are_one_line_before_any_work(
     vitrail_: Run, model: Path, photos: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("there.csv").touch()
@@ -174,7 +176,7 @@ def test_words_that_do_not_fit(
     Path("half.csv.partial/job.json").write_text('{"written by": "vitrail 0"}')
 
     def ask(*_: object) -> None:
-        pytest.fail("the model was asked")
+        pytest.fail("the model was run")
 
     monkeypatch.setattr("vitrail.predict.predictor.Predictor.iterate_results", ask, raising=False)
     said = vitrail_("predict", model, *words.split())
@@ -182,7 +184,7 @@ def test_words_that_do_not_fit(
     assert drop_engine_notes(said.err).startswith(f"vitrail: {BAD[words]}")
 
 
-def test_a_model_that_is_none(vitrail_: Run, photos: Path) -> None:
+def test_a_missing_model(vitrail_: Run, photos: Path) -> None:
     said = vitrail_("predict", "nowhere", photos, "-o", "out.csv")
     assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1)
     assert drop_engine_notes(said.err).startswith("vitrail: nowhere does not exist; expected")
@@ -212,7 +214,7 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
             assert float(theirs) == pytest.approx(float(ours), rel=1e-5)
         else:
             assert theirs == ours
-    assert wait_for_exit(start_command(words, stderr=Path("told"))) == 1
+    assert wait_for_exit(start_command(words, stderr=Path("told"))) == 2
     assert drop_engine_notes(Path("told")).startswith("vitrail: the given data is empty; expected an image")
 
 
@@ -222,7 +224,7 @@ def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: 
     assert vitrail_("export", model, "shipped").code == 0
     add_unreadable_images(photos)
     for name, given in (("torch.csv", model), ("onnx.csv", "shipped")):
-        assert vitrail_("predict", given, photos, "-o", name).code == 1
+        assert vitrail_("predict", given, photos, "-o", name).code == 2
     rows, expected = rows_of(Path("onnx.csv").read_text()), rows_of(Path("torch.csv").read_text())
     for row, other in zip(rows, expected, strict=True):
         assert [row[name] for name in ("file", "error", "label_1")] == [
@@ -236,14 +238,8 @@ def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: 
 
 
 def test_jobs_need_no_torch() -> None:
-    """Whatever an exported model's job imports, but for what computes it."""
-    names = (
-        "cli.predict",
-        "cli.embed",
-        "predict.image_list",
-        "predict.output.prediction_files",
-        "predict.output.feature_files",
-    )
+    """What the job of an exported model imports, except for its engine."""
+    names = ("cli.predict", "cli.embed", "predict.job")
     program = f"import sys, {', '.join(f'vitrail.{name}' for name in names)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "safetensors", "yaml", "pyarrow", "onnxruntime", "rich.progress"} & set(done.stdout.split())

@@ -108,8 +108,8 @@ def test_batched_augmentation_equals_one_by_one() -> None:
 
 def test_grey_arrays_are_expanded_to_the_channels_of_the_model() -> None:
     for channels in (1, 3):
-        how = Preprocessing(image_size=8, crop=1.0, mean=(0.5,) * channels, std=(0.5,) * channels)
-        batch = next(evaluation_batches(arrays(channels=1), how))
+        preprocessing = Preprocessing(image_size=8, crop=1.0, mean=(0.5,) * channels, std=(0.5,) * channels)
+        batch = next(evaluation_batches(arrays(channels=1), preprocessing))
         assert batch.images.shape == (20, channels, 8, 8)
         assert torch.equal(batch.images[:, 0], torch.from_numpy(arrays(channels=1).images[..., 0]))
 
@@ -117,13 +117,13 @@ def test_grey_arrays_are_expanded_to_the_channels_of_the_model() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_covers_every_image_once_over_all_ranks(world: int, workers: int) -> None:
-    seen = [
+    indices = [
         index
         for rank in range(world)
         for batch in evaluation_batches(arrays(), SMALL, batch=3, rank=rank, world=world, workers=workers)
         for index in batch.indices.tolist()
     ]
-    assert sorted(seen) == list(range(20))
+    assert sorted(indices) == list(range(20))
 
 
 def test_unreadable_images_are_replaced_in_training_and_left_out_in_evaluation(tmp_path: Path) -> None:

@@ -28,24 +28,25 @@ def test_eight_small_photos_with_their_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [Preprocessing(), Preprocessing(image_size=(32, 48), crop=1.0), Preprocessing(mean=(0.5,), std=(0.5,))]
+    "preprocessing",
+    [Preprocessing(), Preprocessing(image_size=(32, 48), crop=1.0), Preprocessing(mean=(0.5,), std=(0.5,))],
 )
-def test_all_views_differ(how: Preprocessing) -> None:
-    mine = make_photo_views(120, how)
-    rows, columns = (32, 48) if how.crop == 1.0 else (224, 224)
-    assert mine.shape == (120, rows, columns, len(how.mean))
-    assert mine.dtype == np.uint8
-    assert len({view.tobytes() for view in mine}) == 120
-    assert (mine.reshape(120, -1).std(1) > 10).all()  # no view has a single colour
+def test_all_views_differ(preprocessing: Preprocessing) -> None:
+    views = make_photo_views(120, preprocessing)
+    rows, columns = (32, 48) if preprocessing.crop == 1.0 else (224, 224)
+    assert views.shape == (120, rows, columns, len(preprocessing.mean))
+    assert views.dtype == np.uint8
+    assert len({view.tobytes() for view in views}) == 120
+    assert (views.reshape(120, -1).std(1) > 10).all()  # no view has a single colour
 
 
 def test_views_start_with_the_uncropped_photos_and_are_reproducible() -> None:
-    how = Preprocessing(image_size=64)
-    mine = make_photo_views(20, how)
-    for view, path in zip(mine, built_in_photos(), strict=False):
-        assert np.array_equal(view, decode_for_model(path, how))
-    assert np.array_equal(make_photo_views(9, how), mine[:9])
-    assert np.array_equal(make_photo_views(1, how), mine[:1])
+    preprocessing = Preprocessing(image_size=64)
+    views = make_photo_views(20, preprocessing)
+    for view, path in zip(views, built_in_photos(), strict=False):
+        assert np.array_equal(view, decode_for_model(path, preprocessing))
+    assert np.array_equal(make_photo_views(9, preprocessing), views[:9])
+    assert np.array_equal(make_photo_views(1, preprocessing), views[:1])
 
 
 def test_less_than_one_view_is_refused() -> None:

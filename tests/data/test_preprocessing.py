@@ -125,7 +125,7 @@ def test_thin_images_are_refused_before_they_fill_the_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"crop": 0}, "more than 0"),
         ({"crop": 1000}, "share of the image"),
@@ -135,8 +135,8 @@ def test_thin_images_are_refused_before_they_fill_the_memory() -> None:
         ({"interpolation": "nearest"}, "interpolation"),
     ],
 )
-def test_invalid_values_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_values_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Preprocessing(**fields)
 
 

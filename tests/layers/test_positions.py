@@ -97,10 +97,10 @@ def test_relative_positions_add_attention_to_offsets(prefix: int) -> None:
 def test_rotary_scores_depend_only_on_the_offset() -> None:
     """With the same q and k everywhere, the score of a pair depends only on its offset."""
     q, k = (torch.randn(1, 1, 1, 16).expand(1, 1, 21, 16) for _ in range(2))
-    turned_q, turned_k, bias = RotaryPositions(16)(q, k, (4, 5))
+    rotated_q, rotated_k, bias = RotaryPositions(16)(q, k, (4, 5))
     assert bias is None
-    scores = (turned_q @ turned_k.mT)[0, 0]
-    assert torch.equal(turned_q[:, :, 0], q[:, :, 0]), "the prefix token is not rotated"
+    scores = (rotated_q @ rotated_k.mT)[0, 0]
+    assert torch.equal(rotated_q[:, :, 0], q[:, :, 0]), "the prefix token is not rotated"
     scores = scores[1:, 1:].unflatten(0, (4, 5)).unflatten(-1, (4, 5))
     by_offset: dict[tuple[int, int], list[Tensor]] = {}
     for a, b, c, d in itertools.product(range(4), range(5), range(4), range(5)):
@@ -109,7 +109,7 @@ def test_rotary_scores_depend_only_on_the_offset() -> None:
         torch.testing.assert_close(torch.stack(same), same[0].expand(len(same)), rtol=1e-4, atol=1e-4)
     distinct = torch.stack([same[0] for same in by_offset.values()])
     assert distinct.unique().numel() == len(by_offset) == 7 * 9
-    norms = turned_q.norm(dim=-1)
+    norms = rotated_q.norm(dim=-1)
     torch.testing.assert_close(norms, q.norm(dim=-1))
 
 
@@ -124,18 +124,18 @@ def test_angles_of_rotary_positions() -> None:
     """The first K/4 pairs rotate by column·base^(−4i/K), the others by row·base^(−4i/K)."""
     q = torch.zeros(1, 1, 6, 8)
     q[..., :4] = 1  # the first coordinate of each of the four pairs
-    turned, _, _ = RotaryPositions(8, base=100.0)(q, q, (2, 3))
+    rotated, _, _ = RotaryPositions(8, base=100.0)(q, q, (2, 3))
     angles = torch.tensor([2 * 1.0, 2 * 0.1, 1 * 1.0, 1 * 0.1])  # at row 1, column 2
-    torch.testing.assert_close(turned[0, 0, 5], torch.cat([angles.cos(), angles.sin()]))
+    torch.testing.assert_close(rotated[0, 0, 5], torch.cat([angles.cos(), angles.sin()]))
 
 
 def test_tables_are_exact_for_any_default_dtype() -> None:
     exact = sinusoid_1d((30, 20), 32)
     q = torch.randn(1, 1, 600, 16)
-    turned = RotaryPositions(16)(q, q, (30, 20))[0]
+    rotated = RotaryPositions(16)(q, q, (30, 20))[0]
     torch.set_default_dtype(torch.bfloat16)
     try:
         torch.testing.assert_close(sinusoid_1d((30, 20), 32), exact, check_dtype=False)
-        torch.testing.assert_close(RotaryPositions(16)(q, q, (30, 20))[0], turned)
+        torch.testing.assert_close(RotaryPositions(16)(q, q, (30, 20))[0], rotated)
     finally:
         torch.set_default_dtype(torch.float32)

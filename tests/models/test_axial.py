@@ -79,11 +79,11 @@ def test_block_is_rows_then_columns_then_mlp() -> None:
 @pytest.mark.parametrize("rows", [True, False])
 def test_axial_attention_equals_loops(rows: bool) -> None:
     q, k, v = (torch.randn(2, 2, 12, 8, dtype=torch.float64) for _ in range(3))
-    found = axial_attention(q, k, v, GRID, rows=rows)
+    result = axial_attention(q, k, v, GRID, rows=rows)
     for token in range(12):
         line = line_of(token, rows)
         expected = attention(q[:, :, [token]], k[:, :, line], v[:, :, line])
-        torch.testing.assert_close(found[:, :, [token]], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result[:, :, [token]], expected, rtol=0, atol=1e-12)
 
 
 def test_no_memory_for_all_pairs_of_tokens() -> None:
@@ -100,9 +100,9 @@ def test_no_memory_for_all_pairs_of_tokens() -> None:
             return made
 
     model = toy(image_size=64, patch_size=1, channels=1, depth=1)
-    with torch.no_grad(), Largest() as seen:
+    with torch.no_grad(), Largest() as captured:
         model(torch.randn(1, 1, 64, 64))
-    assert seen.numbers <= 4096 * 64  # the size of the MLP's
+    assert captured.numbers <= 4096 * 64  # the size of the MLP's
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -119,10 +119,10 @@ def test_parameters(name: str) -> None:
 
 def test_macs() -> None:
     with torch.device("meta"):
-        found = vitrail.summarize(vitrail.create("axial_tiny_patch8_224")).macs
+        result = vitrail.summarize(vitrail.create("axial_tiny_patch8_224")).macs
     n, d, line = 784, 192, 28
     block = 2 * (4 * n * d * d + 2 * n * line * d) + 8 * n * d * d  # 2·n·√n·d instead of 2·n²·d
-    assert found == 3 * 64 * n * d + 9 * block + 1000 * d
+    assert result == 3 * 64 * n * d + 9 * block + 1000 * d
 
 
 def test_output_shape_and_gradients_of_every_weight() -> None:
@@ -145,11 +145,11 @@ def test_output_shape_and_gradients_of_every_weight() -> None:
 
 def test_tables_are_the_only_source_of_positions() -> None:
     model, images = toy(), torch.randn(1, 3, 64, 48)
-    turned = images.unflatten(3, (3, 16)).flip(3).flatten(3)  # the columns of patches reversed
-    assert (model(images) - model(turned)).abs().max() > 0.01
+    mirrored = images.unflatten(3, (3, 16)).flip(3).flatten(3)  # the columns of patches reversed
+    assert (model(images) - model(mirrored)).abs().max() > 0.01
     for block in model.blocks:
         torch.nn.init.zeros_(block.attn_rows.pos_columns)
-    torch.testing.assert_close(model(images), model(turned))
+    torch.testing.assert_close(model(images), model(mirrored))
 
 
 def test_wrong_grids_are_refused() -> None:
@@ -176,11 +176,11 @@ def test_dynamic_equals_loading_at_another_size(tmp_path: Path) -> None:
     vitrail.save(model, tmp_path / "ours")
     same, images = vitrail.load(tmp_path / "ours"), torch.randn(2, 3, 64, 48)
     assert torch.equal(same.eval()(images), model(images))
-    found, images = read(tmp_path / "ours", image_size=(64, 96), dynamic=False), torch.randn(2, 3, 64, 96)
-    loaded: Any = found.model
+    result, images = read(tmp_path / "ours", image_size=(64, 96), dynamic=False), torch.randn(2, 3, 64, 96)
+    loaded: Any = result.model
     torch.testing.assert_close(loaded.eval()(images), model(images))
     tables = [f"blocks.{n}.attn_rows.pos_columns" for n in range(2)]
-    assert found.report.resized == dict.fromkeys(tables, "timm positions, 3×1 to 6×1")
+    assert result.report.resized == dict.fromkeys(tables, "timm positions, 3×1 to 6×1")
     assert torch.equal(loaded.state_dict()[tables[0]], resample(model.blocks[0].attn_rows.table, (3, 1), (6, 1)))
     with pytest.raises(CheckpointError, match=r"timm has no place for a model of the family 'axial'"):
         write(model, tmp_path / "theirs", "timm")
@@ -188,10 +188,10 @@ def test_dynamic_equals_loading_at_another_size(tmp_path: Path) -> None:
 
 def test_captured_maps_and_gradients_are_those_of_the_forward_pass() -> None:
     model, images = toy(), torch.randn(2, 3, 64, 48)
-    with capture_attention(model, gradients=True) as seen:
+    with capture_attention(model, gradients=True) as captured:
         logits = model(images)
-    assert (len(seen.maps), seen.patch_grid, seen.prefix) == (4, GRID, 0)
-    for layer, weights in enumerate(seen.maps):
+    assert (len(captured.maps), captured.patch_grid, captured.prefix) == (4, GRID, 0)
+    for layer, weights in enumerate(captured.maps):
         assert weights.shape == (2, 2, 12, 12)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 12))
         outside = torch.ones(12, 12, dtype=torch.bool)
@@ -199,17 +199,17 @@ def test_captured_maps_and_gradients_are_those_of_the_forward_pass() -> None:
             outside[token, line_of(token, rows=layer % 2 == 0)] = False
         assert not weights[..., outside].any()
         torch.testing.assert_close(
-            merge_heads(weights @ seen.values[layer]), seen.head_outputs[layer], rtol=0, atol=1e-5
+            merge_heads(weights @ captured.values[layer]), captured.head_outputs[layer], rtol=0, atol=1e-5
         )
-    slopes = seen.compute_gradients(logits[:, 1].sum())
+    gradients = captured.compute_gradients(logits[:, 1].sum())
     layer, (head, token, other) = 3, (1, 7, 4)  # one weight of the column attention of the last block
-    attn, before = find_attention_layers(model)[layer], seen.head_outputs[layer].detach()
-    v = seen.values[layer]
+    attn, before = find_attention_layers(model)[layer], captured.head_outputs[layer].detach()
+    v = captured.values[layer]
     for image in range(2):
         nudged = before.clone()
         nudged[image, token, head * 8 : (head + 1) * 8] += 1e-2 * v[image, head, other]
         change = answer_from(model, images, attn, nudged)[image, 1] - answer_from(model, images, attn, before)[image, 1]
-        torch.testing.assert_close(slopes[layer][image, head, token, other], change / 1e-2, rtol=0.05, atol=1e-4)
+        torch.testing.assert_close(gradients[layer][image, head, token, other], change / 1e-2, rtol=0.05, atol=1e-4)
 
 
 @torch.no_grad()
@@ -221,13 +221,13 @@ def answer_from(model: Any, images: Tensor, attn: Any, made: Tensor) -> Tensor:
 
 def test_every_inspection_works() -> None:
     model = toy()
-    how = vitrail.Preprocessing(image_size=(64, 48))
-    explainer = Explainer(model, preprocessing=how)
+    preprocessing = vitrail.Preprocessing(image_size=(64, 48))
+    explainer = Explainer(model, preprocessing=preprocessing)
     image = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
     for method in ("rollout", "grad-rollout"):
         assert explainer.explain(image, method).map.sum() == pytest.approx(1)
-    seen = explainer.explain(image, "attention", layer=0, head=0, token="2,1").map
-    assert seen[2].sum() == pytest.approx(1)  # only the row of the query patch
+    captured = explainer.explain(image, "attention", layer=0, head=0, token="2,1").map
+    assert captured[2].sum() == pytest.approx(1)  # only the row of the query patch
     norms = explainer.explain(image, "norms", layer="all").maps[:, 0]
     assert norms.shape == (4, *GRID)
     with torch.no_grad(), capture_tokens(model) as states:

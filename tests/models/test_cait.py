@@ -158,13 +158,13 @@ def test_save_and_load_at_another_size(tmp_path: Path) -> None:
     x = images()
     assert back.config == TOY
     assert torch.equal(back(x), model(x))
-    found = read(tmp_path / "ours", image_size=(32, 48), classes=3)
-    assert found.report.resized.keys() == {"pos_embed"}
-    assert found.model.tokens(images(32, 48)).shape == (2, 25, 16)
+    loaded = read(tmp_path / "ours", image_size=(32, 48), classes=3)
+    assert loaded.report.resized.keys() == {"pos_embed"}
+    assert loaded.model.tokens(images(32, 48)).shape == (2, 25, 16)
     same = add_weight_noise(CaiT(replace(TOY, dynamic=True)))
     same.load_state_dict(model.state_dict())
     larger = images(32, 48)
-    torch.testing.assert_close(found.model.tokens(larger), same.tokens(larger))
+    torch.testing.assert_close(loaded.model.tokens(larger), same.tokens(larger))
 
 
 @pytest.mark.parametrize("to", ["hf", "torchvision", "google", "dino", "mae"])

@@ -71,9 +71,9 @@ def test_list_models() -> None:
         (f"{EXAMPLE}:mixer_tinny", r"unknown model 'mixer_tinny'; did you mean 'mixer_tiny'\?"),
         (
             f"{EXAMPLE}",
-            r"own_family.py' names no preset; expected .*own_family\.py:mixer_tiny or another of its presets",
+            r"own_family.py' has no preset; expected .*own_family\.py:mixer_tiny or another of its presets",
         ),
-        (None, r"a model's name is None; expected text"),
+        (None, r"the model name is None; expected text"),
     ],
 )
 def test_unknown_models(name: Any, message: str) -> None:

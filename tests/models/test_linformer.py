@@ -100,18 +100,18 @@ def test_parameters_are_those_of_a_vit_and_the_projections(name: str) -> None:
 def test_number_of_projections(shared: Any, matrices: int) -> None:
     with torch.device("meta"):
         model = Linformer(replace(PRESETS["linformer_tiny_patch16_224"], shared=shared))  # 12 layers of 3 heads
-    found = [parameter for name, parameter in model.named_parameters() if name.endswith("projection")]
-    assert sum(parameter.numel() for parameter in found) == matrices * 197 * 64
+    result = [parameter for name, parameter in model.named_parameters() if name.endswith("projection")]
+    assert sum(parameter.numel() for parameter in result) == matrices * 197 * 64
 
 
 @pytest.mark.parametrize("shared", SHARED)
 def test_macs(shared: str) -> None:
     with torch.device("meta"):
-        found = vitrail.summarize(vitrail.create("linformer_tiny_patch16_224", shared=shared)).macs
+        result = vitrail.summarize(vitrail.create("linformer_tiny_patch16_224", shared=shared)).macs
     n, d, k = 197, 192, 64
     mixing = (1 if shared in ("kv", "layers") else 2) * k * n * d
     maps = 2 * n * d * d + 2 * (n if shared == "none" else k) * d * d  # of q and proj; of k and v
-    assert found == 196 * 3 * 256 * d + 12 * (maps + mixing + 2 * n * k * d + 8 * n * d * d) + 1000 * d
+    assert result == 196 * 3 * 256 * d + 12 * (maps + mixing + 2 * n * k * d + 8 * n * d * d) + 1000 * d
 
 
 @pytest.mark.parametrize("shared", SHARED)
@@ -175,13 +175,13 @@ def test_dynamic_equals_loading_at_another_size(shared: str, tmp_path: Path) -> 
     vitrail.save(model, tmp_path)
     same, images = vitrail.load(tmp_path), torch.randn(2, 3, 64, 48)
     assert torch.equal(same.eval()(images), model(images))
-    found, images = read(tmp_path, image_size=(96, 96), dynamic=False), torch.randn(2, 3, 96, 96)
-    loaded: Any = found.model
+    result, images = read(tmp_path, image_size=(96, 96), dynamic=False), torch.randn(2, 3, 96, 96)
+    loaded: Any = result.model
     assert not loaded.config.dynamic
     torch.testing.assert_close(loaded.eval()(images), model(images))
     tables = ["projection"] if shared == "layers" else [f"blocks.{n}.attn.projection" for n in range(3)]
     about = {"pos_embed": "timm positions, 4×3 to 6×6", **dict.fromkeys(tables, "timm projection, 4×3 to 6×6")}
-    assert found.report.resized == about
+    assert result.report.resized == about
     state = model.state_dict()[tables[0]]
     expected = resample_projection_weights(state, (4, 3), (6, 6), "google")
     by_google: Any = read(tmp_path, image_size=(96, 96), policy="google").model

@@ -49,16 +49,16 @@ def toy(stage: Any = "performer", **fields: Any) -> T2T:
     return add_weight_noise(T2T(replace(TOY, stage=stage, **fields)), std=0.2)
 
 
-def panes(x: Tensor, side: int, step: int, padding: int) -> Tensor:
+def patches(x: Tensor, side: int, step: int, padding: int) -> Tensor:
     """Every number of every patch, with loops: (C, H, W) → (h·w, C·side²)."""
     c, height, width = x.shape
     h, w = (height + 2 * padding - side) // step + 1, (width + 2 * padding - side) // step + 1
-    found = torch.zeros(h * w, c * side * side, dtype=x.dtype)
+    result = torch.zeros(h * w, c * side * side, dtype=x.dtype)
     for row, column, channel, i, j in product(range(h), range(w), range(c), range(side), range(side)):
         y, z = row * step + i - padding, column * step + j - padding
         if 0 <= y < height and 0 <= z < width:
-            found[row * w + column, (channel * side + i) * side + j] = x[channel, y, z]
-    return found
+            result[row * w + column, (channel * side + i) * side + j] = x[channel, y, z]
+    return result
 
 
 def normalised(x: Tensor, norm: Any) -> Tensor:
@@ -104,9 +104,9 @@ def staged(x: Tensor, stage: Any) -> Tensor:
 def by_hand(model: T2T, image: Tensor) -> Tensor:
     """All tokens of one image: (C, H, W) → (1 + n, D)."""
     module, (height, width) = model.tokens_to_token, image.shape[1:]
-    x = staged(panes(image, 7, 4, 2), module.attention1)
-    x = staged(panes(x.T.reshape(-1, height // 4, width // 4), 3, 2, 1), module.attention2)
-    x = panes(x.T.reshape(-1, height // 8, width // 8), 3, 2, 1)
+    x = staged(patches(image, 7, 4, 2), module.attention1)
+    x = staged(patches(x.T.reshape(-1, height // 4, width // 4), 3, 2, 1), module.attention2)
+    x = patches(x.T.reshape(-1, height // 8, width // 8), 3, 2, 1)
     x = torch.cat((model.cls_token[0], x @ module.project.weight.T + module.project.bias)) + model.pos_embed[0]
     for block in model.blocks:
         heads: Any = [each.chunk(model.config.heads, -1) for each in qkv_of(block, x).chunk(3, -1)]
@@ -133,23 +133,23 @@ def test_tokens_equal_loops_and_sums(stage: str) -> None:
         for each in (model.tokens_to_token.attention1, model.tokens_to_token.attention2):
             each.qkv.weight.mul_(0.3)  # otherwise one key has all the weight
     images = torch.randn(1, 3, 16, 32, dtype=torch.float64)
-    found = model.tokens(images)
+    result = model.tokens(images)
     expected = torch.stack([by_hand(model, image) for image in images])
     assert expected.std() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
     head: Any = model.head
     torch.testing.assert_close(model(images), expected[:, 0] @ head.weight.T + head.bias, rtol=0, atol=1e-10)
-    torch.testing.assert_close(model.logits(found), model(images))
+    torch.testing.assert_close(model.logits(result), model(images))
 
 
 @pytest.mark.parametrize("split", sorted(set(SOFT_SPLITS)))
 def test_soft_split_equals_unfold(split: tuple[int, int, int]) -> None:
     x = torch.randn(2, 5, 32, 16)
-    found = soft_split(x.movedim(1, -1), *split)
+    result = soft_split(x.movedim(1, -1), *split)
     side, step, padding = split
-    torch.testing.assert_close(found.flatten(1, 2), F.unfold(x, side, padding=padding, stride=step).transpose(1, 2))
-    torch.testing.assert_close(found.flatten(1, 2)[1], panes(x[1], *split))
-    assert found.shape == (2, 32 // step, 16 // step, 5 * side * side)
+    torch.testing.assert_close(result.flatten(1, 2), F.unfold(x, side, padding=padding, stride=step).transpose(1, 2))
+    torch.testing.assert_close(result.flatten(1, 2)[1], patches(x[1], *split))
+    assert result.shape == (2, 32 // step, 16 // step, 5 * side * side)
 
 
 def test_drawn_features_estimate_the_kernel_without_bias() -> None:
@@ -162,9 +162,9 @@ def test_drawn_features_estimate_the_kernel_without_bias() -> None:
         for _ in range(4000):
             nn.init.normal_(stage.w)
             estimates.append((stage.features(q) @ stage.features(k).transpose(1, 2))[0])
-    found, expected = torch.stack(estimates), (q @ k.transpose(1, 2)).exp()[0]
-    error = found.std(0) / math.sqrt(len(found))
-    assert ((found.mean(0) - expected).abs() < 4 * error).all()
+    result, expected = torch.stack(estimates), (q @ k.transpose(1, 2)).exp()[0]
+    error = result.std(0) / math.sqrt(len(result))
+    assert ((result.mean(0) - expected).abs() < 4 * error).all()
     assert (error < 0.05 * expected).all()  # small enough to detect a wrong kernel
     assert expected.max() / expected.min() > 1.5
 
@@ -246,9 +246,9 @@ def test_dynamic_model_takes_any_multiple_of_16(stage: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_size": 28}, r"image of 28×28 pixels; expected a multiple of 16×16.* say to 32×32"),
-        ({"image_size": (224, 230)}, r"image of 224×230 pixels; .* say to 224×224"),
-        ({"image_size": 7}, r"say to 16×16"),
+        ({"image_size": 28}, r"image of 28×28 pixels; expected a multiple of 16×16.* to 32×32"),
+        ({"image_size": (224, 230)}, r"image of 224×230 pixels; .* to 224×224"),
+        ({"image_size": 7}, r"expected a multiple of 16×16.* to 16×16"),
         ({"stage": "convolution"}, r"stage 'convolution'"),
         ({"stage_width": 1}, r"stage_width is 1; expected 2 or more"),
         ({"heads": 5}, r"width 384 cannot be divided by 5 heads"),
@@ -276,9 +276,9 @@ def test_stage_dropout_acts_only_in_training() -> None:
 @torch.no_grad()
 def test_half_precision(stage: str, dtype: torch.dtype) -> None:
     model, images = add_weight_noise(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
-    expected, found = model(images), model.to(dtype)(images.to(dtype))
-    assert found.dtype == dtype
-    assert (found.float() - expected).abs().max() < 0.1 * expected.abs().max()
+    expected, result = model(images), model.to(dtype)(images.to(dtype))
+    assert result.dtype == dtype
+    assert (result.float() - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -286,10 +286,10 @@ def test_half_precision(stage: str, dtype: torch.dtype) -> None:
 def test_autocast(stage: str, dtype: torch.dtype) -> None:
     model, images = add_weight_noise(T2T(replace(TOY, stage=stage))), torch.randn(2, 3, 32, 48)
     with torch.autocast("cpu", dtype):
-        found = model(images)
-    found.float().square().sum().backward()
+        result = model(images)
+    result.float().square().sum().backward()
     expected = model(images)
-    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (result - expected).abs().max() < 0.1 * expected.abs().max()
     assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
 
 
@@ -319,10 +319,10 @@ def test_only_our_layout_supports_it(stage: str, tmp_path: Path) -> None:
 def test_attention_maps_are_of_the_backbone_only(stage: str) -> None:
     model, images = toy(stage), torch.randn(2, 3, 32, 48)
     assert len(find_attention_layers(model)) == 2
-    with capture_attention(model) as seen:
+    with capture_attention(model) as captured:
         model(images)
-    assert [tuple(each.shape) for each in seen.maps] == [(2, 2, 7, 7)] * 2
-    assert (seen.patch_grid, seen.prefix) == ((2, 3), 1)
+    assert [tuple(each.shape) for each in captured.maps] == [(2, 2, 7, 7)] * 2
+    assert (captured.patch_grid, captured.prefix) == ((2, 3), 1)
     with pytest.raises(ConfigError), capture_attention(model.tokens_to_token):
         pass
     kinds = {type(each) for each in model.modules() if hasattr(each, "unseen")}

@@ -63,14 +63,14 @@ def images(model: Any, batch: int = 2) -> Tensor:
 
 def stem(model: Any, batch: Tensor) -> Tensor:
     """The tokens at the input of the first block."""
-    seen = list[Tensor]()
+    collected = list[Tensor]()
 
     def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
-        seen.append(given[0])
+        collected.append(given[0])
 
     with model.blocks[0].register_forward_pre_hook(enter):
         model.tokens(batch)
-    return seen[0]
+    return collected[0]
 
 
 class Token(NamedTuple):
@@ -181,9 +181,9 @@ def test_merging_equal_patches_changes_nothing(pool: Any, monkeypatch: pytest.Mo
 
 
 def test_most_similar_pairs_are_merged_and_weighted_by_size() -> None:
-    turned = torch.tensor([0.0, 10, 90, 91, 12, 200, 205]) * math.pi / 180  # class token, 6 patches; odd: 1, 3, 5
+    angles = torch.tensor([0.0, 10, 90, 91, 12, 200, 205]) * math.pi / 180  # class token, 6 patches; odd: 1, 3, 5
     keys = (
-        torch.stack([turned.cos(), turned.sin()], -1)[None] * torch.arange(1, 8)[:, None]
+        torch.stack([angles.cos(), angles.sin()], -1)[None] * torch.arange(1, 8)[:, None]
     )  # only the direction matters
     order, into = match_patches(keys, prefix=1)
     assert order.tolist() == [[0, 1, 2]]  # 2 and 3 differ by 1 degree, 4 and 1 by 2, 6 and 5 by 5
@@ -200,15 +200,15 @@ def test_most_similar_pairs_are_merged_and_weighted_by_size() -> None:
 @pytest.mark.parametrize(("per_layer", "expected"), [(4, [22, 18, 14, 10]), (10, [22, 12, 7, 5]), (9, [22, 13, 8, 5])])
 def test_each_layer_removes_the_given_number_up_to_half(per_layer: int, expected: list[int]) -> None:
     fewer: Any = add_token_merging(DeiT(replace(DEIT, depth=4, distilled=True)), per_layer)
-    seen = list[int]()
+    collected = list[int]()
 
     def leave(_: nn.Module, __: tuple[Any, ...], made: Tensor) -> None:
-        seen.append(made.shape[1])
+        collected.append(made.shape[1])
 
     for block in fewer.blocks[0].blocks:
         block.norm1.register_forward_hook(leave)
     fewer(torch.randn(1, 3, 16, 20))
-    assert seen == expected
+    assert collected == expected
 
 
 @torch.no_grad()
@@ -253,17 +253,17 @@ def test_invalid_counts_are_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: ViT(replace(TOY, positions="relative", pool="mean")), "positions 'relative' place every token"),
-        (lambda: ViT(replace(TOY, width=16, positions="rotary")), "positions 'rotary' place every token"),
-        (lambda: ViT(replace(TOY, positions_at="layers")), "positions_at 'layers' adds a row to every token again"),
-        (lambda: ViT(replace(TOY, positions_at="shared")), "positions_at 'shared' adds a row to every token again"),
-        (lambda: CCT(replace(CCT_TOY, published=True)), "CCT has blocks of its own kind"),
-        (lambda: CCT(replace(CCT_TOY, neighbours=True)), "CCT has blocks of its own kind"),
+        (lambda: ViT(replace(TOY, positions="relative", pool="mean")), "positions 'relative' need the position"),
+        (lambda: ViT(replace(TOY, width=16, positions="rotary")), "positions 'rotary' need the position"),
+        (lambda: ViT(replace(TOY, positions_at="layers")), "positions_at 'layers' adds a position in every layer"),
+        (lambda: ViT(replace(TOY, positions_at="shared")), "positions_at 'shared' adds a position in every layer"),
+        (lambda: CCT(replace(CCT_TOY, published=True)), "CCT has its own kind of blocks"),
+        (lambda: CCT(replace(CCT_TOY, neighbours=True)), "CCT has its own kind of blocks"),
         (lambda: ResNet(ResNetConfig(image_size=32, stages=(1, 1), width=8)), "ResNet has no blocks of tokens"),
         (lambda: nn.Linear(2, 2), "Linear has no blocks of tokens"),
         (
             lambda: add_token_merging(ViT(TOY), 2),
-            "this ViT merges its tokens already; expected the model it was made of",
+            "this ViT merges tokens already; expected the model it was made from",
         ),
         (lambda: ViT(replace(TOY, image_size=(8, 4))), "merge is 2 of the 2 patches of an image; expected at most 1"),
     ],
@@ -319,14 +319,14 @@ def test_onnx_runtime_gives_the_same_output(pool: Any, opset: int, tmp_path: Pat
 )
 def test_public_weights_predict_the_same_with_a_quarter_less_work(weights: str, shared: Callable[[str], Path]) -> None:
     photos = sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::10]
-    found = read(shared(f"weights/{weights}"))
-    assert found.description.preprocessing is not None
-    how = replace(found.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
-    batch = torch.stack([torch.from_numpy(preprocess_image(open_image(photo), how)) for photo in photos])
+    checkpoint = read(shared(f"weights/{weights}"))
+    assert checkpoint.description.preprocessing is not None
+    preprocessing = replace(checkpoint.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
+    batch = torch.stack([torch.from_numpy(preprocess_image(open_image(photo), preprocessing)) for photo in photos])
     with torch.inference_mode():
         whole, fewer = (
             torch.cat([model(part) for part in batch.split(10)]).argmax(-1)
-            for model in (found.model.eval(), add_token_merging(found.model, 8).eval())
+            for model in (checkpoint.model.eval(), add_token_merging(checkpoint.model, 8).eval())
         )
     assert len(photos) == 100
     assert (whole == fewer).double().mean() >= 0.88

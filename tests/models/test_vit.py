@@ -83,8 +83,8 @@ def test_output_without_positions_ignores_the_order_of_patches() -> None:
     model, patches = toy(positions="none"), torch.randn(1, 6, 3, 4, 4)
     order = torch.randperm(6)
 
-    def tile(panes: Tensor) -> Tensor:
-        return panes.reshape(1, 2, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(1, 3, 8, 12)
+    def tile(patches: Tensor) -> Tensor:
+        return patches.reshape(1, 2, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(1, 3, 8, 12)
 
     torch.testing.assert_close(model(tile(patches)), model(tile(patches[:, order])), rtol=1e-4, atol=1e-5)
 
@@ -149,12 +149,12 @@ def test_positions_without_table_are_exact_at_any_size(kind: Any) -> None:
 
 def test_last_block_computes_only_the_class_token() -> None:
     model = toy()
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for block in model.blocks:
-        block.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+        block.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape)))
     model(images())
     model.tokens(images())
-    assert seen == [(2, 7, 16), (2, 1, 16), (2, 7, 16), (2, 7, 16)]
+    assert shapes == [(2, 7, 16), (2, 1, 16), (2, 7, 16), (2, 7, 16)]
 
 
 def test_attention_maps_of_the_last_block_are_complete() -> None:
@@ -231,8 +231,8 @@ def test_dynamic_model_refuses_partial_patches() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"heads": 3}, r"width 16 cannot be divided by 3 heads; expected a divisor of 16, say 2"),
-        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels; expected a multiple of 16×16, .* say to 32×32"),
+        ({"heads": 3}, r"width 16 cannot be divided by 3 heads; expected a divisor of 16, for example 2"),
+        ({"image_size": 30, "patch_size": 16}, r"30×30 pixels; expected a multiple of 16×16, .* to 32×32"),
         ({"image_size": "big"}, r"image_size is 'big'; expected a whole number or a pair \(rows, columns\)"),
         ({"image_size": (8, 12, 3)}, r"image_size is \(8, 12, 3\); expected a whole number or a pair"),
         ({"depth": 0}, r"depth is 0; expected more than 0"),

@@ -10,7 +10,8 @@ import pytest
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.figures import CaptionedFigure, new_figure
-from vitrail.report.html_page import PageSection, escape_unprintable, render_page, write_page
+from vitrail.report.html_page import KEPT_CHARACTERS, PageSection, render_page, write_page
+from vitrail.text import escape_unprintable
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -122,8 +123,11 @@ def test_the_same_page_twice() -> None:
 
 
 def test_any_text_is_shown() -> None:
-    assert escape_unprintable("Käfer 日本\u3000\xa0\t\n👩\u200d🔬") == "Käfer 日本\u3000\xa0\t\n👩\u200d🔬"
-    assert escape_unprintable("a\x00\x1b\u202e\udcff") == r"a\x00\x1b\u202e\udcff"
+    assert (
+        escape_unprintable("Käfer 日本\u3000\xa0\t\n👩\u200d🔬", KEPT_CHARACTERS)
+        == "Käfer 日本\u3000\xa0\t\n👩\u200d🔬"
+    )
+    assert escape_unprintable("a\x00\x1b\u202e\udcff", KEPT_CHARACTERS) == r"a\x00\x1b\u202e\udcff"
 
 
 def test_a_table_of_uneven_rows_is_refused() -> None:

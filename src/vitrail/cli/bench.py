@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import prepare_figure_folder
 from vitrail.cli.summary import parse_fields, parse_size
 from vitrail.errors import ConfigError
 
@@ -25,6 +26,7 @@ def bench(
     starts: int = 1,
     seed: int = 0,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Measure how fast models answer on this machine: images a second, latency, memory, start-up.
@@ -69,6 +71,8 @@ def bench(
         Of the random weights, the noise and the order of turns.
     out
         A folder for bench.json, bench.txt and bench.png.
+    overwrite
+        Replace files that exist.
     as_json
         Print JSON and nothing else.
     """
@@ -94,12 +98,7 @@ def bench(
         seed=seed,
         fields=parse_fields(fields),
     )
-    if out is not None:  # what would fail in the end fails before the work
-        from vitrail.figures import new_figure
-        from vitrail.files import make_writable_folder
-
-        make_writable_folder(out)
-        new_figure(1, 1)
+    prepare_figure_folder(out, ("bench.json", "bench.txt", "bench.png"), overwrite=overwrite)
     with progress_bar(request.progress_total, "measuring") as advance:
         found = measured(request, progress=advance)
     for note in found.notes:

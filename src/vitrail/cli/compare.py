@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import print_report, write_json_report
+from vitrail.cli.output.results import prepare_figure_folder, print_report, write_json_report
 from vitrail.cli.summary import parse_fields
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.study.compare_results import Comparison
+
+COMPARISON_FILES = ("comparison.png", "comparison.json")
 
 
 def compare(
@@ -20,6 +22,7 @@ def compare(
     data: str | None = None,
     out: Path | None = None,
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     batch: int = 64,
     workers: int = 0,
     device: str = "auto",
@@ -49,6 +52,8 @@ def compare(
         A folder for comparison.png and comparison.json.
     fields
         A config field that the files do not specify, as FIELD=VALUE, for all models alike; may be repeated.
+    overwrite
+        Replace files that exist.
     batch
         Pictures at once.
     workers
@@ -66,21 +71,17 @@ def compare(
         if value < least:
             raise ConfigError(f"--{name} {value}; expected at least {least}")
 
-    from vitrail.figures import new_figure
-    from vitrail.files import make_folder
     from vitrail.study.compare import compare as compared
     from vitrail.study.compare import open_comparison_data
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.opened import get_validation_images, open_model
 
+    prepare_figure_folder(out, COMPARISON_FILES, overwrite=overwrite)
     place = resolve_device(device, Ranks())
     known = parse_fields(fields)
     opened = [open_model(name, **known) for name in models]
     found = open_comparison_data(opened, data)
     pictures = get_validation_images(found)
-    if out is not None:  # what would fail in the end fails before the work
-        make_folder(out)
-        new_figure(1, 1)
     with progress_bar(len(opened) * len(pictures)) as advance:
         result = compared(opened, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance)
     for line in result.notes:
@@ -93,7 +94,7 @@ def compare(
 def write_comparison(result: "Comparison", report: dict[str, Any], out: Path) -> list[Path]:
     from vitrail.study.plots import save_comparison_plot
 
-    picture, numbers = out / "comparison.png", out / "comparison.json"
+    figure, numbers = (out / name for name in COMPARISON_FILES)
     write_json_report(report, numbers)
-    save_comparison_plot(result, picture)
-    return [numbers, picture]
+    save_comparison_plot(result, figure)
+    return [numbers, figure]

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text
+from vitrail.files import check_output_paths, read_text
 
 LOAD_SNIPPETS = {  # how the result is opened where it belongs
     "vitrail": "vitrail.load({path!r})",
@@ -95,8 +95,7 @@ def convert(
             given[name] = parse_size(text, f"--{name.replace('_', '-')}")
     if classes is not None:
         given["classes"] = classes
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
+    check_output_paths([out], overwrite=overwrite)
 
     from vitrail.checkpoint import read, write
     from vitrail.data.preprocessing import Preprocessing

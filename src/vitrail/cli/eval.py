@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import print_report, write_json_report
+from vitrail.cli.output.results import prepare_figure_folder, print_report, write_json_report
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.train.metrics import Evaluation
 
+EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
 IMAGENET_CLASSES = 1000  # classes, which ReaL labels number
 
 
@@ -28,6 +29,7 @@ def eval(  # noqa: A001
     image_size: str | None = None,
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     preprocessing: Annotated[list[str] | None, Parameter(negative=())] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     batch: int = 64,
     workers: int = 0,
     device: str = "auto",
@@ -64,6 +66,8 @@ def eval(  # noqa: A001
         A config field that the file does not specify, as FIELD=VALUE; may be repeated.
     preprocessing
         A field of the preprocessing to change, as FIELD=VALUE: crop=0.875; may be repeated.
+    overwrite
+        Replace files that exist.
     batch
         Pictures at once.
     workers
@@ -87,13 +91,12 @@ def eval(  # noqa: A001
     from vitrail.checkpoint.reading import describe, read, warn_about_report
     from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.figures import new_figure
-    from vitrail.files import make_folder
     from vitrail.predict.predictor import Predictor
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.evaluate import evaluate
     from vitrail.train.opened import get_validation_images, open_evaluation_data
 
+    prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
     place = resolve_device(device, Ranks())
     run = find_finished_run(Path(checkpoint))
     weights = checkpoint if run is None else run.model
@@ -117,9 +120,6 @@ def eval(  # noqa: A001
     mapping, note = map_classes(checked.labels, model.config.classes, opened.classes)
     for line in filter(None, (*opened.notes, note)):
         print(f"vitrail: note: {line}", file=sys.stderr)
-    if out is not None:  # what would fail in the end fails before the work
-        make_folder(out)
-        new_figure(1, 1)
     with progress_bar(len(pictures)) as advance:
         result = evaluate(
             model,
@@ -141,7 +141,7 @@ def eval(  # noqa: A001
 def write_evaluation(result: "Evaluation", report: dict[str, Any], out: Path) -> list[Path]:
     from vitrail.train.plots import plot_confusion_matrix, plot_reliability_diagram
 
-    confusion, reliability, numbers = (out / n for n in ("confusion.png", "reliability.png", "evaluation.json"))
+    confusion, reliability, numbers = (out / name for name in EVALUATION_FILES)
     write_json_report(report, numbers)
     plot_reliability_diagram(result.bins, reliability)
     if result.confusion is None:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.summary import parse_field, parse_fields, parse_size
 from vitrail.errors import ConfigError
+from vitrail.files import check_output_paths
 
 
 def export(
@@ -79,8 +80,7 @@ def export(
         raise ConfigError(f"--merge {merge}; expected 0 or more")
     if dynamic and merge:
         raise ConfigError("--dynamic with --merge, which counts the patches of one size; expected one of them")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} already exists; expected a new place, or --overwrite to replace it")
+    check_output_paths([out], overwrite=overwrite)
 
     from vitrail.export.atomic_folder import check_target_folder
 
@@ -138,17 +138,18 @@ def load_check_images(paths: list[str], preprocessing: Any) -> Any:
     import numpy as np
 
     from vitrail.data.decoding.model_input import decode_for_model
-    from vitrail.data.image_items import list_image_items
     from vitrail.errors import DataError
+    from vitrail.predict.image_list import collect_images
 
-    found, faults = list[Any](), list[DataError]()
-    for each in list_image_items(paths):
+    images, problems = collect_images(paths)
+    found, faults = list[Any](), [DataError(each) for each in problems]
+    for each in images:
         try:
             found.append(decode_for_model(each.source, preprocessing))
         except DataError as error:
             faults.append(error)
     if not found:
-        raise DataError(f"--check has no picture that can be read: {faults[0] if faults else 'it has none at all'}")
+        raise DataError(f"--check has no image that can be read: {faults[0]}")
     for error in faults:
         print(f"vitrail: {error}", file=sys.stderr)
     return np.stack(found)

@@ -17,6 +17,7 @@ def lessons(
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("lessons"),
     svg: Annotated[bool, Parameter(negative=())] = False,
     arrays: Annotated[bool, Parameter(negative=())] = False,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Draw what there is to learn by looking: GELU and its neighbours, learning rates, sinusoids for positions.
 
@@ -37,17 +38,23 @@ def lessons(
         SVG files as well.
     arrays
         The numbers as well, as .npz files for numpy.
+    overwrite
+        Replace files that exist.
     """
     page = out.suffix.lower() in (".html", ".htm")
     if page and (svg or arrays):
         flag = "--svg" if svg else "--arrays"
         raise ConfigError(f"{flag} with the page {out}, which is one file; expected a folder, such as -o lessons")
 
+    from vitrail.figures import list_figure_paths
+    from vitrail.files import check_output_paths
     from vitrail.report.html_page import PageSection, render_page, write_page
     from vitrail.study.lesson_plots import LESSON_FORMULAS
     from vitrail.study.lesson_plots import plot_all_lessons as all_lessons
 
-    plates = all_lessons()
+    plates, kinds = all_lessons(), (".png", ".svg") if svg else (".png",)
+    figures = list_figure_paths(out, [each.name for each in plates], kinds, arrays=arrays)
+    check_output_paths([out] if page else figures, overwrite=overwrite)
     if page:
         sections = [
             PageSection(title=each.title, figures=[each], preformatted=LESSON_FORMULAS[each.name]) for each in plates
@@ -55,6 +62,5 @@ def lessons(
         write_page(render_page("Lessons", PAGE_INTRODUCTION, sections), out)
         written = [out]
     else:
-        kinds = (".png", ".svg") if svg else (".png",)
         written = [path for each in plates for path in each.save(out, kinds, arrays=arrays)]
     print(f"written: {', '.join(map(str, written))}")

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.inspection_inputs import open_explainer, select_images
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import prepare_figure_folder
 from vitrail.errors import ConfigError
 
 
@@ -19,6 +20,7 @@ def look(
     images: int = 32,
     method: Literal["rollout", "grad-rollout", "attention", "pool"] | None = None,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     svg: Annotated[bool, Parameter(negative=())] = False,
     arrays: Annotated[bool, Parameter(negative=())] = False,
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
@@ -49,6 +51,8 @@ def look(
         Whose maps the occlusion check is of: see `vitrail explain`.
     out
         The folder for the figures.
+    overwrite
+        Replace files that exist.
     svg
         SVG files as well.
     arrays
@@ -63,15 +67,15 @@ def look(
     if batch < 1:
         raise ConfigError(f"--batch {batch}; expected at least 1")
 
-    from vitrail.figures import new_figure
-    from vitrail.files import make_writable_folder
     from vitrail.inspection.explain_options import ExplainOptions
+    from vitrail.inspection.model_figures import FIGURE_NAMES
     from vitrail.inspection.model_figures import look as looked
 
+    kinds = (".png", ".svg") if svg else (".png",)
+    files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]
+    prepare_figure_folder(out, files, overwrite=overwrite)
     opened, explainer = open_explainer(checkpoint, None, device, fields)
     pictures, notes = select_images(opened, data, images)
-    make_writable_folder(out)  # what would fail in the end fails before the work
-    new_figure(1, 1)
     with progress_bar(len(pictures)) as advance:
         seen = looked(
             explainer,
@@ -82,7 +86,6 @@ def look(
         )
     for text in (*notes, *seen.notes, *seen.skipped):
         print(f"vitrail: note: {text}", file=sys.stderr)
-    kinds = (".png", ".svg") if svg else (".png",)
     for plate in seen.figures:
         written = plate.save(out, kinds, arrays=arrays)
         print(f"{', '.join(map(str, written))}: {plate.caption}")

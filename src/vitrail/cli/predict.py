@@ -1,23 +1,18 @@
-"""vitrail predict: what is in these pictures?"""
+"""vitrail predict: classify images."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.jobs import PredictFlags, PredictJob, ResultSink, write_to_stdout
+from vitrail.cli.options.predict_flags import Images, PredictFlags
 from vitrail.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vitrail.predict.output.prediction_files import PredictionFile
-    from vitrail.predict.pipeline import ImageResult
-    from vitrail.predict.predictor import Predictor
 
 
 def predict(
     model: str,
     /,
-    *images: Annotated[str, Parameter(allow_leading_hyphen=True)],  # - is standard input
+    *images: Images,
     top: int = 5,
     kind: Annotated[
         Literal["table", "json", "jsonl", "csv", "parquet"] | None, Parameter(name=("--format", "-f"))
@@ -25,67 +20,38 @@ def predict(
     labels: Path | None = None,
     flags: Annotated[PredictFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Name what is in pictures: the likeliest classes of each, with their probabilities.
+    """Classify images and print the top classes with their probabilities.
 
-    Pictures are done in order, however many, in little memory. One that cannot be read costs a line on stderr and is
-    counted at the end; all the others are done, and the exit code is 1. A model that `vitrail export` wrote answers
+    Any number of images is processed in order and in little memory. An image that cannot be read is reported on stderr
+    and skipped; the others are processed, and the exit code is 2. A model that `vitrail export` wrote predicts
     without torch, in a fraction of a second.
 
     Examples::
 
         vitrail predict my_model photo.jpg
         vitrail predict my_model photo.jpg --top 1 --format json
-        vitrail predict my_model photos -o answers.csv
-        vitrail predict my_model photos -o answers.csv --resume
-        vitrail predict my_model 'photos/val/**/*.png' photo.jpg -o answers.parquet --exact
+        vitrail predict my_model photos -o predictions.csv
+        vitrail predict my_model photos -o predictions.csv --resume
+        vitrail predict my_model 'photos/val/**/*.png' photo.jpg -o predictions.parquet --exact
         vitrail predict my_model photos --format jsonl --top 1
 
     Parameters
     ----------
     model
-        A folder that `vitrail export` wrote, the folder of a run, or anything that `vitrail convert` reads.
-    images
-        Pictures; folders, of which all that lie below are done; patterns in quotes, ** for any folders; - for the
-        bytes of one on standard input. URLs are not fetched.
+        A folder that `vitrail export` wrote, a run folder, or anything that `vitrail convert` reads.
     top
-        How many classes of each.
+        Classes per image.
     kind
-        A table to be read, or json, jsonl, csv; parquet needs -o. Without it as OUT ends.
+        table, json, jsonl, csv, or parquet, which needs -o. [default: by the suffix of OUT, else table]
     labels
-        A text with the names of the classes, one a line, where the model has none.
+        Text file with the class names, one per line.
     """
-    flags = flags or PredictFlags()
-    flags.check(images, ("top", "format", "labels"))
     if top < 1:
         raise ConfigError(f"--top {top}; expected 1 or more")
-
-    from vitrail.predict.output.row_formats import PredictionPrinter, choose_prediction_format, import_pyarrow
-
-    found = choose_prediction_format(flags.out, kind)
-    if found == "parquet":
-        import_pyarrow()  # what would fail in the end fails before the work
-    if flags.out is None:
-        partial = None
-    else:
-        from vitrail.predict.output.prediction_files import partial_folder_for_predictions
-
-        partial = partial_folder_for_predictions(flags.out, found)
-
-    def sink_for(predictor: "Predictor", told: dict[str, Any]) -> ResultSink:
-        most = min(top, predictor.classes)
-        if partial is None:
-            return PredictionPrinter(found, most, write_to_stdout)
-        from vitrail.predict.output.prediction_files import PredictionFile
-
-        return PredictionFile(partial, found, most, {**told, "top": most}, resume=flags.resume)
-
-    def write(sink: "PredictionPrinter | PredictionFile", predictor: "Predictor", row: "ImageResult") -> None:
-        answers = () if row.values is None else predictor.prediction_from_logits(row.values, top).top
-        sink.write(row.name, None if row.error is None else str(row.error), answers, row.stamp)
-
     names = None
     if labels is not None:
         from vitrail.cli.convert import read_labels_file
 
         names = read_labels_file(labels)
-    PredictJob(model, images, flags, "logits", partial, {"format": found}, names).run(sink_for, write)
+    own_flags = ("top", "format", "labels")
+    (flags or PredictFlags()).run_job(model, images, "logits", own_flags, format=kind, top=top, labels=names)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.inspection_inputs import open_explainer, select_images
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import prepare_figure_folder
 from vitrail.errors import ConfigError
 
 
@@ -19,6 +20,7 @@ def report(
     images: int = 32,
     explained: int = 6,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     labels: Path | None = None,
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     batch: int = 4,
@@ -46,6 +48,8 @@ def report(
         How many of these are shown with what the model looks at.
     out
         The page, a name that ends in .html.
+    overwrite
+        Replace OUT if it exists.
     labels
         A text with the names of the classes, one a line, where the checkpoint has none.
     fields
@@ -62,17 +66,14 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {out}; expected a name that ends in .html")
 
-    from vitrail.figures import new_figure
-    from vitrail.files import make_writable_folder
     from vitrail.report.html_page import render_page, write_page
     from vitrail.report.model_report import build_model_report
 
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; expected the name of a page")
+    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
     opened, explainer = open_explainer(checkpoint, labels, device, fields)
     pictures, notes = select_images(opened, data, images, explainer.viewer.labels)
-    make_writable_folder(out.parent)  # what would fail in the end fails before the work
-    if out.is_dir():
-        raise ConfigError(f"--out {out}, which is a folder; expected the name of a page, new or to be written over")
-    new_figure(1, 1)
     for text in notes:
         print(f"vitrail: note: {text}", file=sys.stderr)
     with progress_bar(len(pictures) + min(explained, len(pictures)), "looking") as advance:

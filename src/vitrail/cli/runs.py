@@ -6,7 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.text import format_table
+from vitrail.files import check_output_paths
+from vitrail.text import format_table, make_printable
 
 COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
 
@@ -16,6 +17,7 @@ def runs(
     /,
     *,
     out: Path | None = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """List the runs in a folder: model, data, recipe, steps, validation accuracy (best and last), loss, time, state.
@@ -34,13 +36,16 @@ def runs(
         A folder of runs, or one run.
     out
         A picture to draw the curves into, training loss and validation accuracy: .png, .svg or .pdf.
+    overwrite
+        Replace OUT if it exists.
     as_json
         Print JSON instead of a table.
     """
-    from vitrail.train.metrics import make_printable
     from vitrail.train.plots import plot_training_curves
     from vitrail.train.run_list import read_run_summaries
 
+    if out is not None:
+        check_output_paths([out], overwrite=overwrite)
     found = read_run_summaries(folder)
     if out is not None:
         plot_training_curves({run.name: run.records for run in found}, out)
@@ -55,7 +60,7 @@ def runs(
             format_percent(run.last_value("val_top1")),
             "" if (loss := run.last_value("loss")) is None else f"{loss:.4f}",
             format_duration(run.last_value("seconds")),
-            make_printable(run.state),
+            make_printable(run.state, 100),
         )
         for run in found
     ]

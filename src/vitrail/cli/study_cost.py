@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.bench import parse_integers
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import prepare_figure_folder
 
 
 def cost(
@@ -18,6 +19,7 @@ def cost(
     budget: float = 120.0,
     seed: int = 0,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Measure time and memory of layers as the sequence grows, and fit the exponents beside their O(·).
@@ -48,6 +50,8 @@ def cost(
         Of the numbers, and of the order of turns.
     out
         A folder for cost.json, cost.txt and cost.png.
+    overwrite
+        Replace files that exist.
     as_json
         Print JSON and nothing else.
     """
@@ -57,12 +61,7 @@ def cost(
     from vitrail.study.sequence_cost import measure_sequence_cost as measured
 
     request = CostRequest(tokens=lengths or DEFAULT_TOKENS, width=width, budget=budget, seed=seed)
-    if out is not None:  # what would fail in the end fails before the work
-        from vitrail.figures import new_figure
-        from vitrail.files import make_writable_folder
-
-        make_writable_folder(out)
-        new_figure(1, 1)
+    prepare_figure_folder(out, ("cost.json", "cost.txt", "cost.png"), overwrite=overwrite)
     try:
         with progress_bar(PROGRESS_PARTS, "measuring") as advance:
             found = measured(request, progress=advance)

@@ -17,6 +17,7 @@ from vitrail.data.formats.imagenet_real import read_real_labels
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
 from vitrail.errors import DataError, describe_error
+from vitrail.text import escape_unprintable
 
 BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
@@ -124,11 +125,6 @@ def open_data(
     if len(classes) == 1:
         notes.append(f"{name}: only one class, {classes[0]!r}; there is nothing to classify")
     return DatasetSplits(name=name, train=train, val=val, classes=classes, notes=tuple(map(escape_unprintable, notes)))
-
-
-def escape_unprintable(note: str) -> str:
-    """Escape what folder names may contain, such as line breaks."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in note)
 
 
 def check_data_folder(where: str | Path) -> Path:

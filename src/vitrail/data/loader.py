@@ -259,7 +259,7 @@ def is_worker_death(error: BaseException | None) -> bool:
 
 @contextmanager
 def report_dead_workers(workers: int) -> Generator[None]:
-    """Turn torch's traceback for a killed data worker into a one-line error."""
+    """Turns torch's traceback for a killed data worker into a one-line error."""
     try:
         yield
     except Exception as error:
@@ -267,8 +267,7 @@ def report_dead_workers(workers: int) -> Generator[None]:
             raise
         raise DataError(
             f"one of {workers} data workers was killed, perhaps because memory ran out; "
-            "use fewer `workers`, or more memory",
-            fields=("workers",),
+            "use fewer --workers, or more memory"
         ) from None
 
 

@@ -84,7 +84,7 @@ class Explanation:
             "have the longest tokens" if self.options.method == "norms" else "get most attention; 1 is an even share"
         )
         return CaptionedFigure(
-            name=f"{truncate_stem(name)}.{self.options.method}",
+            name=figure_name(self.name, self.options.method),
             title=f"{name}: {words}",
             caption=f"{words[0].upper()}{words[1:]} over {name}"
             + f"; {answer}" * bool(answer)
@@ -103,6 +103,11 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         return self.figure.to_png()
+
+
+def figure_name(image: str, method: str) -> str:
+    """The name of an image's figure, without a suffix: photo.rollout."""
+    return f"{truncate_stem(Path(image).name or 'picture')}.{method}"
 
 
 def truncate_stem(name: str) -> str:

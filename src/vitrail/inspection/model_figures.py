@@ -34,6 +34,11 @@ from vitrail.predict.predictions import NOT_FINITE_MESSAGE
 Arrays = list[NDArray[Any]]  # of one batch each
 OCCLUSION_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # of the patches, for the occlusion check
 
+FIGURE_NAMES = (  # of all figures that a model may have
+    *("filters", "position_similarity", "attention_distance", "token_norms", "token_similarity", "alignment"),
+    "occlusion",
+)
+
 
 @dataclass(frozen=True)
 class ModelFigures:

@@ -162,9 +162,7 @@ class TokensToToken(nn.Module):
 class TokenTransformer(nn.Module):
     """Attention with one head, then an MLP; the residual is v, which has the new width: (B, N, C) → (B, N, S)."""
 
-    unseen: ClassVar[str] = (
-        "it mixes patches before they become tokens, so its weights do not refer to tokens of the backbone"
-    )
+    unseen: ClassVar[str] = "it mixes panes before they are tokens, so its shares are of no token of the backbone"
     bias: ClassVar[bool] = False
 
     def __init__(self, in_width: int, width: int, *, norm_eps: float, dropout: float) -> None:
@@ -194,7 +192,7 @@ class TokenPerformer(TokenTransformer):
     which are shorter and therefore estimate a different kernel; the weights are trained with it.
     """
 
-    unseen: ClassVar[str] = "a performer never computes the weight of one token for another"
+    unseen: ClassVar[str] = "a performer never computes the share that one token takes of another"
     bias: ClassVar[bool] = True
 
     def __init__(self, in_width: int, width: int, *, norm_eps: float, dropout: float) -> None:

@@ -54,12 +54,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} {value}; expected 1 or more")
+                raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
         if self.merge < 0:
-            raise ConfigError(f"merge {self.merge}; expected 0 or more")
+            raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer", ("merge",))
         if self.exact and (self.fast or self.engine == "int8"):
-            other = "fast" if self.fast else "engine int8"
-            raise ConfigError(f"exact and {other} at once; expected one: int8 is not exact")
+            other = "`fast`" if self.fast else "`engine` int8"
+            raise ConfigError(f"`exact` with {other}, which is not exact; use one of them", ("exact", "fast", "engine"))
 
 
 @dataclass(frozen=True)

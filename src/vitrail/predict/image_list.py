@@ -1,4 +1,7 @@
-"""The pictures of a job: files, folders, patterns and standard input; in order, one by one, however many there are."""
+"""The images that arguments name: files, folders with their subfolders, patterns and standard input, in order.
+
+Every command that takes images lists them here. The list is lazy, since a folder may have millions of images.
+"""
 
 import os
 import re
@@ -10,54 +13,54 @@ from typing import BinaryIO
 
 from vitrail.data.formats.class_folders import SymlinkGuard, is_folder, is_image_name
 from vitrail.data.image_items import ImageItem
-from vitrail.errors import ConfigError, describe_error
+from vitrail.errors import ConfigError, DataError, describe_error
 
 STDIN = "-"
-MAX_NAMES_IN_MEMORY = 100_000  # names of one folder that are held: one with a million is read ten times over
+MAX_NAMES_IN_MEMORY = 100_000  # names of one folder in memory: one with a million files is read ten times
 URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 WILDCARD_PATTERN = re.compile(r"[*?[]")
 
 
 @dataclass
 class ImageListSummary:
-    """What a job is about to do."""
+    """How many images there are, and what is wrong with the arguments."""
 
     images: int = 0
-    repeated: int = 0  # given before, so not done again
-    problems: list[str] = field(default_factory=list[str])  # one a folder or pattern that gives nothing
+    repeated: int = 0  # named by an earlier argument, too
+    problems: list[str] = field(default_factory=list[str])  # one per folder or pattern without images
 
 
 @dataclass(frozen=True)
 class FolderSearch:
-    """The pictures below a folder; of a pattern, those that match its `parts` or lie in a folder that does."""
+    """The images below a folder; for a pattern, those that match its parts or are in a folder that does."""
 
     argument: str
     root: str
     pattern_parts: tuple[str, ...] | None = None
 
     def includes_file(self, names: Sequence[str]) -> bool:
-        """Whether the file that so many folders down has these names is one of them."""
+        """Whether a file is one of them; `names` are its path relative to the root."""
         if self.pattern_parts is None:
             return is_image_name(names[-1])
         if "." in self.pattern_parts[-1] and matches_pattern(names, self.pattern_parts):
-            return True  # who spells the ending means it
+            return True  # a pattern with a suffix takes any file that matches
         return is_image_name(names[-1]) and any(
             matches_pattern(names[: n + 1], self.pattern_parts) for n in range(len(names))
         )
 
     def may_contain_matches(self, names: Sequence[str]) -> bool:
-        """Whether there may be some below this folder."""
+        """Whether there may be images below this folder."""
         return self.pattern_parts is None or may_match_below(names, self.pattern_parts)
 
     def walk(self, ordered: bool) -> Iterator[tuple[str, str | None]]:
-        """Path and None of each picture; path and what is wrong of each folder that cannot be read."""
+        """Path and None for each image; path and problem for each folder that cannot be read."""
         yield from self.walk_folder(self.root, (), (), ordered, SymlinkGuard())
 
     def walk_folder(
         self, folder: str, names: tuple[str, ...], above: tuple[str, ...], ordered: bool, links: SymlinkGuard
     ) -> Iterator[tuple[str, str | None]]:
         real = os.path.realpath(folder)
-        if real in above:  # a link that leads back to where it lies
+        if real in above:  # a link to one of its parents
             return
         try:
             for name, holds_more in scan_visible_entries(folder or ".", ordered):
@@ -70,23 +73,25 @@ class FolderSearch:
                     yield path, None
         except OSError as error:
             if names or self.pattern_parts is None:
-                yield folder, f"{folder!r} cannot be read: {describe_error(error)}; expected a folder that may be read"
+                yield folder, f"{folder!r} cannot be read: {describe_error(error)}; expected a readable folder"
 
     @property
     def nothing_found_message(self) -> str:
         if self.pattern_parts is None:
-            return f"{self.argument!r} holds no pictures; expected some in it or below (.jpg, .png, .webp and others)"
-        return f"{self.argument!r} matches nothing; expected pictures there: a folder, or a pattern in quotes"
+            return (
+                f"{self.argument!r} has no images; expected some in it or its subfolders (.jpg, .png, .webp and others)"
+            )
+        return f"{self.argument!r} matches no images; expected a file, a folder or a pattern in quotes"
 
 
 class ImageList:
-    """All that was given, in order; nothing is opened, and a folder is read as its pictures are asked for."""
+    """The images of all arguments, in order, each once; folders are read while iterating, and no image is opened."""
 
     def __init__(self, arguments: Sequence[str], stdin: BinaryIO | None, max_bytes: int) -> None:
         self.stdin, self.max_bytes, self.stdin_bytes = stdin, max_bytes, None
         self.searches = [parse_image_argument(each) for each in arguments]
         self.files, self.roots = dict[str, int](), dict[str, list[int]]()
-        self.last_folder = ("", os.path.realpath(""))  # the last one asked about, and its one true name
+        self.last_folder = ("", os.path.realpath(""))  # the last folder that was resolved, and its real path
         for number, place in enumerate(self.searches):
             if isinstance(place, FolderSearch):
                 self.roots.setdefault(os.path.realpath(place.root), []).append(number)
@@ -99,7 +104,7 @@ class ImageList:
                 yield ImageItem(self.read_stdin() if path == STDIN else path, path)
 
     def summarize(self) -> ImageListSummary:
-        """Counts them all, which is quick beside anything that is done with them."""
+        """Count all images, which takes little time compared with reading them."""
         result = ImageListSummary()
         for _, repeated, complaint in self.iterate_paths(ordered=False):
             if complaint is not None:
@@ -110,7 +115,7 @@ class ImageList:
         return result
 
     def iterate_paths(self, *, ordered: bool) -> Iterator[tuple[str, bool, str | None]]:
-        """Path, whether it was given before, and what is wrong with it where it is no picture at all."""
+        """Path, whether an earlier argument has it, and for an argument without images the problem."""
         for number, place in enumerate(self.searches):
             if isinstance(place, str):
                 yield place, self.is_repeated(place, number), None
@@ -123,13 +128,13 @@ class ImageList:
                 yield place.argument, False, place.nothing_found_message
 
     def is_repeated(self, path: str, number: int) -> bool:
-        """Whether an earlier argument has this file: found by what they say, since a list of all may be too long."""
+        """Whether an earlier argument names this file; no list of all files is kept, since it may be too long."""
         if number == 0:
             return False
-        whole = self.canonical_path(path)
-        if self.files.get(whole, number) < number:
+        canonical = self.canonical_path(path)
+        if self.files.get(canonical, number) < number:
             return True
-        inner, names = whole, list[str]()
+        inner, names = canonical, list[str]()
         while (outer := os.path.dirname(inner)) != inner:  # noqa: PTH120
             names.insert(0, os.path.basename(inner))  # noqa: PTH119
             for earlier in self.roots.get(outer, ()):
@@ -140,12 +145,12 @@ class ImageList:
                     and has_no_hidden_names(names)
                     and place.includes_file(names)
                 ):
-                    return os.path.lexists(path)  # of what does not exist a folder has told nothing
+                    return os.path.lexists(path)  # a missing file is not in the folder, so it is reported here
             inner = outer
         return False
 
     def canonical_path(self, path: str) -> str:
-        """One name for one file, however its folder was spelt."""
+        """One path per file, however its folder is written."""
         folder, name = os.path.split(path)
         if path == STDIN:
             return path
@@ -154,30 +159,53 @@ class ImageList:
         return os.path.join(self.last_folder[1], name)  # noqa: PTH118
 
     def read_stdin(self) -> bytes:
-        """What stands on standard input; it can be read only once."""
+        """The bytes of standard input, which can be read only once."""
         if self.stdin_bytes is None:
             self.stdin_bytes = b"" if self.stdin is None else self.stdin.read(self.max_bytes + 1)
         return self.stdin_bytes
 
 
 def list_images(arguments: Sequence[str], *, stdin: BinaryIO | None = None, max_bytes: int = 2**28) -> ImageList:
-    """The pictures that these words mean: files, folders with all below them, patterns, `-` for standard input."""
+    """The images that the arguments name: files, folders with all their subfolders, patterns, `-` for `stdin`."""
     if not arguments:
-        raise ConfigError("no pictures; expected at least one: a file, a folder, a pattern in quotes, or - for stdin")
+        raise ConfigError("no images; expected at least one file, folder, pattern in quotes, or - for standard input")
     for each in arguments:
         if URL_PATTERN.match(each) and not os.path.lexists(each):
-            raise ConfigError(f"{each!r} is a URL, and URLs are not fetched; expected a file: download it first")
+            raise ConfigError(f"{each!r} is a URL, and URLs are not fetched; download it first")
         if not each or "\0" in each:
-            raise ConfigError(f"{each!r} names nothing; expected a file, a folder, a pattern in quotes, or -")
+            raise ConfigError(f"{each!r} is not a path; expected a file, a folder, a pattern in quotes, or -")
     if STDIN in arguments and stdin is not None and stdin.isatty():
-        raise ConfigError("- with nothing piped in; expected a picture's bytes: vitrail predict MODEL - < photo.jpg")
+        raise ConfigError("- reads an image from standard input, which is a terminal; expected a pipe: - < photo.jpg")
     return ImageList(arguments, stdin, max_bytes)
+
+
+def collect_images(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[ImageItem], list[str]]:
+    """All images at once, and the problems with other arguments; DataError if there is no image at all."""
+    listing = list_images(arguments, stdin=stdin)
+    summary = listing.summarize()
+    check_has_images(summary)
+    return list(listing), summary.problems
+
+
+def check_has_images(summary: ImageListSummary) -> None:
+    if not summary.images:
+        first, *others = summary.problems
+        raise DataError(f"{first}{f'; {len(others)} more have none either' if others else ''}")
+
+
+def unreadable_images_error(
+    failed: int, total: int, problems: Sequence[str] = (), where: object | None = None
+) -> DataError | None:
+    """The error at the end of a job that skipped some of its images; `where` has the results of the others."""
+    counts = [f"{failed} of {total} images"] * bool(failed) + [f"{len(problems)} of the arguments"] * bool(problems)
+    others = "" if where is None else f"; the results of the others are in {where}"
+    return DataError(f"{' and '.join(counts)} could not be read{others}") if counts else None
 
 
 def parse_image_argument(argument: str) -> FolderSearch | str:
     if argument == STDIN:
         return STDIN
-    if os.path.isdir(argument):  # noqa: PTH112  # of a name that is too long Path.is_dir is an error
+    if os.path.isdir(argument):  # noqa: PTH112  # Path.is_dir raises if a name is too long
         return FolderSearch(argument, argument)
     parts = re.sub(r"/+", "/", argument).split("/")
     wild = next((n for n, part in enumerate(parts) if WILDCARD_PATTERN.search(part)), None)
@@ -188,7 +216,7 @@ def parse_image_argument(argument: str) -> FolderSearch | str:
 
 
 def scan_visible_entries(folder: str, ordered: bool) -> Iterator[tuple[str, bool]]:
-    """Name and whether it is a folder, of all that is not hidden; no more than AT_ONCE of them are held."""
+    """Name and whether it is a folder, for each entry that is not hidden; MAX_NAMES_IN_MEMORY at a time."""
     last = ""
     while True:
         with os.scandir(folder) as found:
@@ -204,12 +232,12 @@ def scan_visible_entries(folder: str, ordered: bool) -> Iterator[tuple[str, bool
 
 
 def is_visible_entry(entry: os.DirEntry[str]) -> bool:
-    """Neither hidden nor a pipe, which would be waited for; a link that leads nowhere is to be told of."""
+    """Neither hidden nor a pipe, which would block; a broken link is listed, and reported when it is opened."""
     return not entry.name.startswith(".") and (entry.is_symlink() or entry.is_dir() or entry.is_file())
 
 
 def matches_pattern(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
-    """Part by part as a shell does it; ** is any number of folders."""
+    """Match part by part as a shell does; ** is any number of folders."""
     if not pattern_parts or not names:
         return not names and all(part == "**" for part in pattern_parts)
     if pattern_parts[0] == "**":
@@ -218,7 +246,7 @@ def matches_pattern(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
 
 
 def may_match_below(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
-    """Whether what lies below a folder of these names may match, or the folder itself does."""
+    """Whether the folder, or something below it, may match."""
     if not names or not pattern_parts:
         return True
     return pattern_parts[0] == "**" or (

@@ -1,4 +1,4 @@
-"""Pictures through an engine, in order and in bounded memory; some are decoded while others are computed."""
+"""Run images through an engine, in order and in bounded memory; some are decoded while others are computed."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,25 +20,25 @@ PrepareImage = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns
 
 
 class Engine(Protocol):
-    """Whatever computes: eager, compiled, onnx, int8."""
+    """What computes a model: eager, compiled, onnx or int8."""
 
     name: str
     exact: bool  # within 1e-4 of the model in float32
-    streams: int  # calls that may run at once
+    streams: int  # calls that may run at the same time
 
     @property
     def threads(self) -> int | None:
-        """That one call uses; None: what the library takes."""
+        """Threads per call; None for the library's default."""
         ...
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """(B, rows, columns, C) → one row of numbers a picture, or a table of them."""
+        """(B, rows, columns, C) → (B, …): logits, features or tokens per image."""
         ...
 
 
 @dataclass(frozen=True)
 class ImageResult:
-    """What came out for one picture, or why nothing did."""
+    """The output for one image, or the reason why there is none."""
 
     name: str
     values: NDArray[np.float32] | None
@@ -49,13 +49,13 @@ class ImageResult:
 def run_pipeline(
     engine: Engine, images: Iterable[ImageItem], prepare: PrepareImage, batch: int
 ) -> Iterator[ImageResult]:
-    """One row a picture, in the order given; of the pictures no more than a few batches are taken ahead.
+    """Yield one result per image, in order; no more than a few batches are read ahead.
 
-    A worker takes a batch from its files to its answers: while one computes, another decodes.
+    A worker takes a batch from its files to its results: while one computes, another decodes.
     """
     workers, gate = max(2, engine.streams), Semaphore(engine.streams)
 
-    def answered(part: Sequence[ImageItem]) -> list[ImageResult]:
+    def run_batch(part: Sequence[ImageItem]) -> list[ImageResult]:
         stamps = [compute_file_stamp(each.source) for each in part]
         prepared = [prepare_or_error(each, prepare) for each in part]
         good = [found for found in prepared if isinstance(found, np.ndarray)]
@@ -72,12 +72,12 @@ def run_pipeline(
     with ThreadPoolExecutor(workers) as pool:
         try:
             while part := list(islice(remaining, batch)):
-                pending.append(pool.submit(answered, part))
+                pending.append(pool.submit(run_batch, part))
                 if len(pending) > workers:
                     yield from pending.popleft().result()
             while pending:
                 yield from pending.popleft().result()
-        finally:  # also where nobody wants the rest
+        finally:  # also if the caller stops iterating
             for each in pending:
                 each.cancel()
 
@@ -90,7 +90,7 @@ def prepare_or_error(image: ImageItem, prepare: PrepareImage) -> NDArray[np.uint
 
 
 def make_result(image: ImageItem, values: NDArray[np.float32], stamp: int) -> ImageResult:
-    """A row; an error if values are NaN, +inf or all -inf. Some -inf are allowed, since they may mask classes."""
+    """A result; an error if values are NaN, +inf or all -inf. Some -inf are allowed, since they may mask classes."""
     if (values < np.inf).all() and np.isfinite(values).any():
         return ImageResult(image.name, values, None, stamp)
     name = repr(image.name) if image.name else "an image"

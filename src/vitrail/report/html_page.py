@@ -8,7 +8,6 @@ from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unicodedata import category
 from xml.etree import ElementTree
 
 from PIL import Image
@@ -16,6 +15,7 @@ from PIL import Image
 from vitrail.errors import ConfigError
 from vitrail.figures import CaptionedFigure
 from vitrail.files import make_folder, write_atomically
+from vitrail.text import escape_unprintable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +25,9 @@ TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows
 CSS_PIXELS_PER_INCH = 96  # of CSS, to an inch
 MIN_FIGURE_SCALE = 0.5  # of its own width: below that a figure's letters are too small, and it scrolls in its box
 PHONE_FIGURE_WIDTH = 312  # CSS pixels that a figure has on a phone of 360
+KEPT_CHARACTERS = (  # not printable for Python: line breaks, the joiner of emoji, and all spaces of Unicode
+    "\n\t\u200d\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
@@ -177,7 +180,7 @@ def render_inline_svg(figure: "Figure", name: str, said: str) -> str:
             each.set(key, f"{name}-{value}" if key == "id" else ID_REFERENCE.sub(rf"\1{name}-\2", value))
     viewed = root.attrib["viewBox"]
     root.attrib.clear()
-    root.attrib.update({"viewBox": viewed, "role": "img", "aria-label": escape_unprintable(said)})
+    root.attrib.update({"viewBox": viewed, "role": "img", "aria-label": escape_unprintable(said, KEPT_CHARACTERS)})
     return ElementTree.tostring(root, "unicode")
 
 
@@ -198,15 +201,7 @@ def render_paragraphs(text: str) -> str:
 
 
 def escape_html(text: str) -> str:
-    return escape(escape_unprintable(text))
-
-
-def escape_unprintable(text: str) -> str:
-    """What would turn the line around, cannot be written as UTF-8 or is no text is shown as Python writes it."""
-    kept = "\n\t\u200d"  # the last joins emoji
-    return "".join(
-        each if each.isprintable() or each in kept or category(each) == "Zs" else repr(each)[1:-1] for each in text
-    )
+    return escape(escape_unprintable(text, KEPT_CHARACTERS))
 
 
 STYLESHEET = """

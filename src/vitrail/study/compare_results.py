@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from vitrail.text import format_table
-from vitrail.train.metrics import make_printable
+from vitrail.text import format_table, make_printable
 
 TRUTH = "ground truth"
 TEXT_WIDTH = 100  # of the text

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import DataError, VitrailError
-from vitrail.text import format_table
+from vitrail.text import format_table, make_printable
 
 CALIBRATION_BINS = 15  # of the calibration error, as in Guo 2017 (1706.04599)
 MAX_CLASSES_IN_CONFUSION = 4096  # classes up to which every pair is counted: 128 MB
 MAX_REPORT_ROWS = 10  # classes, pairs and files in a report
+MAX_NAME_LENGTH = 100  # characters of a class or a file in a report
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Evaluation:
         worst = sorted(self.per_class, key=lambda each: each.accuracy)
         some = len(worst) > 2 * MAX_REPORT_ROWS
         rows = [
-            (make_printable(each.label), f"{each.images:,}", f"{each.accuracy:.1%}")
+            (make_printable(each.label, MAX_NAME_LENGTH), f"{each.images:,}", f"{each.accuracy:.1%}")
             for each in worst[: MAX_REPORT_ROWS if some else None]
         ]
         heading = f"worst of {len(worst):,} classes" if some else "class"
@@ -117,7 +118,11 @@ class Evaluation:
 
     def format_confused_table(self) -> str:
         rows = [
-            (make_printable(each.label), make_printable(each.taken_for), f"{each.images:,}")
+            (
+                make_printable(each.label, MAX_NAME_LENGTH),
+                make_printable(each.taken_for, MAX_NAME_LENGTH),
+                f"{each.images:,}",
+            )
             for each in self.list_confused_pairs()[:MAX_REPORT_ROWS]
         ]
         return "\n".join(format_table(("most confused", "taken for", "images"), rows, "llr")) if rows else ""
@@ -129,7 +134,7 @@ class Evaluation:
         return "\n".join(
             [
                 f"left out, {len(self.skipped):,} unreadable:",
-                *map(make_printable, self.skipped[:MAX_REPORT_ROWS]),
+                *(make_printable(each, MAX_NAME_LENGTH) for each in self.skipped[:MAX_REPORT_ROWS]),
                 *more,
             ]
         )
@@ -232,9 +237,3 @@ def compute_label_ranks(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels[:, None])
     earlier = torch.arange(logits.shape[1]) < labels[:, None]
     return ((logits > own) | ((logits == own) & earlier)).sum(1)
-
-
-def make_printable(text: str, max_length: int = 100) -> str:
-    """Names of files and classes are anybody's: what would move the cursor is shown as ?, and a novel is cut."""
-    shown = "".join(each if each.isprintable() else "?" for each in text)
-    return shown if len(shown) <= max_length else f"{shown[: max_length - 1]}…"

@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +20,7 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, DataError, describe_error
 from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file, write_atomically, write_text
+from vitrail.npy_header import HEADER_BYTES, parse_npy_header
 from vitrail.train.distributed import Ranks
 from vitrail.train.losses import LossInputs
 from vitrail.train.teacher import TeacherView
@@ -98,7 +98,6 @@ class LogitsFile:
     """A verified file of logits, (rows, classes), read row by row and never mapped: one that changes is an error."""
 
     path: Path
-    data_offset: int  # of the values, in bytes
     shape: tuple[int, int]
     fingerprint: tuple[int, ...]  # of the file when it was verified
 
@@ -107,7 +106,7 @@ class LogitsFile:
         try:
             descriptor = open_regular_file(self.path)
             try:
-                data = os.pread(descriptor, length, self.data_offset + row * length)
+                data = os.pread(descriptor, length, HEADER_BYTES + row * length)
                 same = file_fingerprint(os.fstat(descriptor)) == self.fingerprint
             finally:
                 os.close(descriptor)
@@ -181,11 +180,10 @@ def open_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile | None:
 def verify_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile:
     """A file that passes its checksum; files of earlier versions have none."""
     with os.fdopen(open_regular_file(path), "rb") as file:
-        header, state = make_npy_header(shape), file_fingerprint(os.fstat(file.fileno()))
-        if file.read(len(header)) != header:
+        state = file_fingerprint(os.fstat(file.fileno()))
+        if parse_npy_header(file.read(HEADER_BYTES)) != shape:
             raise ValueError(f"it is not an array of shape {shape}")
-        start = len(header)
-        size = start + 4 * shape[0] * shape[1]
+        size = HEADER_BYTES + 4 * shape[0] * shape[1]
         file.seek(size)
         trailer = file.read(len(CHECKSUM_PREFIX) + 65)
         if os.fstat(file.fileno()).st_size < size:
@@ -193,15 +191,7 @@ def verify_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile:
         file.seek(0)
         if trailer and trailer != CHECKSUM_PREFIX + compute_file_checksum(file, size):
             raise ValueError("checksum mismatch")
-    return LogitsFile(path, start, shape, state)
-
-
-def make_npy_header(shape: tuple[int, int]) -> bytes:
-    """The header of such a .npy file: compared instead of parsed, since the file is untrusted."""
-    written = BytesIO()
-    about = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(written, about)
-    return written.getvalue()
+    return LogitsFile(path, shape, state)
 
 
 def compute_file_checksum(file: BinaryIO, size: int) -> bytes:

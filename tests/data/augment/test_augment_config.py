@@ -25,7 +25,7 @@ def test_config_survives_asdict_and_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"crop": "center"}, "did you mean 'centre'"),
         ({"policy": "random"}, "did you mean 'rand'"),
@@ -42,10 +42,10 @@ def test_config_survives_asdict_and_lists() -> None:
         ({"repeats": 0}, "more than 0"),
     ],
 )
-def test_invalid_values_are_refused(given: dict[str, Any], says: str) -> None:
+def test_invalid_values_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Augmentation(**given)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_import_loads_no_heavy_modules() -> None:

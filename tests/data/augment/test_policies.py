@@ -32,7 +32,7 @@ from vitrail.data.augment.policies import (
 from vitrail.data.preprocessing import Preprocessing
 
 FILL = (124, 116, 104)
-CANVAS = WarpOptions(FILL, Image.Resampling.BICUBIC)
+WARP = WarpOptions(FILL, Image.Resampling.BICUBIC)
 NEAREST = WarpOptions(FILL, Image.Resampling.NEAREST)
 IN_TIMM = {  # ours → timm's
     "autocontrast": "AutoContrast",
@@ -78,7 +78,7 @@ def test_operations_equal_timm(name: str, level: float, monkeypatch: pytest.Monk
     operation: Any = theirs.AugmentOp(IN_TIMM[name], prob=1.0, magnitude=level * 10, hparams=hparams)  # pyright: ignore
     for sign in (1, -1) if name in SIGNED_OPERATIONS else (1,):
         monkeypatch.setattr(theirs, "_randomly_negate", partial(mul, sign))
-        mine = apply_operation(image, name, sign * rand_augment_amount(name, level), CANVAS)
+        mine = apply_operation(image, name, sign * rand_augment_amount(name, level), WARP)
         if (name, level) == ("posterize", 1.0):  # 0 bits, which recent Pillow refuses
             assert same(mine, Image.new("RGB", image.size))
         else:
@@ -89,8 +89,8 @@ def test_operations_equal_timm(name: str, level: float, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("more", [-0.9, -0.3, 0.0, 0.5])
 def test_enhancements_equal_torchvision(name: str, more: float) -> None:
     adjust: Any = getattr(tv, f"adjust_{'saturation' if name == 'color' else name}")
-    assert same(apply_operation(make_image(), name, more, CANVAS), adjust(make_image(), 1 + more))
-    assert (more == 0) == same(apply_operation(make_image(), name, more, CANVAS), make_image())
+    assert same(apply_operation(make_image(), name, more, WARP), adjust(make_image(), 1 + more))
+    assert (more == 0) == same(apply_operation(make_image(), name, more, WARP), make_image())
 
 
 def test_autoaugment_pairs_are_those_of_torchvision() -> None:
@@ -110,14 +110,14 @@ def test_autoaugment_equals_torchvision(pair: int, sign: int, monkeypatch: pytes
     for name, _, magnitude in IMAGENET_POLICY[pair]:
         amount = auto_augment_amount(name, magnitude / 9)
         mine = apply_operation(mine, name, -amount if name in SIGNED_OPERATIONS and sign == 0 else amount, NEAREST)
-    apart = np.abs(np.asarray(mine).astype(int) - np.asarray(policy(image)))
+    difference = np.abs(np.asarray(mine).astype(int) - np.asarray(policy(image)))
     if "shear_x" in (
         IMAGENET_POLICY[pair][0][0],
         IMAGENET_POLICY[pair][1][0],
     ):  # by the tangent of the arctangent of the slope
-        assert (apart > 0).mean() < 0.01
+        assert (difference > 0).mean() < 0.01
     else:
-        assert apart.max() <= 1  # its factors are rounded to 32 bits
+        assert difference.max() <= 1  # its factors are rounded to 32 bits
 
 
 def test_color_jitter_equals_torchvision() -> None:
@@ -139,20 +139,20 @@ def test_three_augment_applies_one_of_three_operations() -> None:
     grey: Any = tv.to_grayscale(image, 3)
     tv_solarize: Any = tv.solarize
     solarized = tv_solarize(image, 128)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(300):
         mine = policies.three_augment(image, Random(seed))
         kind = "grey" if same(mine, grey) else "solarized" if same(mine, solarized) else "blurred"
-        seen[kind] += 1
+        counts[kind] += 1
         if kind == "blurred":
             assert np.asarray(mine).std() <= np.asarray(image).std()
-    assert all(70 < seen[kind] < 130 for kind in ("grey", "solarized", "blurred"))
+    assert all(70 < counts[kind] < 130 for kind in ("grey", "solarized", "blurred"))
 
 
 def test_randaugment_draws_uniformly_and_applies_half(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, float]] = []
 
-    def note(image: Image.Image, name: str, amount: float, canvas: WarpOptions) -> Image.Image:
+    def note(image: Image.Image, name: str, amount: float, warp: WarpOptions) -> Image.Image:
         done.append((name, amount))
         return image
 
@@ -200,19 +200,19 @@ def test_zero_strength_changes_nothing() -> None:
             assert same(apply_policy_and_jitter(image, augmentation, Preprocessing(), Random(seed)), image)
         assert same(policies.color_jitter(image, 0, Random(seed)), image)
     for name in SIGNED_OPERATIONS:
-        assert same(apply_operation(image, name, 0, CANVAS), image)
+        assert same(apply_operation(image, name, 0, WARP), image)
 
 
 def test_uncovered_pixels_have_the_mean_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     preprocessing = Preprocessing(mean=(0.485, 0.456, 0.406), std=(1, 1, 1))
-    seen: list[WarpOptions] = []
+    options: list[WarpOptions] = []
 
-    def note(image: Image.Image, canvas: WarpOptions, random: Random) -> Image.Image:
-        seen.append(canvas)
+    def note(image: Image.Image, warp: WarpOptions, random: Random) -> Image.Image:
+        options.append(warp)
         return image
 
     monkeypatch.setattr(policies, "auto_augment", note)
     apply_policy_and_jitter(make_image(), Augmentation(policy="auto"), preprocessing, Random(0))
-    assert seen == [CANVAS]
-    shifted = apply_operation(make_image(), "translate_x", 0.5, CANVAS)
+    assert options == [WARP]
+    shifted = apply_operation(make_image(), "translate_x", 0.5, WARP)
     assert ImageChops.difference(shifted.crop((40, 0, 80, 60)), Image.new("RGB", (40, 60), FILL)).getbbox() is None

@@ -32,7 +32,7 @@ def jpeg(image: Image.Image, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def apart(mine: Any, other: Any) -> int:
+def max_difference(mine: Any, other: Any) -> int:
     assert mine.shape == np.asarray(other).shape
     return int(np.abs(mine.astype(int) - np.asarray(other)).max())
 
@@ -105,7 +105,7 @@ def test_crop_of_every_kind_of_source(tmp_path: Path) -> None:
         image,
         np.asarray(image),
     ):
-        assert apart(decode_crop(source, choose, (8, 8)), expected) == 0
+        assert max_difference(decode_crop(source, choose, (8, 8)), expected) == 0
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -133,7 +133,7 @@ def test_simplejpeg_and_pillow_agree(options: dict[str, Any], target: int, monke
     data = jpeg(smooth(331, 447), **options)
     quick = decode_crop(data, everything, (target, target))
     monkeypatch.setattr(decoder, "simplejpeg", None)
-    assert apart(quick, decode_crop(data, everything, (target, target))) <= 2
+    assert max_difference(quick, decode_crop(data, everything, (target, target))) <= 2
 
 
 def test_simplejpeg_and_pillow_agree_on_photos(shared: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_simplejpeg_and_pillow_agree_on_photos(shared: Callable[[str], Path], mo
     quick = [decode_crop(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
     monkeypatch.setattr(decoder, "simplejpeg", None)
     slow = [decode_crop(photo, everything, (least, least)) for photo in photos for least in (224, 100)]
-    assert max(apart(mine, other) for mine, other in zip(quick, slow, strict=True)) <= 2
+    assert max(max_difference(mine, other) for mine, other in zip(quick, slow, strict=True)) <= 2
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -167,14 +167,14 @@ def test_exif_orientation_is_applied_to_image_and_box(orientation: int, target: 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr"])
 def test_other_jpeg_modes_equal_open_image(mode: str) -> None:
     data = jpeg(smooth(40, 60).convert(mode))
-    assert apart(decode_crop(data, everything, (50, 50)), open_image(data)) == 0
+    assert max_difference(decode_crop(data, everything, (50, 50)), open_image(data)) == 0
 
 
 def test_unreadable_images_are_one_line_errors(tmp_path: Path) -> None:
     whole = jpeg(smooth(200, 300))
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.jpg").write_text("not an image")
-    for source, says in (
+    for source, message in (
         (tmp_path / "none.jpg", "does not exist"),
         (tmp_path, "is a folder"),
         (tmp_path / "cut.jpg", "cannot be read"),
@@ -183,7 +183,7 @@ def test_unreadable_images_are_one_line_errors(tmp_path: Path) -> None:
         ("a\0b", "cannot be read"),
         (7, "expected a path, bytes"),
     ):
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             decode_crop(source, everything, (8, 8))
 
 

@@ -67,11 +67,11 @@ def test_any_bytes_are_an_image_or_a_data_error(mutations: int) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["failures"] == []
-    assert found["peak"] < PEAK
-    assert found["longest"] < 60
-    assert found["read"] > rounds // 2  # enough of them are decoded
+    result = json.loads(done.stdout)
+    assert result["failures"] == []
+    assert result["peak"] < PEAK
+    assert result["longest"] < 60
+    assert result["read"] > rounds // 2  # enough of them are decoded
 
 
 LARGEST = """

@@ -85,7 +85,7 @@ def test_unsupported_files_are_named_and_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("brand", "says"),
+    ("brand", "message"),
     [
         (
             b"avif",
@@ -96,8 +96,8 @@ def test_unsupported_files_are_named_and_refused(kind: str) -> None:
         (b"mif1heic", "is a HEIC image"),
     ],
 )
-def test_avif_and_heic_errors_suggest_a_conversion(brand: bytes, says: str) -> None:
-    assert says in refused(b"\0\0\0\x1cftyp" + brand + bytes(12))
+def test_avif_and_heic_errors_suggest_a_conversion(brand: bytes, message: str) -> None:
+    assert message in refused(b"\0\0\0\x1cftyp" + brand + bytes(12))
 
 
 def test_only_the_plugins_of_the_six_formats_are_imported(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_opened(kind: str, link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
-    make, says = SPECIAL[kind]
+    make, message = SPECIAL[kind]
     place = Path("in") / "it.jpg"
     place.parent.mkdir()
     make(place)
@@ -182,8 +182,8 @@ def test_only_regular_files_are_opened(kind: str, link: bool, tmp_path: Path, mo
         Path("link.jpg").symlink_to(place)
         place = Path("link.jpg")
     with seconds(20):
-        assert says in refused(place)
-        assert says in refused(str(place))
+        assert message in refused(place)
+        assert message in refused(str(place))
         assert estimate_decoded_bytes(FileDataset([place], [0], ["a"])) == 0
 
 
@@ -240,8 +240,8 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("kind", COSTLY)
 def test_expensive_images_are_refused_before_decoding(kind: str) -> None:
-    make, says = COSTLY[kind]
-    assert says in refused(make())
+    make, message = COSTLY[kind]
+    assert message in refused(make())
 
 
 def test_given_limit_replaces_the_limit_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:

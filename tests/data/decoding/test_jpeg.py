@@ -39,15 +39,15 @@ def by_pillow(data: bytes) -> int:
         return read_exif_orientation(Image.open(io.BytesIO(data)))
 
 
-@pytest.mark.parametrize("turn", range(1, 10))
+@pytest.mark.parametrize("orientation", range(1, 10))
 @pytest.mark.parametrize("order", EXIF)
-def test_orientation_in_both_byte_orders(order: str, turn: int) -> None:
-    data = noted(EXIF[order] % turn)
-    assert jpeg.find_jpeg_orientation(data) == by_pillow(data) == turn
+def test_orientation_in_both_byte_orders(order: str, orientation: int) -> None:
+    data = noted(EXIF[order] % orientation)
+    assert jpeg.find_jpeg_orientation(data) == by_pillow(data) == orientation
 
 
 @pytest.mark.parametrize(
-    ("segments", "turn"),
+    ("segments", "orientation"),
     [
         ((), 1),
         ((b"http://ns.adobe.com/xap/1.0/\0<nothing/>",), 1),
@@ -56,8 +56,8 @@ def test_orientation_in_both_byte_orders(order: str, turn: int) -> None:
         ((EXIF["big"] % 8, XMP), 8),
     ],
 )
-def test_orientation_of_usual_files(segments: tuple[bytes, ...], turn: int) -> None:
-    assert jpeg.find_jpeg_orientation(noted(*segments)) == by_pillow(noted(*segments)) == turn
+def test_orientation_of_usual_files(segments: tuple[bytes, ...], orientation: int) -> None:
+    assert jpeg.find_jpeg_orientation(noted(*segments)) == by_pillow(noted(*segments)) == orientation
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing, center_cro
 from vitrail.errors import DataError
 
 PLAIN = Preprocessing(image_size=32)
-HOW = [
+CASES = [
     PLAIN,
     Preprocessing(image_size=32, crop=0.875, interpolation="bilinear"),
     Preprocessing(image_size=(24, 40), crop=0.8, middle="floored"),
@@ -62,13 +62,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def expected(source: Any, how: Preprocessing) -> NDArray[np.uint8]:
+def expected(source: Any, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """The reference: decoded by Pillow, resized, then cropped."""
-    image = open_image(source).convert(get_pillow_mode(how))
-    rows, columns = compute_resize_size((image.height, image.width), how)
+    image = open_image(source).convert(get_pillow_mode(preprocessing))
+    rows, columns = compute_resize_size((image.height, image.width), preprocessing)
     if image.size != (columns, rows):
-        image = image.resize((columns, rows), PILLOW_FILTERS[how.interpolation])
-    pixels = np.asarray(center_crop(image, how))
+        image = image.resize((columns, rows), PILLOW_FILTERS[preprocessing.interpolation])
+    pixels = np.asarray(center_crop(image, preprocessing))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
@@ -90,24 +90,24 @@ def outcome(read: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8] | None:
 def test_jpeg_is_bit_identical_to_open_image(kind: str) -> None:
     for rows, columns in SIZES:
         data = encode_test_image("JPEG", rows, columns, **JPEGS[kind])
-        for how in HOW:
-            assert same(decode_for_model(data, how), expected(data, how)), (rows, columns, how)
+        for preprocessing in CASES:
+            assert same(decode_for_model(data, preprocessing), expected(data, preprocessing)), (rows, columns)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_formats_are_bit_identical_to_open_image(kind: str) -> None:
     for rows, columns in SIZES:
         data = encode_test_image(kind, rows, columns, **KINDS[kind])
-        for how in HOW:
-            assert same(decode_for_model(data, how), expected(data, how)), (rows, columns, how)
-            assert same(decode_for_model(data, how, reduce_jpeg=True), expected(data, how))
+        for preprocessing in CASES:
+            assert same(decode_for_model(data, preprocessing), expected(data, preprocessing)), (rows, columns)
+            assert same(decode_for_model(data, preprocessing, reduce_jpeg=True), expected(data, preprocessing))
 
 
 @pytest.mark.usefixtures("decoder")
 def test_photos_are_bit_identical_to_open_image(shared: Callable[[str], Path]) -> None:
     for path in sorted(shared("imagenet-val-1000").rglob("*.JPEG"))[::50]:
-        for how in (Preprocessing(), Preprocessing(crop=0.875)):
-            assert same(decode_for_model(path, how), expected(path, how)), path
+        for preprocessing in (Preprocessing(), Preprocessing(crop=0.875)):
+            assert same(decode_for_model(path, preprocessing), expected(path, preprocessing)), path
 
 
 @pytest.mark.slow
@@ -123,15 +123,15 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
     data = encode_test_image("JPEG", 50, 70)
     path = tmp_path / "a.jpg"
     path.write_bytes(data)
-    truth = expected(data, PLAIN)
+    reference = expected(data, PLAIN)
     for source in (path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), Image.open(path)):
-        assert same(decode_for_model(source, PLAIN), truth)
+        assert same(decode_for_model(source, PLAIN), reference)
     with path.open("rb") as file:
-        assert same(decode_for_model(file, PLAIN), truth)
-        assert same(decode_for_model(file, PLAIN), truth)  # neither closed nor left at its end
+        assert same(decode_for_model(file, PLAIN), reference)
+        assert same(decode_for_model(file, PLAIN), reference)  # neither closed nor left at its end
     pixels = np.asarray(open_image(data))
     for source in (pixels, pixels / 255, torch.from_numpy(pixels.copy()).permute(2, 0, 1)):
-        assert same(decode_for_model(source, PLAIN), truth)
+        assert same(decode_for_model(source, PLAIN), reference)
 
 
 def test_unseekable_stream() -> None:
@@ -144,15 +144,15 @@ def test_unseekable_stream() -> None:
 
 
 @pytest.mark.usefixtures("decoder")
-@pytest.mark.parametrize("turn", range(10))
-def test_exif_orientation_of_jpeg(turn: int) -> None:
+@pytest.mark.parametrize("orientation", range(10))
+def test_exif_orientation_of_jpeg(orientation: int) -> None:
     exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = turn
+    exif[ExifTags.Base.Orientation] = orientation
     stored, data = encode_test_image("JPEG", 400, 620), encode_test_image("JPEG", 400, 620, exif=exif)
     assert same(decode_for_model(data, PLAIN), expected(data, PLAIN))
-    assert same(decode_for_model(data, PLAIN), expected(stored, PLAIN)) == (turn not in range(2, 9))
-    apart = np.abs(decode_for_model(data, PLAIN, reduce_jpeg=True).astype(int) - expected(data, PLAIN))
-    assert 0 < apart.mean() < 1.5
+    assert same(decode_for_model(data, PLAIN), expected(stored, PLAIN)) == (orientation not in range(2, 9))
+    difference = np.abs(decode_for_model(data, PLAIN, reduce_jpeg=True).astype(int) - expected(data, PLAIN))
+    assert 0 < difference.mean() < 1.5
 
 
 def test_exif_orientation_of_png_webp_and_tiff() -> None:
@@ -199,9 +199,9 @@ def large(by: int, rows: int = 36, columns: int = 47, **options: Any) -> bytes:
 def test_large_jpeg_is_decoded_at_a_reduced_size(
     by: int, shrunk: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = Preprocessing(image_size=16, crop=0.9)
+    preprocessing = Preprocessing(image_size=16, crop=0.9)
     data = large(by, **options)
-    truth = expected(data, how).astype(int)
+    reference = expected(data, preprocessing).astype(int)
     sizes = list[tuple[int, int]]()
     resize = Image.Image.resize
 
@@ -210,13 +210,13 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(
         return resize(image, size, *rest)
 
     monkeypatch.setattr(Image.Image, "resize", watched)
-    mine = decode_for_model(data, how, reduce_jpeg=True)
-    apart = np.abs(mine - truth)
+    mine = decode_for_model(data, preprocessing, reduce_jpeg=True)
+    difference = np.abs(mine - reference)
     columns = by * 47 - 1
     assert sizes[0][0] == -(-columns // shrunk)
-    assert (apart.max() == 0) == (shrunk == 1)
-    assert apart.mean() < 0.8
-    assert apart.max() <= 8
+    assert (difference.max() == 0) == (shrunk == 1)
+    assert difference.mean() < 0.8
+    assert difference.max() <= 8
     assert shrunk == 1 or min(sizes[0]) >= 2 * 17
 
 

@@ -205,7 +205,7 @@ def test_unreadable_files_are_one_line_errors(tmp_path: Path) -> None:
         io.BytesIO(b"text"),
         io.StringIO("text"),
     ):
-        assert any(says in refused(source) for says in ("is not an image", "cannot be read", "is empty"))
+        assert any(message in refused(source) for message in ("is not an image", "cannot be read", "is empty"))
     refused("a\0b")
     refused("a" * 300)
     refused(tmp_path / "two\nlines.jpg")
@@ -244,7 +244,7 @@ def test_decompression_bombs_are_refused(limit: int, action: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: noise(3, 8, 8), "np.moveaxis(array, 0, -1)"),
         (lambda: noise(8, 8, 2), "shape (8, 8, 2)"),
@@ -265,5 +265,5 @@ def test_decompression_bombs_are_refused(limit: int, action: Any, monkeypatch: p
         (lambda: torch.zeros(3, 8, 8, device="meta"), "cannot be read"),
     ],
 )
-def test_invalid_arrays_and_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
-    assert says in refused(make())
+def test_invalid_arrays_and_tensors_are_refused(make: Callable[[], Any], message: str) -> None:
+    assert message in refused(make())

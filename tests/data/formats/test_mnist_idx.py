@@ -106,11 +106,11 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
 
 
-@pytest.mark.parametrize("said", [(6, 28, 28), (2000, 512, 512)], ids=["more than it says", "what it says"])
-def test_gzip_bomb_is_refused(tmp_path: Path, said: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(6, 28, 28), (2000, 512, 512)], ids=["more than it says", "what it says"])
+def test_gzip_bomb_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = tmp_path / "train-images-idx3-ubyte.gz"
     with gzip.open(path, "wb", 1) as file:
-        file.write(bytes((0, 0, 8, 3)) + np.array(said, ">u4").tobytes())
+        file.write(bytes((0, 0, 8, 3)) + np.array(shape, ">u4").tobytes())
         for _ in range(500):
             file.write(b"\0" * 2**20)
     done = subprocess.run([sys.executable, "-c", BOMBS, path], capture_output=True, text=True, check=True)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
 from vitrail.predict.output.feature_files import (
+    FEATURE_FORMAT_BY_SUFFIX,
     FeatureFile,
     FeatureFormat,
-    choose_feature_format,
-    make_npy_header,
     names_file_path,
     partial_folder_for_features,
 )
+from vitrail.predict.output.row_formats import choose_format
 
 SHAPES = [(6,), (3, 2)]
 NAMES = ("1.jpg", "a,\n2.jpg", "bad.jpg", "3.jpg", "4.jpg")
@@ -88,7 +88,7 @@ def test_parquet(tmp_path: Path, shape: tuple[int, ...], room: int, monkeypatch:
 
 def test_no_picture_had_any(tmp_path: Path) -> None:
     for name in ("f.npy", "f.parquet"):
-        sink = opened(tmp_path / name, choose_feature_format(tmp_path / name, None))
+        sink = opened(tmp_path / name, choose_format(tmp_path / name, None, FEATURE_FORMAT_BY_SUFFIX))
         sink.write("bad.jpg", "is no picture", None)
         sink.finish()
         sink.close()
@@ -120,19 +120,8 @@ def test_cut_at_any_byte_it_is_made_whole(tmp_path: Path, cut: str, monkeypatch:
         length += 1 if cut == "files.csv" else 3  # a number has four bytes
 
 
-def test_the_start_of_an_array_is_as_numpy_has_it(tmp_path: Path) -> None:
-    for rows, shape in ((0, (768,)), (3, (197, 768)), (10**12, (16385, 1280))):
-        start = make_npy_header(rows, shape)
-        assert len(start) == 128
-        (tmp_path / "start").write_bytes(start)
-        with (tmp_path / "start").open("rb") as file:
-            assert np.lib.format.read_magic(file) == (1, 0)
-            assert np.lib.format.read_array_header_1_0(file) == ((rows, *shape), False, np.dtype(np.float32))
-            assert file.tell() == 128
-
-
-def test_the_format() -> None:
-    assert choose_feature_format(Path("a.NPY"), None) == "npy"
-    assert choose_feature_format(Path("a.bin"), "parquet") == "parquet"
-    with pytest.raises(ConfigError, match=r"^-o a.csv says no format; expected .npy or .parquet, or --format"):
-        choose_feature_format(Path("a.csv"), None)
+def test_the_format_is_given_or_follows_from_the_suffix() -> None:
+    assert choose_format(Path("a.NPY"), None, FEATURE_FORMAT_BY_SUFFIX) == "npy"
+    assert choose_format(Path("a.bin"), "parquet", FEATURE_FORMAT_BY_SUFFIX) == "parquet"
+    with pytest.raises(ConfigError, match=r"^`out` a.csv has none of the suffixes .npy, .parquet; .* `format`"):
+        choose_format(Path("a.csv"), None, FEATURE_FORMAT_BY_SUFFIX)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.predict.output.partial_folder import PARTIAL_FOLDER_FILES, PartialFolder, WritingError, is_job_file
+from vitrail.predict.output.job_file import is_job_file
+from vitrail.predict.output.partial_folder import PARTIAL_FOLDER_FILES, PartialFolder, WritingError
 from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
 from vitrail.predict.predictions import ClassProbability
 
@@ -86,7 +87,7 @@ def test_nothing_is_changed_where_a_name_of_ours_is_something_else(
         before = state(Path())
         for resume, overwrite in ((False, False), (True, False), (False, True), (True, True)):
             with pytest.raises(
-                VitrailError, match=r"^[0-9]+/a\.csv\.partial holds '.*', which was not written by a vitrail job"
+                VitrailError, match=r"^[0-9]+/a\.csv\.partial has '.*', which was not written by a vitrail job"
             ):
                 begin(out, resume=resume, overwrite=overwrite)
         assert state(Path()) == before, name
@@ -146,7 +147,7 @@ def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     sink = PredictionFile(partial, "csv", 1, {"model": "m"}, resume=False)
     sink.write("1.jpg", None, TOP)
     (tmp_path / "a.csv").write_text("somebody's")
-    with pytest.raises(ConfigError, match=r"a.csv already exists; expected .* --overwrite together with --resume"):
+    with pytest.raises(ConfigError, match=r"a.csv already exists; use `overwrite` together with `resume`"):
         sink.finish()
     sink.close()
     assert (tmp_path / "a.csv").read_text() == "somebody's"
@@ -159,7 +160,7 @@ def test_links_that_appear_in_the_folder_of_a_running_job_are_not_followed(tmp_p
     for kind in (a_link, a_hard_link):
         folder = unfinished(tmp_path / "a.csv")
         partial = partial_folder_for_predictions(tmp_path / "a.csv", "csv")
-        partial.lock_folder()
+        partial.lock()
         (folder / "rows.csv").unlink()
         kind(folder / "rows.csv")
         with pytest.raises(WritingError, match=r"a\.csv cannot be written"):
@@ -177,7 +178,7 @@ def test_a_folder_of_an_earlier_version_may_be_overwritten(tmp_path: Path) -> No
     (folder / "job.json").write_text(json.dumps(about))
     (folder / "rows.csv").write_text("file,error\n")
     assert is_job_file(folder / "job.json")
-    with pytest.raises(ConfigError, match=r"from an earlier version; use --overwrite to start over"):
+    with pytest.raises(ConfigError, match=r"from an earlier version; use `overwrite` to start over"):
         PredictionFile(partial_folder_for_predictions(tmp_path / "a.csv", "csv"), "csv", 1, {"model": "m"}, resume=True)
     begin(tmp_path / "a.csv", overwrite=True)
     unfinished(tmp_path / "a.csv")

@@ -44,13 +44,14 @@ def select_images(
     if count < 1:
         raise ConfigError(f"--images {count}; expected 1 or more")
     from vitrail.checkpoint.class_mapping import map_classes
-    from vitrail.data.image_items import evenly_spaced_indices, is_file_or_flat_folder, list_image_items, sample_evenly
+    from vitrail.data.image_items import evenly_spaced_indices, is_file_or_flat_folder, sample_evenly
+    from vitrail.predict.image_list import collect_images
     from vitrail.train.opened import get_validation_images, open_evaluation_data
 
     if data is None and opened.run is None:
         return [], ["no --data, so no pictures"]
     if data is not None and is_file_or_flat_folder(Path(data)):
-        loose = list_image_items([data])
+        loose, _ = collect_images([data])
         return [loose[n] for n in evenly_spaced_indices(len(loose), count)], []
     found = open_evaluation_data(data, None, opened.run)
     chosen = sample_evenly(get_validation_images(found), count)

@@ -1,9 +1,21 @@
 """What `eval` and `compare` found, for people and for machines."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
+    """Fail before the work if files exist, the folder cannot be written or figures cannot be drawn."""
+    if folder is None:
+        return
+    from vitrail.figures import new_figure
+    from vitrail.files import check_output_paths, make_writable_folder
+
+    check_output_paths((folder / name for name in files), overwrite=overwrite)
+    make_writable_folder(folder)
+    new_figure(1, 1)
 
 
 def write_json_report(report: Mapping[str, Any], path: Path) -> None:

@@ -222,6 +222,6 @@ def compare_train_and_val_classes(train: ClassFolderScan, val: ClassFolderScan) 
         yield f"{train.folder}: only one image of {join_names(single)}"
 
 
-def join_names(names: Sequence[str], max_names: int = 5) -> str:
-    joined = ", ".join(repr(name) for name in names[:max_names])
-    return joined if len(names) <= max_names else f"{joined} and {len(names) - max_names} more"
+def join_names(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

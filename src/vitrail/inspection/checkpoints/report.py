@@ -10,7 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.checkpoints.checksum_verification import FileCheck
 from vitrail.inspection.checkpoints.weight_checks import TensorStatistics
 from vitrail.inspection.summary import format_megabytes
-from vitrail.text import format_table
+from vitrail.text import format_table, make_printable
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class CheckpointInspection:
     def format_report(self, *, every_tensor: bool = False) -> str:
         """The page, its tensors one by one with their statistics or grouped over the blocks."""
         lines = [
-            fill(replace_unprintable(f"{name:14} {text}"), width=120, subsequent_indent=15 * " ")
+            fill(make_printable(f"{name:14} {text}"), width=120, subsequent_indent=15 * " ")
             for name, text in list_facts(self)
         ]
-        found = [f"- {replace_unprintable(text)}" for text in self.suspicious]
+        found = [f"- {make_printable(text)}" for text in self.suspicious]
         table = format_tensor_table(self.tensors) if every_tensor else format_group_table(self.groups)
         return "\n".join([*lines, "", *table, "", "suspicious" if found else "nothing suspicious", *found])
 
@@ -110,7 +110,7 @@ def describe_assumed_fields(seen: CheckpointInspection) -> str:
 
 def format_checksum_table(checks: tuple[FileCheck, ...]) -> str:
     """The files of a run or an export, one per line."""
-    lines = [(replace_unprintable(each.file), each.verdict, replace_unprintable(each.reason)) for each in checks]
+    lines = [(make_printable(each.file), each.verdict, make_printable(each.reason)) for each in checks]
     return "\n".join(format_table(("file", "checksum", ""), lines, "lll"))
 
 
@@ -119,7 +119,7 @@ def format_assignments(values: Mapping[str, Any]) -> str:
 
 
 def format_group_table(groups: tuple[TensorGroup, ...]) -> list[str]:
-    lines = [(replace_unprintable(each.pattern), f"{each.count} ×", str(each.shape), each.dtype) for each in groups]
+    lines = [(make_printable(each.pattern), f"{each.count} ×", str(each.shape), each.dtype) for each in groups]
     return format_table(("tensor", "", "shape", "type"), lines, "lrll")
 
 
@@ -127,14 +127,9 @@ def format_tensor_table(rows: tuple[TensorStatistics, ...]) -> list[str]:
     heading = ("tensor", "shape", "type", "mean", "deviation", "min", "max")
     lines = [
         (
-            *(replace_unprintable(row.name), str(row.shape), row.dtype),
+            *(make_printable(row.name), str(row.shape), row.dtype),
             *("" if n is None else f"{n:.4g}" for n in (row.mean, row.deviation, row.lowest, row.highest)),
         )
         for row in rows
     ]
     return format_table(heading, lines, "lllrrrr")
-
-
-def replace_unprintable(text: str) -> str:
-    """Names in a file are anybody's: what would move the cursor or colour the terminal is shown as ?."""
-    return "".join(each if each.isprintable() else "?" for each in text)

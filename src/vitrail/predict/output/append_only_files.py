@@ -1,4 +1,4 @@
-"""Files in OUT.partial: opened only if they are ours, appended to by whole records, and read up to the first damage."""
+"""Files in OUT.partial: opened only if they are ours, appended record by record, and read up to the first damage."""
 
 import json
 import os
@@ -30,10 +30,10 @@ def create_empty_file(path: Path) -> BinaryIO:
 
 
 class AppendOnlyFile:
-    """A file to which whole records are added, each written as soon as `add` returns."""
+    """A file to which complete records are added, each written as soon as `add` returns."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Whatever it holds beyond `size` was cut off in the middle."""
+        """Truncate the file to `size`: what follows is an incomplete record."""
         self.handle = open_file_without_links(path)
         os.ftruncate(self.handle, size)
         os.lseek(self.handle, 0, os.SEEK_END)
@@ -53,7 +53,7 @@ class AppendOnlyFile:
 
 
 def read_complete_lines(path: Path) -> Iterator[bytes]:
-    """Each line that ends; a last one that was cut off, or one too long to be ours, is none."""
+    """Each complete line, up to one that is truncated or too long to be ours."""
     if path.exists():
         with os.fdopen(open_regular_file(path), "rb") as file:
             while (line := file.readline(MAX_RECORD_BYTES)).endswith(b"\n"):
@@ -61,7 +61,7 @@ def read_complete_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_json_records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Each whole record of a file of JSON lines, and its bytes; up to the first that is damaged."""
+    """Each record of a file of JSON lines and its bytes, up to the first damaged one."""
     for line in read_complete_lines(path):
         try:
             row = json.loads(line)
@@ -73,12 +73,12 @@ def read_json_records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def read_csv_records(path: Path, columns: int) -> Iterator[tuple[list[str], bytes]]:
-    """Each whole record of a CSV file, its heading too, and its bytes; up to the first that is damaged."""
-    import csv  # slow to import, and not needed for a single photo
+    """Each record of a CSV file, the header included, and its bytes, up to the first damaged one."""
+    import csv  # slow to import, and not needed for a single image
 
     lines, quotes, length = list[bytes](), 0, 0
     for line in read_complete_lines(path):
-        lines.append(line)  # a name may hold line ends, in quotes
+        lines.append(line)  # a quoted name may contain line breaks
         quotes, length = quotes + line.count(b'"'), length + len(line)
         if length > MAX_RECORD_BYTES:
             return

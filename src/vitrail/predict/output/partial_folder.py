@@ -1,59 +1,49 @@
 """An unfinished output: finished rows are in OUT.partial, however the job ended, and it is resumed from there.
 
-That folder has one owner at a time and holds only these files: job.json, the settings of the job; files that grow by
-whole records; and at the end the empty file `whole`: all results are complete and only need to be renamed.
+The folder has one owner at a time and holds only these files: job.json, the settings of the job; files that grow by
+complete records; and at the end the empty file `whole`: all results are complete and only need to be renamed.
 """
 
-import json
 import os
-import re
 import stat
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail import __version__
 from vitrail.errors import ConfigError, VitrailError, describe_error
-from vitrail.files import FILE_KINDS, TEMPORARY_NAME_PATTERN, make_writable_folder, read_text, sync_to_disk, write_text
-from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
-from vitrail.locks import LOCK_FILE_NAME, lock_folder
-from vitrail.predict.model_checksums import compute_model_checksums, hash_texts
-
-JOB_FILE, COMPLETE_MARKER_FILE, COMPLETION_LOG_FILE = "job.json", "whole", "done.bin"
-RESULT_FILES = ("rows.csv", "rows.jsonl", "rows.json", "rows.parquet", "files.csv", "features.npy", "features.parquet")
-PARTIAL_FOLDER_FILES = (
+from vitrail.files import FILE_KINDS, make_writable_folder, sync_to_disk
+from vitrail.locks import LOCK_FILE_NAME
+from vitrail.predict.output.folder_ownership import FolderOwnership
+from vitrail.predict.output.job_file import (
     JOB_FILE,
-    COMPLETE_MARKER_FILE,
-    COMPLETION_LOG_FILE,
-    LOCK_FILE_NAME,
-    *RESULT_FILES,
-)  # all files that a job writes in its folder
-FILES_WITHOUT_JOB = (
-    COMPLETE_MARKER_FILE,
-    LOCK_FILE_NAME,
-)  # may exist without job.json, after a kill at the start or the end
-WRITER_KEY = "written by"  # key in job.json
-LEGACY_JOB_KEYS = {"model", "weights", "format", "output"}  # keys in a job.json of earlier versions, which have no mark
-MAX_JOB_FILE_BYTES = 2**20  # bytes of job.json
+    check_same_job,
+    is_job_file,
+    is_temporary_job_file,
+    write_job_file,
+)
+
+COMPLETE_MARKER_FILE, COMPLETION_LOG_FILE = "whole", "done.bin"
+RESULT_FILES = ("rows.csv", "rows.jsonl", "rows.json", "rows.parquet", "files.csv", "features.npy", "features.parquet")
+FILES_WITHOUT_JOB = (COMPLETE_MARKER_FILE, LOCK_FILE_NAME)  # may exist alone, after a kill at the start or the end
+PARTIAL_FOLDER_FILES = (JOB_FILE, *FILES_WITHOUT_JOB, COMPLETION_LOG_FILE, *RESULT_FILES)
+NOTHING_CHANGED = "nothing in it is changed: move it away, or choose another name for `out`"
 
 
 class WritingError(VitrailError):
-    """Results that could not be written; what is done is kept."""
-
-    exit_code = 1
+    """Results that could not be written; finished rows are kept."""
 
 
 class PartialFolder:
-    """The folder of an unfinished job; `finals` are the files that it becomes, by their names in it, the last OUT."""
+    """The folder of an unfinished job. `final_paths` maps the names of its results to their final paths, OUT last."""
 
     def __init__(self, out: Path, final_paths: Mapping[str, Path]) -> None:
         if out.name in ("", ".."):
-            raise ConfigError(f"-o {out} is a folder; expected the name of a file for the results")
+            raise ConfigError(f"`out` {out} is a folder; expected the name of a file for the results", ("out",))
         self.out, self.final_paths = out, final_paths
         self.folder = out.with_name(f"{out.name}.partial")
+        self.ownership = FolderOwnership(self.folder)
         self.overwrite = True
-        self.lock_stack: ExitStack | None = None
 
     @property
     def has_job(self) -> bool:
@@ -64,35 +54,35 @@ class PartialFolder:
         return (self.folder / COMPLETE_MARKER_FILE).exists()
 
     def start(self, *, resume: bool, overwrite: bool) -> bool:
-        """Makes this process the owner and refuses to overwrite results; returns whether the job is already done."""
+        """Lock the folder and refuse to overwrite results; return whether the job is already complete."""
         if not os.path.lexists(self.folder) and self.check_existing_results(resume=resume, overwrite=overwrite):
             return True  # nothing is written: the disk may be read-only
-        self.lock_folder()
+        self.lock()
         return self.check_existing_results(resume=resume, overwrite=overwrite)
 
     def check_existing_results(self, *, resume: bool, overwrite: bool) -> bool:
-        """Refuses to lose what is there; whether the job is already done."""
+        """Refuse to lose existing results; return whether the job is already complete."""
         self.overwrite = overwrite
         self.check_paths()
         if self.is_complete and resume:
-            self.lock_folder()
+            self.lock()
             self.move_results()
             return True
-        stands = next((path for path in self.final_paths.values() if path.exists()), None)
+        existing = next((path for path in self.final_paths.values() if path.exists()), None)
         if self.has_job and not (resume or overwrite):
             raise ConfigError(
-                f"{self.folder} is an unfinished job; expected --resume to go on with it, or --overwrite to begin anew"
+                f"{self.folder} is an unfinished job; use `resume` to continue it, or `overwrite` to start over",
+                ("resume", "overwrite"),
             )
-        if stands is not None and not overwrite:
+        if existing is not None and not overwrite:
             if resume and not self.has_job and self.out.exists():
                 return True
-            also = " beside --resume" if resume else ""
-            raise ConfigError(f"{stands} already exists; expected a new name, or --overwrite{also} to replace it")
+            raise file_exists_error(existing, resume=resume)
         make_writable_folder(self.out.parent)
         return False
 
     def check_paths(self) -> None:
-        """Refuses to replace a device, a folder or a link, or to write in a folder with files of others."""
+        """Refuse to replace a device, a folder or a link, or to write in a folder with files of others."""
         for path in self.final_paths.values():
             if path.is_symlink():
                 raise ConfigError(
@@ -105,75 +95,40 @@ class PartialFolder:
             return
         if self.folder.is_symlink() or not self.folder.is_dir():
             kind = "a symbolic link" if self.folder.is_symlink() else "not a folder"
-            raise ConfigError(f"{self.folder} is {kind}; {self.conflict_hint}")
+            raise ConfigError(f"{self.folder} is {kind}; {NOTHING_CHANGED}", ("out",))
         try:
             inside = {path.name: path for path in self.folder.iterdir()}
         except FileNotFoundError:  # its owner has just removed it
             return
-        begun = JOB_FILE in inside and is_job_file(inside[JOB_FILE])
+        expected = PARTIAL_FOLDER_FILES if JOB_FILE in inside and is_job_file(inside[JOB_FILE]) else FILES_WITHOUT_JOB
         for name, path in sorted(inside.items(), key=lambda each: each[0] in PARTIAL_FOLDER_FILES):
-            known = (name in (PARTIAL_FOLDER_FILES if begun else FILES_WITHOUT_JOB)) or is_temporary_job_file(name)
-            if not known or not is_regular_file_without_links(path, empty=name == COMPLETE_MARKER_FILE):
+            ours = name in expected or is_temporary_job_file(name)
+            if not ours or not is_regular_file_without_links(path, empty=name == COMPLETE_MARKER_FILE):
                 raise ConfigError(
-                    f"{self.folder} holds {name!r}, which was not written by a vitrail job; {self.conflict_hint}"
+                    f"{self.folder} has {name!r}, which was not written by a vitrail job; {NOTHING_CHANGED}", ("out",)
                 )
 
-    @property
-    def conflict_hint(self) -> str:
-        return "nothing in it is changed: move it away, or choose another name for -o"
-
-    def lock_folder(self) -> None:
-        """Makes this process the owner of the folder until `close`; InUseError if it has another owner."""
-        if self.lock_stack is not None:
+    def lock(self) -> None:
+        """Make this process the owner of the folder until `close`; InUseError if it has another owner."""
+        if self.ownership.held is not None:
             return
         self.check_paths()
         make_writable_folder(self.out.parent)
-        for attempt in range(100):
-            with self.convert_write_errors():
-                self.folder.mkdir(exist_ok=True)
-            stack = ExitStack()
-            stack.callback(self.remove_if_empty)
-            try:
-                stack.enter_context(lock_folder(self.folder))
-            except VitrailError:
-                stack.close()
-                if attempt == 99 or os.path.lexists(self.folder):
-                    raise
-                continue  # its previous owner has just removed it
-            self.lock_stack = stack
-            break
-        try:
+        with self.convert_write_errors():
+            self.ownership.acquire()
+        with self.close_on_error():
             self.check_paths()  # again, now that no other process can change it
-        except VitrailError:
-            self.close()
-            raise
-
-    def remove_if_empty(self) -> None:
-        with suppress(OSError):
-            self.folder.rmdir()
 
     def open_job(self, job: Mapping[str, Any], *, resume: bool) -> None:
-        """Begins the job, or makes sure that it is the one to go on with; no other process may do so meanwhile."""
-        self.lock_folder()
-        with self.convert_write_errors():
+        """Start the job, or check that it is the one to resume; the folder is unlocked if that fails."""
+        self.lock()
+        with self.close_on_error(), self.convert_write_errors():
             if resume and self.has_job:
-                self.check_same_job(job)
+                check_same_job(self.folder, job)
                 return
             for name in (COMPLETE_MARKER_FILE, *self.list_result_files()):
                 self.delete_file(name)
-            about = add_checksum({WRITER_KEY: f"vitrail {__version__}", **job})
-            write_text(self.folder / JOB_FILE, json.dumps(about, indent=2) + "\n")
-
-    def check_same_job(self, job: Mapping[str, Any]) -> None:
-        told = read_job_file(self.folder / JOB_FILE)
-        for name in (*told, *job):
-            if told.get(name) != job.get(name):
-                self.close()
-                was, now = (repr(each.get(name)) for each in (told, job))
-                raise ConfigError(
-                    f"{self.folder} was begun with {name} {was}, not {now}; expected the same to go on with it, "
-                    "or --overwrite to begin anew"
-                )
+            write_job_file(self.folder, job)
 
     def list_result_files(self) -> list[str]:
         """The files of rows, without job.json, `whole` and the lock."""
@@ -185,28 +140,8 @@ class PartialFolder:
             if is_regular_file_without_links(self.folder / name):
                 (self.folder / name).unlink()
 
-    def move_results(self) -> None:
-        """Gives the files their names; done again after a kill, it goes on."""
-        with self.convert_write_errors():
-            for name, final in self.final_paths.items():
-                if not self.overwrite and os.path.lexists(self.folder / name) and os.path.lexists(final):
-                    raise ConfigError(
-                        f"{final} already exists; expected a new name; "
-                        "to replace it, use --overwrite together with --resume"
-                    )
-                with suppress(FileNotFoundError):  # it has its name already
-                    (self.folder / name).replace(final)
-            sync_to_disk(self.out.parent)
-            for name in (
-                *self.list_result_files(),
-                JOB_FILE,
-                COMPLETE_MARKER_FILE,
-            ):  # `whole` last, so that a kill in between can be resumed
-                self.delete_file(name)
-        self.close()
-
     def finish(self) -> None:
-        """All is written: makes it durable, and gives it its name."""
+        """Make the complete results durable and rename them to their final paths."""
         with self.convert_write_errors():
             for name in self.final_paths:
                 sync_to_disk(self.folder / name)
@@ -214,20 +149,48 @@ class PartialFolder:
             sync_to_disk(self.folder)
         self.move_results()
 
+    def move_results(self) -> None:
+        """Rename the results to their final paths; after a kill it continues where it stopped."""
+        with self.convert_write_errors():
+            for name, final in self.final_paths.items():
+                if not self.overwrite and os.path.lexists(self.folder / name) and os.path.lexists(final):
+                    raise file_exists_error(final, resume=True)
+                with suppress(FileNotFoundError):  # it was renamed before the kill
+                    (self.folder / name).replace(final)
+            sync_to_disk(self.out.parent)
+            for name in (*self.list_result_files(), JOB_FILE, COMPLETE_MARKER_FILE):  # the marker last: see `start`
+                self.delete_file(name)
+        self.close()
+
     def close(self) -> None:
-        """Lets another process go on with it."""
-        if self.lock_stack is not None:
-            owned, self.lock_stack = self.lock_stack, None
-            owned.close()
+        """Unlock the folder, so that another process can resume the job."""
+        self.ownership.release()
+
+    @contextmanager
+    def close_on_error(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def convert_write_errors(self) -> Generator[None]:
-        """What the disk refuses is told in one line, with what to do."""
         try:
             yield
         except OSError as error:
-            hint = "what is done is kept: make room for it, then the same again with --resume"
-            raise WritingError(f"{self.out} cannot be written: {describe_error(error)}; {hint}") from None
+            raise WritingError(
+                f"{self.out} cannot be written: {describe_error(error)}; "
+                "finished rows are kept: free some space, then run the same command with `resume`",
+                ("resume",),
+            ) from None
+
+
+def file_exists_error(path: Path, *, resume: bool) -> ConfigError:
+    how = "`overwrite` together with `resume`" if resume else "`overwrite`"
+    return ConfigError(
+        f"{path} already exists; use {how} to replace it, or choose another name", ("overwrite", "resume")
+    )
 
 
 def is_regular_file_without_links(path: Path, *, empty: bool = False) -> bool:
@@ -237,42 +200,3 @@ def is_regular_file_without_links(path: Path, *, empty: bool = False) -> bool:
     except FileNotFoundError:  # its owner has just removed it
         return True
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not (empty and found.st_size)
-
-
-def is_temporary_job_file(name: str) -> bool:
-    return re.fullmatch(TEMPORARY_NAME_PATTERN.format(name=re.escape(JOB_FILE)), name) is not None
-
-
-def is_job_file(path: Path) -> bool:
-    """Whether a vitrail job wrote it, in this or an earlier version, even if it is damaged."""
-    try:
-        text = read_text(path, MAX_JOB_FILE_BYTES, errors="replace")
-    except OSError:
-        return False
-    if f'"{WRITER_KEY}": "vitrail' in text:
-        return True
-    with suppress(ValueError):
-        found = parse_json(text)
-        return isinstance(found, dict) and set(found) >= LEGACY_JOB_KEYS
-    return False
-
-
-def read_job_file(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(read_text(path, MAX_JOB_FILE_BYTES))
-        rest = verify_and_remove_checksum(found) if isinstance(found, dict) else {}
-        reason = (
-            "" if rest and CHECKSUM_KEY in found else "it has no checksum: it is damaged, or from an earlier version"
-        )
-    except (OSError, ValueError) as error:
-        rest, reason = {}, describe_error(error)
-    if reason:
-        raise ConfigError(f"{path} cannot be read: {reason}; use --overwrite to start over")
-    return {name: value for name, value in rest.items() if name != WRITER_KEY}
-
-
-def identify_model(model: str) -> dict[str, Any]:
-    """Which model it is, by the contents of its files; a name on the hub is compared as a name."""
-    if not os.path.exists(model):  # noqa: PTH110  # a name of the hub's may be too long for Path
-        return {"model": model, "weights": None}
-    return {"model": str(Path(model).resolve()), "weights": hash_texts(*compute_model_checksums(model))}

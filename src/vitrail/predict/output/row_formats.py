@@ -1,15 +1,17 @@
-"""Answers as rows, in every format; and row by row to whoever reads along."""
+"""Predictions as rows of text in every format, and a printer that writes them one by one."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.predict.output.completed_images import CompletedImages
 from vitrail.predict.predictions import ClassProbability
+from vitrail.text import escape_unprintable
 
 PredictionFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
+Format = TypeVar("Format", bound=str)
 FORMULA_STARTS = (*"=+-@\t\r\n＝＋－＠",)  # full-width forms, too: some spreadsheets treat them alike
 CHARACTERS_TO_QUOTE = set(',;|\t"\r\n')
 FORMAT_BY_SUFFIX: dict[str, PredictionFormat] = {
@@ -21,50 +23,58 @@ FORMAT_BY_SUFFIX: dict[str, PredictionFormat] = {
 }
 
 
-def choose_prediction_format(out: Path | None, given: PredictionFormat | None) -> PredictionFormat:
-    """As given, else by the ending of the file's name, else a table to be read."""
-    if out is None:
-        if given == "parquet":
-            raise ConfigError("--format parquet to a terminal or a pipe; expected a file for it: -o OUT.parquet")
-        return given or "table"
-    if given == "table":
-        raise ConfigError(f"--format table with -o {out}; expected csv, jsonl, json or parquet: a table is to be read")
-    found = given or FORMAT_BY_SUFFIX.get(out.suffix.lower())
+def choose_format(out: Path, given: Format | None, by_suffix: Mapping[str, Format]) -> Format:
+    """The given format, by default that of the suffix of `out`."""
+    found = given or by_suffix.get(out.suffix.lower())
     if found is None:
-        raise ConfigError(f"-o {out} says no format; expected one of {', '.join(FORMAT_BY_SUFFIX)}, or --format")
+        raise ConfigError(
+            f"`out` {out} has none of the suffixes {', '.join(by_suffix)}; use one of them, or set `format`",
+            ("out", "format"),
+        )
     return found
 
 
+def choose_prediction_format(out: Path | None, given: PredictionFormat | None) -> PredictionFormat:
+    """As `choose_format`; without a file a table by default."""
+    if out is None and given == "parquet":
+        raise ConfigError("`format` parquet needs a file: set `out` OUT.parquet", ("format", "out"))
+    if out is not None and given == "table":
+        raise ConfigError(
+            f"`format` table is for terminals; expected csv, jsonl, json or parquet for `out` {out}", ("format", "out")
+        )
+    return given or "table" if out is None else choose_format(out, given, FORMAT_BY_SUFFIX)
+
+
 class PredictionPrinter:
-    """Rows for whoever reads along: a terminal, a pipe."""
+    """Writes rows at once, to a terminal or a pipe; has the methods of a file of predictions."""
 
     failed = 0
 
-    def __init__(self, kind: PredictionFormat, top: int, put: Callable[[str], object]) -> None:
-        self.kind, self.top, self.put, self.rows = kind, top, put, 0
+    def __init__(self, kind: PredictionFormat, top: int, write_text: Callable[[str], object]) -> None:
+        self.kind, self.top, self.write_text, self.rows = kind, top, write_text, 0
         self.done = CompletedImages((), ())
         if kind == "csv":
-            put(format_csv_line(list_column_names(top)))
+            write_text(format_csv_line(list_column_names(top)))
 
     def write(self, name: str, error: str | None, top_classes: Sequence[ClassProbability], _: int = 0) -> None:
         if self.kind == "csv":
-            self.put(format_csv_line(make_csv_fields(name, error, top_classes, self.top)))
+            self.write_text(format_csv_line(make_csv_fields(name, error, top_classes, self.top)))
         elif self.kind == "jsonl":
-            self.put(format_json_line(make_json_record(name, error, top_classes)))
+            self.write_text(format_json_line(make_json_record(name, error, top_classes)))
         elif self.kind == "json":
-            self.put(
+            self.write_text(
                 f"{',' if self.rows else '['}\n{format_json_line(make_json_record(name, error, top_classes))[:-1]}"
             )
-        elif error is None:  # a table has no place for errors, which are told elsewhere
-            self.put(f"{'' if self.rows == 0 else chr(10)}{format_class_table(name, top_classes)}")
+        elif error is None:  # a table has no place for errors, which are reported elsewhere
+            self.write_text(f"{'' if self.rows == 0 else chr(10)}{format_class_table(name, top_classes)}")
         self.rows += error is None or self.kind != "table"
 
     def close(self) -> None:
-        """There is nothing to keep."""
+        """Nothing to close."""
 
     def finish(self) -> None:
         if self.kind == "json":
-            self.put("\n]\n" if self.rows else "[]\n")
+            self.write_text("\n]\n" if self.rows else "[]\n")
 
 
 def make_json_record(name: str, error: str | None, top_classes: Sequence[ClassProbability]) -> dict[str, Any]:
@@ -78,7 +88,7 @@ def make_json_record(name: str, error: str | None, top_classes: Sequence[ClassPr
 
 
 def format_json_line(row: Mapping[str, Any]) -> str:
-    """Readable text, unless a name is no text: then as ASCII, from which it can be had again."""
+    """JSON as UTF-8 text; as ASCII if a file name is not valid UTF-8, so that it can be restored."""
     line = json.dumps(row, ensure_ascii=False)
     return f"{line if is_utf8_encodable(line) else json.dumps(row)}\n"
 
@@ -101,34 +111,29 @@ def make_csv_fields(name: str, error: str | None, top_classes: Sequence[ClassPro
 
 
 def escape_formula_in_path(name: str) -> str:
-    """The name of the same file that no spreadsheet takes for a formula; `-` alone is standard input."""
+    """Write the name as ./=name, the same file, if a spreadsheet would take it for a formula; `-` is standard input."""
     return f"./{name}" if name.startswith(FORMULA_STARTS) and name != "-" else name
 
 
 def escape_formula_in_text(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: an apostrophe is put before one that begins like a formula."""
+    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
     return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 
 def format_csv_line(fields: Sequence[str]) -> str:
-    """Quotes fields where needed, also around characters that other readers take for separators."""
+    """Quote fields that contain separators, also those of other readers of CSV."""
     quoted = (f'"{each.replace(chr(34), 2 * chr(34))}"' if set(each) & CHARACTERS_TO_QUOTE else each for each in fields)
     return f"{','.join(quoted)}\n"
 
 
 def format_class_table(name: str, top_classes: Sequence[ClassProbability]) -> str:
-    """A picture's name and its likeliest classes, the numbers first: any label fits in the end."""
+    """An image's name and its top classes, the numbers first, so that labels may have any length."""
     lines = [f"  {each.probability:7.2%}  {each.index:5}  {each.label or ''}".rstrip() for each in top_classes]
     return "".join(f"{escape_unprintable(line)}\n" for line in (name, *lines))
 
 
-def escape_unprintable(text: str) -> str:
-    """Names may hold anything."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
 def round_probability(probability: float) -> float:
-    """What a float32 is worth writing out."""
+    """Six digits, the precision of a float32."""
     return float(f"{probability:.6g}")
 
 
@@ -141,12 +146,12 @@ def is_utf8_encodable(text: str) -> bool:
 
 
 def encode_utf8(text: str) -> bytes:
-    """UTF-8; a name that is none is the bytes that the disk has."""
+    """Encode as UTF-8; a file name that is not valid UTF-8 keeps its bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def escape_surrogates(name: str) -> str:
-    """A name that is no text, as Python writes it: parquet's strings are UTF-8."""
+    """Escape the bytes of a name that is not valid UTF-8, as Python does: strings in parquet are UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -155,5 +160,5 @@ def import_pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise VitrailError("parquet needs pyarrow, which is not installed: pip install vitrail[embed]") from None
+        raise VitrailError("parquet files need pyarrow, which is not installed: pip install vitrail[embed]") from None
     return pyarrow, pyarrow.parquet

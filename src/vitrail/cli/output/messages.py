@@ -1,0 +1,26 @@
+"""What commands print next to their results: notes and errors on stderr, rows on stdout."""
+
+import sys
+
+from vitrail.cli import name_options
+from vitrail.errors import VitrailError
+
+FIELDS_IN_NOTES = ("resume", "overwrite")
+
+
+def print_note(text: str) -> None:
+    print(f"vitrail: note: {name_options(text, FIELDS_IN_NOTES)}", file=sys.stderr)
+
+
+def print_error(error: VitrailError) -> None:
+    print(f"vitrail: {name_options(str(error), error.fields)}", file=sys.stderr)
+
+
+def write_to_stdout(text: str) -> None:
+    """Write at once; into a pipe, file names that are not valid UTF-8 keep their bytes."""
+    buffer = None if sys.stdout.isatty() else getattr(sys.stdout, "buffer", None)
+    if buffer is None:
+        print(text, end="", flush=True)
+    else:
+        buffer.write(text.encode("utf-8", "surrogateescape"))
+        buffer.flush()

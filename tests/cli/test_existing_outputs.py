@@ -1,0 +1,67 @@
+"""No command replaces an existing file without --overwrite, and it refuses before any work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.toy_datasets import write_class_folders, write_image
+
+pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+
+Run = Callable[..., Any]
+COMMANDS = {  # words of a command, and a file of the user that it would replace
+    "predict MODEL photo.png -o out/a.csv": "out/a.csv",
+    "embed MODEL photo.png -o out/a.npy": "out/a.files.csv",
+    "explain MODEL photo.png -o out": "out/photo.rollout.png",
+    "explain MODEL photo.png -o out --arrays": "out/photo.rollout.npz",
+    "look MODEL -o out": "out/filters.png",
+    "look MODEL -o out --svg": "out/position_similarity.svg",
+    "report MODEL -o out/page.html": "out/page.html",
+    "eval MODEL --data photos --out out": "out/evaluation.json",
+    "compare MODEL --data photos --out out": "out/comparison.png",
+    "bench MODEL --engines eager --batches 1 --rounds 3 --starts 0 -o out": "out/bench.txt",
+    "study cost --tokens 64 --budget 1 -o out": "out/cost.json",
+    "lessons -o out": "out/gelu.png",
+    "lessons -o out/lessons.html": "out/lessons.html",
+    "runs runs --out out/curves.png": "out/curves.png",
+    "export MODEL out": "out/mine",
+    "convert MODEL out/weights.pth --to timm": "out/weights.pth",
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_an_existing_output_is_refused(
+    vitrail_: Run, model: Path, tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_image(tmp_path / "photo.png")
+    write_class_folders(tmp_path / "photos", ants=1, bees=1, cats=1)
+    (tmp_path / "runs").mkdir()
+    mine = tmp_path / COMMANDS[words]
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    said = vitrail_(*words.replace("MODEL", str(model)).split())
+    lines = [line for line in said.err.splitlines() if not line.startswith(("vitrail: note", "vitrail: warning"))]
+    place = "out" if words.startswith("export") else COMMANDS[words]
+    assert (said.code, said.out, lines) == (
+        2,
+        "",
+        [f"vitrail: {place} already exists; use --overwrite to replace it, or choose another name"],
+    )
+    assert [(path.name, path.read_text()) for path in mine.parent.iterdir()] == [(mine.name, "mine")]
+
+
+@pytest.mark.parametrize(
+    "words", ["explain MODEL photo.png -o out", "lessons -o out", "report MODEL -o out/page.html", "look MODEL -o out"]
+)
+def test_outputs_are_replaced_on_request(
+    vitrail_: Run, model: Path, tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_image(tmp_path / "photo.png")
+    mine = tmp_path / COMMANDS[words]
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert vitrail_(*words.replace("MODEL", str(model)).split(), "--overwrite").code == 0
+    assert mine.read_bytes() != b"mine"

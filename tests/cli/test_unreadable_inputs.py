@@ -1,0 +1,70 @@
+"""Missing, unreadable and non-image files and empty folders: the same exit code and wording in every command."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.toy_datasets import write_class_folders
+
+Run = Callable[..., Any]
+TRAIN = (
+    *("train", "--model", "ViT-Ti/16", "--set", "depth=1", "--set", "width=16", "--set", "heads=2", "--epochs", 1),
+    *("--set", "patch_size=8", "--image-size", 16, "--batch", 4, "--strict", "-o", "run", "--data"),
+)
+REASONS = {  # what is given → what is said about it
+    "missing": "does not exist; expected ",
+    "truncated": "cannot be read: ",
+    "text": "is not an image; expected JPEG, PNG",
+    "empty": "(has no images|holds no pictures); expected ",
+}
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Images of two classes in photos/; arguments for the commands are next to it."""
+    monkeypatch.chdir(tmp_path)
+    photos = write_class_folders(tmp_path / "photos", a=4, b=4)
+    (tmp_path / "truncated.png").write_bytes((photos / "a" / "0.png").read_bytes()[:60])
+    (tmp_path / "text.png").write_text("not an image")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("fault", REASONS)
+@pytest.mark.parametrize("command", ["predict", "embed", "explain", "export --check", "look", "report", "train"])
+def test_exit_code_and_wording(vitrail_: Run, model: Path, given: Path, command: str, fault: str) -> None:
+    image = {"missing": "missing.png", "empty": "empty"}.get(fault, f"{fault}.png")
+    if command == "train":
+        if fault in ("truncated", "text"):  # one of the images of a class
+            bad = given / "photos" / "a" / "0.png"
+            bad.write_bytes((given / image).read_bytes())
+            said = vitrail_(*TRAIN, "photos")
+        else:
+            said = vitrail_(*TRAIN, image)
+    elif command in ("look", "report"):
+        said = vitrail_(command, model, "--data", image, "-o", "out.html")
+    elif command == "export --check":
+        said = vitrail_("export", model, "out", "--check", image)
+    else:
+        said = vitrail_(command, model, image, *(("-o", "out.npy") if command == "embed" else ()))
+    lines = [line for line in said.err.splitlines() if not line.startswith(("vitrail: note", "vitrail: warning"))]
+    assert said.code == 2, said
+    assert re.search(REASONS[fault], lines[0]), said.err
+    assert len(lines) == (2 if command == "embed" and fault != "empty" else 1), said.err
+
+
+@pytest.mark.parametrize("command", ["predict", "embed", "explain"])
+def test_some_unreadable_images_are_named_and_the_others_processed(
+    vitrail_: Run, model: Path, given: Path, command: str
+) -> None:
+    out = {"predict": "out.csv", "embed": "out.npy", "explain": "out"}[command]
+    said = vitrail_(command, model, "missing.png", "photos", "text.png", "empty", "-o", out)
+    lines = [line for line in said.err.splitlines() if not line.startswith("vitrail: note")]
+    assert said.code == 2
+    assert lines[0].startswith("vitrail: 'empty' has no images; expected")
+    assert [line.split("'")[1] for line in lines[1:3]] == ["missing.png", "text.png"]
+    assert lines[3:] == [
+        f"vitrail: 2 of 10 images and 1 of the arguments could not be read; the results of the others are in {out}"
+    ]
