@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def count_lines(*paths: Path) -> int:
     return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def test_vit_and_layers_are_short() -> None:
     vit = PACKAGE / "models" / "vit.py"
     assert count_lines(vit) <= 250
@@ -37,11 +43,74 @@ def test_vit_and_layers_are_short() -> None:
 def test_files_are_short_and_have_a_name_and_a_docstring(path: Path) -> None:
     assert count_lines(path) <= 400
     assert path.stem not in ("utils", "common", "helpers", "misc")
-    tree = ast.parse(path.read_text("utf-8"))
-    assert ast.get_docstring(tree), "a file starts with a docstring"
-    for node in ast.walk(tree):
+    assert ast.get_docstring(parse(path)), "a file starts with a docstring"
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             assert node.args.kwarg is None, "no **kwargs in constructors"
+
+
+def list_top_level(kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> list[tuple[str, str]]:
+    """Name and file of every top-level function or class."""
+    nodes = [(path, node) for path in SOURCES for node in parse(path).body]
+    return [(node.name, str(path.relative_to(PACKAGE))) for path, node in nodes if isinstance(node, kind)]
+
+
+def test_class_names_have_one_owner() -> None:
+    owners = dict[str, list[str]]()
+    for name, path in list_top_level(ast.ClassDef):
+        owners.setdefault(name, []).append(path)
+    assert not {name: paths for name, paths in owners.items() if len(paths) > 1}
+
+
+PARTICIPLE = re.compile(r"[a-z]+(ed|en|ing)")
+VERBS = ("embed", "feed", "need", "open", "listen", "flatten", "whiten")  # that end like participles
+IRREGULAR_PARTICIPLES = (
+    *("begun", "bound", "built", "done", "drawn", "found", "gone", "grown", "held", "kept", "known", "laid", "left"),
+    *("lost", "made", "meant", "met", "said", "sent", "shown", "spent", "taught", "thought", "told", "torn", "worn"),
+)
+ADJECTIVES = ("apart", "cold", "deaf", "empty", "full", "near", "plain", "quick", "short", "slow", "square", "whole")
+
+
+def test_functions_are_not_named_by_a_bare_participle_or_adjective() -> None:
+    bare = [
+        f"{path}: {name}"
+        for name, path in list_top_level(ast.FunctionDef)
+        if name not in VERBS and (PARTICIPLE.fullmatch(name) or name in (*IRREGULAR_PARTICIPLES, *ADJECTIVES))
+    ]
+    assert len(bare) < 10, bare
+
+
+OUTSIDE_CLI = [path for path in SOURCES if PACKAGE / "cli" not in path.parents and path != PACKAGE / "__main__.py"]
+CSS_VARIABLE = re.compile(r"var\(--[\w-]+\)|--[\w-]+:")
+
+
+def list_strings(path: Path) -> list[str]:
+    """Every string of a file but its docstrings, without CSS variables."""
+    docstrings = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
+    nodes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [CSS_VARIABLE.sub("", node.value) for node in nodes if isinstance(node.value, str)]
+
+
+def test_messages_outside_cli_name_fields_not_options() -> None:
+    """An error carries the field, and cli turns it into its option."""
+    named = {
+        str(path.relative_to(PACKAGE)): strings
+        for path in OUTSIDE_CLI
+        if (strings := [text for text in list_strings(path) if re.search(r"(?<![\w-])--[a-z]", text)])
+    }
+    assert not named
+
+
+def test_nothing_outside_cli_imports_it() -> None:
+    for path in OUTSIDE_CLI:
+        for node in ast.walk(parse(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            modules = [f"{node.module}.{name}" for name in names] if isinstance(node, ast.ImportFrom) else names
+            assert not any(re.match(r"vitrail\.cli\b", module) for module in modules), path
+
+
+def test_cli_is_small() -> None:
+    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 2200
 
 
 def test_imports_only_point_down() -> None:
