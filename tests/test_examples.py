@@ -25,8 +25,8 @@ def test_tour(tmp_path: Path) -> None:
     for shown in (
         "86,567,656",
         "86,415,592 in layers, 152,064 bare",
-        "The class token is read as 1000 logits",
-        "gives every class 0.0010",
+        "The head maps the class token to 1000 logits",
+        "gives every class the probability 0.0010",
     ):
         assert shown in out
 
@@ -34,7 +34,7 @@ def test_tour(tmp_path: Path) -> None:
 def test_demo(tmp_path: Path) -> None:
     """In an epoch instead of the recipe's many: how well it ends is measured in docs/results.md."""
     out = run(tmp_path, "demo.py", "--epochs", "1")
-    for shown in ("vitrail train --out", "10 classes", "validation top-1", "the model says", "vitrail eval"):
+    for shown in ("vitrail train --out", "10 classes", "validation top-1", "prediction", "vitrail eval"):
         assert shown in out
     assert (tmp_path / "runs" / "demo-1" / "curves.png").exists()
     assert (tmp_path / "runs" / "demo-1" / "model" / "model.safetensors").exists()

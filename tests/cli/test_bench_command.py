@@ -90,7 +90,7 @@ BAD = {
     "MODEL --threads 0": "--threads '0'; expected whole numbers of at least 1",
     "MODEL --image-size 32,x": "--image-size 'x'; expected pixels such as 384",
     "MODEL --rounds 0": "--rounds is 0; expected 1 or more",
-    "MODEL --rounds 2 --seconds 1": "--rounds beside --seconds; expected one of them",
+    "MODEL --rounds 2 --seconds 1": "--rounds with --seconds; use one of them",
     "MODEL --seconds -1": "--seconds is -1; expected more than 0",
     "MODEL --starts -1": "--starts is -1; expected 0 or more",
     "MODEL -o file": "cannot make the folder file: ",

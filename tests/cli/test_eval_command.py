@@ -203,4 +203,4 @@ def test_public_weights_by_their_file(
     seen = capsys.readouterr()
     assert "; 20 images, " in seen.out
     assert "ReaL top-1 " in seen.out
-    assert "classes by number" in seen.err
+    assert "class numbers of the model" in seen.err

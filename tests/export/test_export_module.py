@@ -75,7 +75,7 @@ def test_features(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "output", "says"),
     [
-        (make_toy_model("vit", classes=0), "logits", "no head, so no classes"),
+        (make_toy_model("vit", classes=0), "logits", "has no head; expected one with classes"),
         (nn.Linear(2, 2), "tokens", "Linear has no tokens"),
         (make_toy_model("mean"), "class", "without a class token; use mean or tokens"),
         (make_toy_model("cct"), "class", "without a class token"),

@@ -65,7 +65,7 @@ def test_features_as_eager_torchs(exported: ExportFinder) -> None:
     assert np.abs(found - eager).max() < 1e-4 * np.abs(eager).max()
     with pytest.raises(ConfigError, match="returns tokens; expected logits"):
         Predictor(exported("tokens"))
-    with pytest.raises(ConfigError, match="gives features, tokens; expected output='logits'"):
+    with pytest.raises(ConfigError, match="computes features, tokens; expected output='logits'"):
         Predictor(exported("tokens"), output="tokens").predict(PHOTOS[0])
 
 
@@ -206,7 +206,7 @@ def test_someone_elses_file(own: Path, tmp_path: Path, inputs: Any, output: str)
         ({"format": 2}, "of format 2; expected 1"),
         ({"exported": False}, "does not describe an exported model"),
         ({"classes": 6, "labels": None}, "expected pixels of uint8 (batch, 48, 32, 3) and logits of 6 classes"),
-        ({"output": "class"}, "and class: what"),
+        ({"output": "class"}, "and class, as"),
         ({"labels": ["a"]}, "1 labels for 5 classes"),
         ({"preprocessing": {"image_size": [32, 48]}}, "expected pixels of uint8 (batch, 32, 48, 3)"),
         ({"preprocessing": {"image_size": [48, 32], "mean": [0.5], "std": [0.5]}}, "(batch, 48, 32, 1)"),
