@@ -143,7 +143,7 @@ def test_a_model_is_chosen() -> None:
         ("--teacher nowhere.pth", "nowhere.pth does not exist"),
         ("--teacher empty", "empty"),
         ("--teacher others", "cannot teach photos: .*expected the same classes"),
-        ("--teacher broken", "broken answers NaN or infinity; expected numbers"),
+        ("--teacher broken", "broken returned NaN or infinity"),
         ("--teacher timm:no_such_model", "timm cannot open 'no_such_model'"),
         ("--teacher teacher --temperature 0", "temperature is 0.0; expected more than 0"),
         ("--teacher teacher --temperature -3", "temperature is -3.0; expected more than 0"),

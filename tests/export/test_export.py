@@ -116,9 +116,9 @@ def test_what_a_model_cannot_answer_is_refused_first(tmp_path: Path) -> None:
 
 def test_a_model_of_nan_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = np.full((36, 5), np.nan, np.float32)
-    with pytest.raises(CheckpointError, match="answers NaN"):
+    with pytest.raises(CheckpointError, match="returns NaN"):
         compare_outputs(answers, answers, "logits", exact=True)
-    with pytest.raises(CheckpointError, match="answers NaN"):
+    with pytest.raises(CheckpointError, match="returns NaN"):
         compare_outputs(answers, answers, "mean", exact=False)
 
 

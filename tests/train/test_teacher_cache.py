@@ -110,7 +110,7 @@ def test_answers_that_are_none(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     np.save(folder / "00000.npy", np.full((16, 4), np.nan, np.float32))
     made = objective(tmp_path)
-    with pytest.raises(CheckpointError, match="lacks answers to some pictures; expected all: remove it"):
+    with pytest.raises(CheckpointError, match="lacks logits of some images; delete the folder"):
         fit(student(), data(), PLAIN, objective=made, preprocessing=SEEN, device="cpu")
 
 
