@@ -1,4 +1,4 @@
-"""vitrail, a Vision Transformer toolbox in code that can be read in one sitting.
+"""vitrail trains, explains and exports Vision Transformers.
 
 The public names are imported on first use: importing this package imports nothing else.
 """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TIMM_PREFIX = "timm:"
 LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype")  # of `vitrail.load`, which are not config fields
 
-GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # all of it, some fields, or what the checkpoint says
+GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class LoadedModel:
 
     @property
     def module(self) -> "nn.Module":
-        """The model as a torch module; an exported one is wrapped in one, which ONNX Runtime computes."""
+        """The model as a torch module; an exported one is wrapped in one, run by ONNX Runtime."""
         if not isinstance(self.model, ExportedModel):
             return self.model
         from vitrail.export.exported_module import ExportedModule
@@ -227,7 +227,7 @@ def open_timm_model(name: str) -> LoadedModel:
     how = Preprocessing(
         image_size=tuple(about["input_size"][1:]),
         crop=float(about.get("crop_pct") or 1.0),
-        interpolation=interpolation if interpolation in PILLOW_FILTERS else "bicubic",  # some say "random"
+        interpolation=interpolation if interpolation in PILLOW_FILTERS else "bicubic",  # "random" in some models
         mean=tuple(about["mean"]),
         std=tuple(about["std"]),
     )
@@ -325,6 +325,6 @@ def prepare_module(module: Any, device: "str | torch.device") -> Any:
     """The module in eval mode on the device."""
     try:
         return module.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # the second if torch is built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         reason = describe_error(error)
         raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {reason}") from None

@@ -1,4 +1,4 @@
-"""What this machine offers a process: its cores, and how the threads of torch wait for each other."""
+"""CPU cores and memory of this process, and how the threads of torch wait for each other."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ CPU_INFO_FILE, PROCESS_STATUS_FILE = Path("/proc/cpuinfo"), Path("/proc/self/sta
 # a millisecond: next to another busy process it takes the core from the very thread that it waits for.
 SPIN_COUNT = "3000"
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the user's, if either is set
-MAX_THREADS = 1024  # that a user or a file may ask for
+MAX_THREADS = 1024  # that a user or a file may request
 
 
 def count_cores() -> int:
@@ -60,7 +60,7 @@ def bound_spinning() -> bool:
 
 @contextmanager
 def restore_threads() -> Generator[None]:
-    """Give torch its number of threads back at the end; torch is not imported for this."""
+    """Restore torch's number of threads at the end, without importing torch."""
     torch = sys.modules.get("torch")
     before = None if torch is None else torch.get_num_threads()
     try:

@@ -122,7 +122,7 @@ def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, co
     _, err = process.communicate(timeout=100)
     assert process.returncode == code, err
     assert f"full-0 stopped by {number.name} after step" in err
-    assert "to resume, give the same command again" in err
+    assert "run the same command again to resume" in err
     assert err.count("\n") == 1
     assert read_run_summary(Path("out/full-0")).state.startswith("stopped at step")
     assert RunFolder(Path("out/full-0")).list_checkpoints()
@@ -177,7 +177,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (f"{TINY} --with distill=soft", "set `teacher`"),
         (f"{TINY} --without distill --teacher missing", "missing"),
         (f"{TINY} --without flip --teacher-cache kept", "--teacher-cache kept without --teacher"),
-        (f"{TINY} --without flip --teacher photos --teacher-cache kept", "images that look different each time"),
+        (f"{TINY} --without flip --teacher photos --teacher-cache kept", "with random augmentation"),
         (f"{TINY} --without flip --seeds 0", "--seeds 0"),
         (f"{TINY} --without flip --out photos/val/ants/0.png", "0.png is a file"),
         (f"{TINY} --without flip --device gpu", "device is 'gpu'"),

@@ -126,7 +126,7 @@ def test_unreadable_pictures(photos: Path, model: Path, capsys: pytest.CaptureFi
     run(model, "--data", photos)
     out = capsys.readouterr().out
     assert "; 9 images, " in out
-    assert "\nleft out, 3 unreadable:\n" in out
+    assert "\nskipped, 3 unreadable:\n" in out
     assert "0.png' is not" in out, "long ones are cut"
     with pytest.raises(DataError, match=r"0\.png' is not an image"):
         run(model, "--data", photos, "--strict")

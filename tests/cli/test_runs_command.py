@@ -70,7 +70,7 @@ def test_curves(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no runs; expected folders with a run\.json, as vitrail train makes$"):
+    with pytest.raises(DataError, match=r"has no runs; expected folders with a run\.json, as written by"):
         run(tmp_path)
     with pytest.raises(
         DataError, match=r"nowhere cannot be read: No such file or directory; expected a folder of runs"

@@ -273,7 +273,7 @@ def test_colours_of_a_recipe_make_grey_data_coloured(tmp_path: Path) -> None:
 
 def test_one_class_is_refused(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "above", photos=6)
-    with pytest.raises(VitrailError, match=r"has one class \(photos\); expected two at least"):
+    with pytest.raises(VitrailError, match=r"has one class \(photos\); expected at least two"):
         train(f"--data above {TINY} --batch 4")
 
 

@@ -109,7 +109,7 @@ def test_each_module_keeps_its_mode(pictures: ArrayDataset) -> None:
     assert [module.training for module in model.modules()] == modes
     with torch.no_grad():
         model.head.bias[0] = float("nan")
-    with pytest.raises(VitrailError, match=r"^the model answers NaN or infinity"):
+    with pytest.raises(VitrailError, match=r"^the model returns NaN or infinity"):
         evaluate(model, pictures, SEEN_AS)
     assert [module.training for module in model.modules()] == modes
 
@@ -159,7 +159,7 @@ def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path) -> None:
     for path in (tmp_path / "val").rglob("*.png"):
         path.write_bytes(b"no picture")
     with pytest.raises(
-        DataError, match=r"^no picture to evaluate; 8 cannot be read, for instance .*png' is not an image"
+        DataError, match=r"^no images to evaluate; 8 cannot be read, for instance .*png' is not an image"
     ):
         evaluate(toy(classes=2), data.val, SEEN_AS)
 

@@ -94,7 +94,7 @@ def test_real_accuracy_by_its_definition() -> None:
     found = tallied(logits, torch.tensor([0, 0, 2, 3, 0]), real_labels=answers, batch=2)
     assert (found.real, found.real_images) == (2 / 3, 3)
     assert found.top1 == 4 / 5
-    assert "ReaL top-1 66.67% of the 3 images that have answers" in str(found)
+    assert "ReaL top-1 66.67% of the 3 images that have ReaL labels" in str(found)
     assert tallied(logits, torch.tensor([0, 0, 2, 3, 0])).real is None
 
 
@@ -127,7 +127,7 @@ def test_half_precision_is_counted_in_full() -> None:
 def test_a_model_that_answers_no_numbers(value: float) -> None:
     logits, labels = random_answers()
     logits[3, 3] = value
-    with pytest.raises(VitrailError, match=r"^the model answers NaN or infinity; expected finite weights: "):
+    with pytest.raises(VitrailError, match=r"^the model returns NaN or infinity; expected finite logits: "):
         MetricAccumulator(12).add_batch(logits, labels)
 
 
@@ -142,9 +142,9 @@ def test_a_label_that_is_no_class(wrong: int) -> None:
 def test_nothing_was_counted() -> None:
     tally = MetricAccumulator(2)
     tally.add_batch(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))
-    with pytest.raises(DataError, match=r"^no picture to evaluate; expected at least one$"):
+    with pytest.raises(DataError, match=r"^no images to evaluate; expected at least one$"):
         tally.compute_evaluation(["a", "b"])
-    with pytest.raises(DataError, match=r"^no picture to evaluate; 2 cannot be read, for instance x is no picture"):
+    with pytest.raises(DataError, match=r"^no images to evaluate; 2 cannot be read, for instance x is no picture"):
         tally.compute_evaluation(["a", "b"], skipped=["x is no picture", "y is no picture"])
 
 
@@ -176,7 +176,7 @@ def test_the_report() -> None:
         "bee?[31m       ant             1",
     ]
     assert lines[12:] == [
-        "left out, 12 unreadable:",
+        "skipped, 12 unreadable:",
         *(f"{n}.jpg is no picture" for n in range(10)),
         "and 2 more",
     ]

@@ -83,10 +83,10 @@ def test_a_recipe_of_your_own(tmp_path: Path) -> None:
         ("schedule: cosin", "did you mean 'cosine'"),
         ("layer_decay: 2", "layer_decay is 2"),
         ("ema: 1", "ema is 1"),
-        ("fields: 3", "fields is 3; expected names and values"),
-        ("- a", "holds no settings"),
+        ("fields: 3", "fields is 3; expected a mapping of names to values"),
+        ("- a", "has no settings"),
         ("{", "cannot be read"),
-        ("", "holds no settings"),
+        ("", "has no settings"),
     ],
 )
 def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:

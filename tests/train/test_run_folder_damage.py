@@ -327,7 +327,7 @@ def test_damaged_lines_of_a_log_are_counted_and_left_out(whole: RunFolder, copy:
         f"{bad}\n{line}\n" for bad, line in zip(BAD_LINES, [*lines, *len(BAD_LINES) * [""]], strict=False)
     )
     path.write_text(spoiled + "".join(f"{line}\n" for line in lines[len(BAD_LINES) :]) + '{"step": 15, "lo')
-    assert "broken lines" in read_run_summary(copy.folder).state
+    assert "damaged lines" in read_run_summary(copy.folder).state
     with pytest.warns(
         match=r"lines of log\.jsonl are damaged and left out; the original is kept as log\.jsonl\.damaged"
     ):

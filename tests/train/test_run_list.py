@@ -80,8 +80,8 @@ def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
         ("run.json", "\xff\xfe", "damaged: run.json: "),
         ("run.json", 10**5 * "[", "damaged: run.json: "),
         ("run.json", None, "damaged: run.json: No such file"),
-        ("log.jsonl", '{"step": 1}\n{"st\n{"step": 2}\n', "damaged: 1 broken lines in log.jsonl"),
-        ("log.jsonl", "[1]\n7\nnull\n{}\n", "damaged: 4 broken lines in log.jsonl"),
+        ("log.jsonl", '{"step": 1}\n{"st\n{"step": 2}\n', "damaged: 1 damaged lines in log.jsonl"),
+        ("log.jsonl", "[1]\n7\nnull\n{}\n", "damaged: 4 damaged lines in log.jsonl"),
     ],
 )
 def test_damage_is_told(tmp_path: Path, name: str, content: str | None, state: str) -> None:
@@ -127,7 +127,7 @@ def test_no_runs(tmp_path: Path) -> None:
         DataError, match=r"nowhere cannot be read: No such file or directory; expected a folder of runs"
     ):
         read_run_summaries(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"holds no runs; expected folders with a run\.json"):
+    with pytest.raises(DataError, match=r"has no runs; expected folders with a run\.json"):
         read_run_summaries(tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_a_grey_student_of_a_teacher_of_colours() -> None:
     seen = lessons.adapt_images(torch.ones(2, 1, 16, 16))
     expected = (0.75 - torch.tensor(KNOWN.mean)) / torch.tensor(KNOWN.std)
     torch.testing.assert_close(seen[1, :, 3, 3], expected)
-    with pytest.raises(ConfigError, match="sees 1 channels and the student 3"):
+    with pytest.raises(ConfigError, match="takes 1 channels and the student 3"):
         TeacherView(teacher(Convnet(channels=1), replace(grey, std=(1.0,))), data(), SEEN, CPU)
 
 
@@ -104,9 +104,9 @@ def test_classes_are_mapped_by_name() -> None:
         (Teacher(model=Convnet(7), preprocessing=KNOWN), "cannot teach colours: .*train the model on this data"),
         (Teacher(model=Convnet(4), preprocessing=KNOWN, labels=list("abcd")), "not among the model's 4"),
         (Teacher(model=Convnet(3), preprocessing=KNOWN, labels=[f"colour {n}" for n in range(3)]), "1 of the data's 4"),
-        (Teacher(model=nn.Flatten(0), preprocessing=KNOWN), "answers a tensor of .1536,.; expected a tensor of logits"),
-        (Teacher(model=nn.Conv2d(4, 4, 1), preprocessing=KNOWN, name="mine"), "mine cannot answer: .*4 channels"),
-        (Teacher(model=Convnet(5), preprocessing=KNOWN, labels=list("abcdefghij")), "has 10 names for 5 classes"),
+        (Teacher(model=nn.Flatten(0), preprocessing=KNOWN), "returned a tensor of .1536,.; expected logits"),
+        (Teacher(model=nn.Conv2d(4, 4, 1), preprocessing=KNOWN, name="mine"), "mine failed: .*4 channels"),
+        (Teacher(model=Convnet(5), preprocessing=KNOWN, labels=list("abcdefghij")), "has 10 labels for 5 classes"),
     ],
 )
 def test_who_cannot_teach(wrong: Teacher, said: str) -> None:
@@ -117,7 +117,7 @@ def test_who_cannot_teach(wrong: Teacher, said: str) -> None:
 def test_numbers_that_are_none() -> None:
     net = Convnet()
     nn.init.constant_(net.head.bias, float("nan"))
-    with pytest.raises(ConfigError, match="the teacher answers NaN or infinity; expected numbers"):
+    with pytest.raises(ConfigError, match="the teacher returned NaN or infinity"):
         TeacherView(teacher(net), data(), SEEN, CPU)
 
 
@@ -147,12 +147,12 @@ def test_the_first_picture_that_can_be_read_is_asked(tmp_path: Path) -> None:
         TeacherView(Teacher(model=Convnet(5), preprocessing=KNOWN), photos, SEEN, CPU)
     for path in folders.rglob("*.png"):
         path.write_bytes(b"broken")
-    with pytest.raises(DataError, match="no picture of photos can be read"):
+    with pytest.raises(DataError, match="no image of photos can be read"):
         TeacherView(Teacher(model=Convnet(2), preprocessing=KNOWN), photos, SEEN, CPU)
 
 
 def test_no_pictures() -> None:
-    with pytest.raises(DataError, match="nothing has no pictures"):
+    with pytest.raises(DataError, match="nothing has no images"):
         TeacherView(teacher(), DatasetSplits(name="nothing", train=None, val=None, classes=("a", "b")), SEEN, CPU)
 
 

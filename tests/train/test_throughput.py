@@ -58,7 +58,7 @@ def test_pictures_grow_at_the_share_that_was_asked_for() -> None:
         grown, data(), replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, early_size=8, early_share=0.3)), device="cpu"
     )
     assert [size for size in sizes if size] == [8] * 3 + [16] * 7
-    with pytest.raises(ConfigError, match="`early_size` is 8; expected 0, or a model that is dynamic"):
+    with pytest.raises(ConfigError, match="`early_size` is 8; expected 0, or a dynamic model"):
         fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=8, early_size=8)), device="cpu")
 
 

@@ -34,7 +34,7 @@ def ablate(
 ) -> None:
     """Train a recipe as it is, and again with one ingredient left out or replaced, and compare (DeiT's table 8).
 
-    The other flags are those of `train` and `distill` and hold for every run: --epochs for each, and --minutes too, so
+    The other flags are those of `train` and `distill` and apply to every run: --epochs to each, and --minutes too, so
     that a row with slower steps takes fewer of them. Each run has a folder in --out, for `vitrail runs`; table.json,
     table.md and ablation.png are next to them. The same command again resumes: finished runs are kept, stopped runs
     continue bit-identically. Ctrl-C saves a checkpoint before it stops.

@@ -43,12 +43,12 @@ def explain(
     device: flags.Device = "auto",
     as_json: flags.Json = False,
 ) -> None:
-    """Draw what a model attends to over photos.
+    """Draw what a model attends to, as a heat map over each photo.
 
     rollout follows the attention through all layers to the patches; grad-rollout keeps what contributes to a class;
-    attention shows a layer and its heads; pool the weights of a pool by attention; norms the length of the tokens,
-    which shows the artefacts of missing registers. An image that cannot be read is reported and skipped; the exit code
-    is 2.
+    attention shows a layer and its heads; pool shows the weights of attention pooling; norms shows token norms,
+    which reveal artefacts in models without registers. An image that cannot be read is reported and skipped; the exit
+    code is 2.
 
     Examples::
 
@@ -63,12 +63,12 @@ def explain(
     out
         Folder for PHOTO.METHOD.png.
     method
-        What is drawn. [default: rollout; where heads are mixed (CaiT) grad-rollout, or attention without a head;
-        where there are no maps (Linformer) norms]
+        What is drawn. [default: rollout; if heads are mixed (CaiT) grad-rollout, or attention without a head;
+        if there are no maps (Linformer) norms]
     layer
         Layer from 0, -1 for the last, or all; a rollout goes up to it.
     head
-        Head from 0, -1 for the last; mean, max or min of all heads; or all, each by itself.
+        Head from 0, -1 for the last; mean, max or min of all heads; or all, each in its own map.
     token
         The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN
         from 0,0.

@@ -22,7 +22,7 @@ def cost(
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure time and memory of layers as the sequence grows, and fit the exponents next to their O(·).
+    """Measure time and memory of layers as the sequence grows, and compare fitted exponents with their O(·).
 
     Full attention as one fused kernel and with all its scores in memory, Linformer, axial and windowed attention, an
     LSTM and a convolution, from 64 to 16,384 tokens: table 1 of Attention Is All You Need (arXiv 1706.03762), measured.

@@ -20,10 +20,10 @@ def positions(
 ) -> None:
     """Train the same ViT without positions and with each kind, and compare with the paper (ViT's table 8).
 
-    Eight runs from scratch for each seed: no positions; 1-D and 2-D ones, learned, added at the stem, before every
-    layer, or before every layer the same; relative ones (offsets in rows and columns; the paper's run along the
-    sequence). All kinds are trained with one seed before the next seed starts. The other flags are those of `train`
-    and hold for every run: --epochs for each, or --minutes, so that one with slower steps takes fewer of them. Each
+    Eight runs from scratch for each seed: no positions; learned 1-D and 2-D ones, added at the stem, before every
+    layer, or before every layer from a shared table; relative ones (offsets in rows and columns, in the paper along
+    the sequence). All kinds are trained with one seed before the next seed starts. The other flags are those of `train`
+    and apply to every run: --epochs to each, or --minutes, so that one with slower steps takes fewer of them. Each
     run has a folder in --out, for `vitrail runs`; table.json, table.md and positions.png are next to them. The same
     command again resumes: finished runs are kept, stopped runs continue bit-identically. Ctrl-C saves a checkpoint
     before it stops.

@@ -19,7 +19,7 @@ def train(
 ) -> None:
     """Train a model from scratch, from a checkpoint of any layout (--init), or resume a run (--resume).
 
-    With no options, a small ViT is trained on the embedded Fashion-MNIST images. Recipes override presets; flags
+    With no options, a small ViT is trained on the bundled Fashion-MNIST images. Recipes override presets; flags
     override both. A run is a folder: its settings (run.json), log, checkpoints, curves.png, and at the end model/, for
     `vitrail eval` and `vitrail.load`. Ctrl-C saves a checkpoint before it stops.
     On several GPUs or machines: torchrun --nproc-per-node 8 -m vitrail train …

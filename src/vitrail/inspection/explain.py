@@ -196,7 +196,7 @@ class Explainer:
         )
 
     def compute_maps(self, pixels: Tensor, options: ExplainOptions) -> tuple[Tensor, NDArray[Any]]:
-        """Logits and what a settled question asks for: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
+        """Logits and maps for resolved options: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
         if options.method == "norms":
             return self.compute_norms(pixels, self.select_layers(options))
         logits, captured, gradients = self.run_with_capture(pixels, options)

@@ -31,12 +31,12 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """No key later than its query, (Nq, Nx); fewer queries than keys are the last ones, as in step-by-step decoding."""
+    """Causal mask (Nq, Nx): no key later than its query; if Nq < Nx, queries are the last tokens, as in decoding."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def join_masks(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Both masks at once, each boolean or additive."""
+    """Combine two masks, each boolean or additive."""
     if a is None or b is None:
         return b if a is None else a
     if a.dtype == torch.bool:
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention, q, k and v from one matrix: (B, N, D) → (B, N, D).
 
-    `positions` inside the attention place the tokens of a grid: relative ones bias the scores, rotary ones turn q, k.
+    `positions` inside the attention place the tokens of a grid: relative ones bias the scores, rotary ones rotate q, k.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What each token computes on its own, between two attentions. B batch, N tokens, D width, M hidden width."""
+"""The MLP of a block, applied to each token separately. B batch, N tokens, D width, M hidden width."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

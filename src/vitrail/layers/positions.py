@@ -1,4 +1,4 @@
-"""Where a token is: tables added to the tokens, or relative and rotary positions inside the attention.
+"""Positions of tokens: tables added to the tokens, or relative and rotary positions inside the attention.
 
 A table is (T, E + h·w, D): T layers, E prefix tokens (class, registers), then the grid's h·w patches row by row.
 """
@@ -77,16 +77,16 @@ class RelativePositions(nn.Module):
         place = (rows[:, None] * span[1] + columns).flatten()  # of each patch, in the table's row length
         index = place[:, None] - place + table.shape[0] // 2  # (n, n): the offset of every query from every key
 
-        prefix = k.shape[2] - index.shape[0]  # prefix tokens are nowhere: no offset from or to them
+        prefix = k.shape[2] - index.shape[0]  # prefix tokens have no position, so no offset
         scores = q[:, :, prefix:] @ table.T / math.sqrt(q.shape[-1])  # (B, H, n, R)
         bias = scores.gather(-1, index[: scores.shape[2]].expand(*scores.shape[:3], -1))
         return q, k, F.pad(bias, (prefix, 0, q.shape[2] - bias.shape[2], 0))
 
 
 class RotaryPositions(nn.Module):
-    """Turns q and k by angles that grow with the place, so that q·k depends only on the offset (Su 2021).
+    """Rotates q and k by angles proportional to the position, so that q·k depends only on the offset (Su 2021).
 
-    Axial, for images: half of the pairs of coordinates turn with the column, half with the row (Heo 2024).
+    Axial, for images: half of the pairs of coordinates encode the column, half the row (Heo 2024).
     """
 
     def __init__(self, head_width: int, base: float = 100.0) -> None:
@@ -98,13 +98,13 @@ class RotaryPositions(nn.Module):
         rates = self.base ** (steps / -self.head_width)  # base^(−4i/K)
         rows, columns = (torch.arange(n, device=q.device)[:, None] * rates for n in grid)
         angles = join_axes(rows, columns)  # (n, K/2)
-        angles = F.pad(angles, (0, 0, k.shape[2] - angles.shape[0], 0))  # angle 0: prefix tokens are not turned
+        angles = F.pad(angles, (0, 0, k.shape[2] - angles.shape[0], 0))  # angle 0: prefix tokens are not rotated
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         return rotate(q, cos, sin), rotate(k, cos, sin), None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each pair of coordinates (i, i + K/2) by its token's angle: (B, H, N, K)."""
+    """Rotate each pair of coordinates (i, i + K/2) by its token's angle: (B, H, N, K)."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)

@@ -30,7 +30,7 @@ MIN_IMAGES_TO_EXPORT = 500  # for fewer, exporting a model takes longer than it 
 MIN_IMAGES_TO_MEASURE = 16
 MIN_INT8_AGREEMENT = 0.9  # share of images with the same top class as fp32, for `fast` to use int8
 MIN_SAMPLE_IMAGES = 8  # images of the job needed to measure that share; otherwise the built-in photos are used
-MIN_GAIN = 1.05  # times as fast must a call on more threads be
+MIN_GAIN = 1.05  # a call on more threads must be this many times as fast
 MEASURING_SECONDS = 0.25  # per candidate
 
 
@@ -218,7 +218,7 @@ def make_blank_image(predictor: Predictor) -> NDArray[np.uint8]:
 
 
 def choose_fastest_setting(settings: Mapping[str, "EngineSetting"], speeds: Mapping[str, float]) -> str:
-    """The fastest; of two alike the one with fewer threads per call, which wait for each other on a busy machine."""
+    """The fastest; if two are similar, the one with fewer threads per call, since threads wait for each other."""
     enough = max(speeds[name] for name in settings) / MIN_GAIN
     return min((each[2], -speeds[name], name) for name, each in settings.items() if speeds[name] >= enough)[-1]
 

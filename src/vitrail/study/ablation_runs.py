@@ -1,4 +1,4 @@
-"""The runs of an ablation or a study of positions: how far each is on disk, and training what is left."""
+"""The runs of an ablation or a study of positions: their state on disk, and training the unfinished ones."""
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +102,7 @@ class StudyStoppedError(VitrailError):
     """A run was stopped; the same command resumes the study."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(f"{message}; to resume, give the same command again")
+        super().__init__(f"{message}; run the same command again to resume")
         self.exit_code = exit_code
 
 
@@ -125,7 +125,7 @@ class TrainingStudy:
         return [f"{self.title}: {counts} in {self.folder}", *rows]
 
     def train(self, runtime: Runtime, ranks: Ranks) -> dict[str, DivergedError]:
-        """Bring every run to its end; return those that diverged, since they are a result, too."""
+        """Finish every run; return those that diverged, since they are results as well."""
         failed = dict[str, DivergedError]()
         for number, run in enumerate(self.runs, 1):
             if run.state == "finished":

@@ -1,4 +1,4 @@
-"""Who watches a training: the console, TensorBoard, or anything of yours with the same methods."""
+"""Callbacks of the training loop: terminal output, TensorBoard, or your own class with the same methods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStart:
-    """What is known when the first step is about to be taken."""
+    """Passed to `on_start` before the first step."""
 
     steps: int
     steps_per_epoch: int
-    steps_done: int = 0  # steps, in a run that is resumed
+    steps_done: int = 0  # more than 0 in a resumed run
     folder: Path | None = None
 
 
@@ -24,11 +24,11 @@ class Callback(Protocol):
     def on_start(self, start: TrainingStart) -> None: ...
 
     def on_step(self, step: int) -> None:
-        """After each step; cheap, since there are many."""
+        """Called after each step, so it must be fast."""
         ...
 
     def on_log(self, record: Mapping[str, float]) -> None:
-        """A line of the log: `loss`, or at an evaluation `val_top1`."""
+        """Called for each line of the log: it has `loss`, or `val_top1` after an evaluation."""
         ...
 
     def on_finish(self) -> None: ...
@@ -48,10 +48,10 @@ def format_record(record: Mapping[str, float]) -> str:
 
 @dataclass
 class TerminalCallback:
-    """A live line under the results of each evaluation; plain lines, few of them, where there is no terminal."""
+    """A progress bar below the results of each evaluation; without a terminal, a plain line now and then."""
 
     console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
-    seconds_between_lines: float = 30.0  # seconds between plain lines
+    seconds_between_lines: float = 30.0  # without a terminal
     progress: Progress | None = None
     task: TaskID | None = None
     last_line_time: float = 0.0
@@ -93,7 +93,7 @@ class TerminalCallback:
 
 @dataclass
 class TensorBoardCallback:
-    """Scalars for TensorBoard; needs the extra `log`."""
+    """Write scalars for TensorBoard; needs the extra `log`."""
 
     writer: Any = None
 

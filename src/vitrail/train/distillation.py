@@ -15,8 +15,8 @@ from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import Teacher, TeacherView
 from vitrail.train.teacher_cache import TeacherCache
 
-DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1}  # the paper's
-RANDOM_AUGMENTATIONS = ("flip", "jitter", "erase", "mixup", "cutmix")  # 0 if an image must look the same each time
+DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1}  # as in the DeiT paper
+RANDOM_AUGMENTATIONS = ("flip", "jitter", "erase", "mixup", "cutmix")  # must be 0 to cache logits
 
 
 def check_distillation(recipe: Recipe, model: Any) -> None:
@@ -83,7 +83,7 @@ def add_teacher(
 
 
 def check_no_random_augmentation(recipe: Recipe) -> None:
-    """A teacher's logits can be cached only if every image looks the same each time."""
+    """Refuse to cache a teacher's logits if images are augmented randomly."""
     augmentation = recipe.augmentation
     moving = [name for name in RANDOM_AUGMENTATIONS if getattr(augmentation, name)]
     moving += ["crop"] if augmentation.crop != "centre" else []
@@ -92,7 +92,7 @@ def check_no_random_augmentation(recipe: Recipe) -> None:
     if moving:
         hint = " ".join(f"`{name}` {getattr(Augmentation(), name, 0)}" for name in moving)
         raise ConfigError(
-            f"cached logits of a teacher, but images that look different each time ({', '.join(moving)}); expected "
+            f"`teacher_cache` with random augmentation ({', '.join(moving)}), which changes the logits; expected "
             f"no `teacher_cache`, or {hint}",
             fields=("teacher_cache", *moving),
         )

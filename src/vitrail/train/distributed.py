@@ -1,4 +1,4 @@
-"""Several processes that train one model: started by torchrun, joined here; nothing else knows of processes.
+"""Distributed data-parallel training with torchrun. All communication between processes is here.
 
 torchrun --nproc-per-node 8 -m vitrail train --data photos --model ViT-B/16
 """
@@ -19,18 +19,18 @@ from vitrail.errors import ConfigError
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its equals; alone it is the first of one, and nothing below has anything to do."""
+    """Rank and world size of this process. Every method is a no-op in a single process."""
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0  # its number on this machine, and so of its GPU
+    local_rank: int = 0  # rank on this machine, and index of its GPU
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Sum over all processes, in place."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
@@ -41,7 +41,7 @@ class Ranks:
         return values
 
     def all_gather(self, value: Tensor) -> list[Tensor]:
-        """The tensors of all processes, by rank; all of one shape."""
+        """The tensors of all processes, by rank; they must have the same shape."""
         if self.world_size == 1:
             return [value]
         found = [torch.empty_like(value) for _ in range(self.world_size)]
@@ -49,7 +49,7 @@ class Ranks:
         return found
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """What each process has, by rank."""
+        """The values of all processes, by rank."""
         if self.world_size == 1:
             return [value]
         found: list[Any] = [None] * self.world_size
@@ -57,13 +57,13 @@ class Ranks:
         return found
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Gives all processes the first one's buffers: batch norm counts its own share in each."""
+        """Copy the buffers of rank 0 to all processes: batch norm statistics differ between them."""
         if self.world_size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
     def broadcast_object(self, value: Any) -> Any:
-        """What the first process has, on all of them."""
+        """The value of rank 0, on all processes."""
         if self.world_size == 1:
             return value
         holder = [value]
@@ -71,14 +71,14 @@ class Ranks:
         return holder[0]
 
     def wrap_in_ddp(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model with gradients averaged over all processes."""
+        """The model in DistributedDataParallel, which averages gradients over all processes."""
         if self.world_size == 1:
             return model
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """auto: a GPU where there is one, each process its own, else the CPU."""
+    """The device of this process; `auto` is its GPU if there is one, otherwise the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -88,7 +88,7 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", ranks.local_rank)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         reason = str(error).splitlines()[0][:100]
         raise ConfigError(f"device is {name!r}; expected auto, cpu, cuda, cuda:1 or mps: {reason}") from None
     return device
@@ -96,12 +96,12 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
 
 @contextmanager
 def join_process_group() -> Generator[Ranks]:
-    """The team that torchrun started this process in, or a team of one."""
+    """Join the process group that torchrun started; without torchrun, a single process."""
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Ranks()
         return
     local = distributed_c10d.get_node_local_rank()
-    if dist.is_initialized():  # by who makes several runs, since processes that parted do not find together again
+    if dist.is_initialized():  # by a caller with several runs: a destroyed group cannot be joined again
         yield Ranks(dist.get_rank(), dist.get_world_size(), local)
         return
     if torch.cuda.is_available():
@@ -109,7 +109,7 @@ def join_process_group() -> Generator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), local)
-        with suppress(RuntimeError):  # the others may have failed, and say so themselves
-            dist.barrier()  # whoever is done first must not close its connections while others still work
+        with suppress(RuntimeError):  # other processes may have failed; they report it themselves
+            dist.barrier()  # do not close connections while other processes still use them
     finally:
         dist.destroy_process_group()

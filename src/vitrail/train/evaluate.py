@@ -1,4 +1,4 @@
-"""A model's answers to a data set: every picture once, as the model is meant to see it."""
+"""Evaluate a model on a data set: every image once, with the model's own preprocessing."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -33,11 +33,12 @@ def evaluate(
     ranks: Ranks | None = None,
     classes: int | None = None,
 ) -> Evaluation:
-    """Accuracy, loss, calibration and confusion of a model whose `config` says its classes; its mode is left as it was.
+    """Compute accuracy, loss, calibration and confusion. The train/eval mode of the model is restored afterwards.
 
-    `mapping` gives the model's class for each class of the data, where they differ; `labels` names the model's classes,
-    else the data does. Unreadable pictures are left out and named, or an error if `strict`. `progress` is told after
-    each batch how many pictures were in it. In a team each process answers its share, and all get the whole result.
+    `classes` is the number of the model's classes, by default that of its `config`. `mapping` has the model's class for
+    each class of the data if they differ, `labels` the names of the model's classes, by default those of the data.
+    Unreadable images are skipped and listed in the result, or raise an error if `strict`. `progress` is called after
+    each batch with its number of images. With several processes, each evaluates a share; all return the same result.
     """
     start, ranks = perf_counter(), ranks or Ranks()
     dataset = dataset if isinstance(dataset, ImageDataset) else TorchDatasetAdapter(dataset)
@@ -67,21 +68,21 @@ def evaluate(
 
 
 def default_preprocessing(model: Any) -> Preprocessing:
-    """For a model of which nothing else is known: the whole picture, pixels from −1 to 1."""
+    """Preprocessing for a model that specifies none: no crop, pixels from −1 to 1."""
     config: Any = getattr(model, "config", None)
     if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
         kind = type(model).__name__
-        raise ConfigError(f"{kind} has no config; expected a model with its image_size, channels and classes in it")
+        raise ConfigError(f"{kind} has no config; expected a model whose config has image_size, channels and classes")
     grey = (0.5,) * config.channels
     return Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
 
 
 @contextmanager
 def temporary_eval_mode(model: nn.Module, device: str | torch.device) -> Generator[None]:
-    """On the device and in eval mode; afterwards each module is in the mode it was, also where they differ."""
+    """Move the model to the device and into eval mode; afterwards restore the mode of each of its modules."""
     try:
         model.to(device)
-    except (RuntimeError, AssertionError) as error:  # the second where torch is built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         raise ConfigError(
             f"device is {str(device)!r}; expected one that torch can use: {describe_error(error)}"
         ) from None
@@ -95,7 +96,7 @@ def temporary_eval_mode(model: nn.Module, device: str | torch.device) -> Generat
 
 
 def name_model_classes(data_classes: Sequence[str], mapping: Sequence[int] | None, classes: int) -> list[str]:
-    """Names for the model's classes: the data's, and numbers for those that the data does not have."""
+    """Names for the model's classes: those of the data, and numbers for classes that the data does not have."""
     names = [str(index) for index in range(classes)]
     for index, name in zip(mapping or range(classes), data_classes, strict=False):
         names[index] = name

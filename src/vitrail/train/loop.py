@@ -23,7 +23,7 @@ from vitrail.train.run_folder import RunFolder
 from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
 
-MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if the recipe does not fix how often to save
+MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if `save_every` is 0
 MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped images that a checkpoint records
 
 
@@ -55,7 +55,9 @@ def run_training(
         if plan.recipe.loop.whiten:
             plan.whiten_first_layer()
         trainer = Trainer(plan)
-        torch.manual_seed(plan.recipe.loop.seed * 1009 + ranks.rank + 1)  # of dropout, not of the starting weights
+        torch.manual_seed(
+            plan.recipe.loop.seed * 1009 + ranks.rank + 1
+        )  # for dropout; initial weights have their own seed
         loop = TrainingLoop(plan, trainer, run, callback or CallbackList())
         with catch_signals() as received_signals:
             loop.start(restore_training(trainer, state, run))
@@ -91,10 +93,10 @@ class TrainingLoop:
     records: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     skipped: set[str] = field(default_factory=set[str])
     evaluation: Evaluation | None = None
-    start_time: float = field(default_factory=monotonic)  # minus the seconds before the last resume
+    start_time: float = field(default_factory=monotonic)  # moved back by the time before the last resume
     last_log_time: float = field(default_factory=monotonic)
     last_save_time: float = field(default_factory=monotonic)
-    save_seconds: float = 0.0  # that the last checkpoint took
+    save_seconds: float = 0.0  # time to write the last checkpoint
 
     def start(self, point: ResumePoint) -> None:
         self.start_time -= point.seconds

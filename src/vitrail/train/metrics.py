@@ -1,4 +1,4 @@
-"""How well a model answers, counted batch by batch: only sums are held, and the sums of several ranks can be added."""
+"""Metrics of an evaluation, accumulated batch by batch as sums, which can be added over ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from torch import Tensor
 from vitrail.errors import DataError, VitrailError
 from vitrail.text import format_table, make_printable
 
-CALIBRATION_BINS = 15  # of the calibration error, as in Guo 2017 (1706.04599)
-MAX_CLASSES_IN_CONFUSION = 4096  # classes up to which every pair is counted: 128 MB
-MAX_REPORT_ROWS = 10  # classes, pairs and files in a report
-MAX_NAME_LENGTH = 100  # characters of a class or a file in a report
+CALIBRATION_BINS = 15  # for the calibration error, as in Guo 2017 (arXiv 1706.04599)
+MAX_CLASSES_IN_CONFUSION = 4096  # a confusion matrix of this many classes takes 128 MB; larger ones are not computed
+MAX_REPORT_ROWS = 10  # of classes, confused pairs and skipped files
+MAX_NAME_LENGTH = 100  # characters of a class or file name in a report
 
 
 @dataclass(frozen=True)
@@ -35,35 +35,35 @@ class ConfusedPair:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Answers of like confidence: were they right as often as they were sure?"""
+    """Predictions of similar confidence, and how many of them are correct."""
 
     low: float
     high: float
     images: int
-    confidence: float | None  # their mean; None where there are none
+    confidence: float | None  # mean; None for an empty bin
     accuracy: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """What came out; `str()` of it is a report. Accuracies are shares, from 0 to 1."""
+    """The result of an evaluation; `str()` is its report. Accuracies are from 0 to 1."""
 
     images: int
     loss: float  # mean cross-entropy
     top1: float
     top5: float
-    calibration_error: float  # mean distance of confidence and accuracy over the bins (ECE)
-    real: float | None = None  # share of the pictures with ReaL answers where the first guess is among them
+    calibration_error: float  # mean of |confidence − accuracy| over the bins, weighted by images (ECE)
+    real: float | None = None  # share of images with ReaL labels whose top class is one of them
     real_images: int = 0
-    per_class: tuple[ClassResult, ...]  # those that have pictures
+    per_class: tuple[ClassResult, ...]  # only classes that occur in the data
     bins: tuple[CalibrationBin, ...]
-    labels: tuple[str, ...]  # of all classes of the model
-    confusion: Tensor | None = field(repr=False)  # int64 (classes, classes): rows what it is, columns what was said
-    skipped: tuple[str, ...] = ()  # why pictures could not be read, one line each
+    labels: tuple[str, ...]  # one per class of the model
+    confusion: Tensor | None = field(repr=False)  # int64 (classes, classes): rows are true classes, columns predictions
+    skipped: tuple[str, ...] = ()  # why images could not be read, one line each
     seconds: float = 0.0
 
     def list_confused_pairs(self) -> list[ConfusedPair]:
-        """Every pair of classes that was confused, the most frequent first."""
+        """All confused pairs of classes, most frequent first."""
         if self.confusion is None:
             return []
         wrong = self.confusion.clone().fill_diagonal_(0)
@@ -74,7 +74,7 @@ class Evaluation:
         return [ConfusedPair(self.labels[row], self.labels[column], count) for row, column, count in found]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in plain values; the confusion as its pairs, most of a thousand classes are never confused."""
+        """Everything in plain values; confusion as a list of pairs, since a large matrix is mostly zeros."""
         plain = ("images", "loss", "top1", "top5", "calibration_error", "real", "real_images", "seconds")
         return {
             **{name: getattr(self, name) for name in plain},
@@ -98,13 +98,13 @@ class Evaluation:
         )
 
     def format_headline(self) -> str:
-        five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # of five or fewer it says nothing
+        five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # always 100 % for five classes or fewer
         speed = f", {self.images / self.seconds:,.0f} images/s" if self.seconds else ""
         line = f"top-1 {self.top1:.2%}{five}, loss {self.loss:.4f}, calibration error {self.calibration_error:.4f}"
         line = f"{line}; {self.images:,} images{speed}"
         if self.real is None:
             return line
-        return f"{line}\nReaL top-1 {self.real:.2%} of the {self.real_images:,} images that have answers"
+        return f"{line}\nReaL top-1 {self.real:.2%} of the {self.real_images:,} images that have ReaL labels"
 
     def format_class_table(self) -> str:
         worst = sorted(self.per_class, key=lambda each: each.accuracy)
@@ -133,7 +133,7 @@ class Evaluation:
         more = [f"and {len(self.skipped) - MAX_REPORT_ROWS:,} more"] if len(self.skipped) > MAX_REPORT_ROWS else []
         return "\n".join(
             [
-                f"left out, {len(self.skipped):,} unreadable:",
+                f"skipped, {len(self.skipped):,} unreadable:",
                 *(make_printable(each, MAX_NAME_LENGTH) for each in self.skipped[:MAX_REPORT_ROWS]),
                 *more,
             ]
@@ -141,27 +141,27 @@ class Evaluation:
 
 
 class MetricAccumulator:
-    """Sums over all pictures seen so far; an Evaluation is made of them."""
+    """Sums over all images so far, from which an Evaluation is computed."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
         pairs = classes if classes <= MAX_CLASSES_IN_CONFUSION else 0
         shapes = ((6,), (3, CALIBRATION_BINS), (2, classes), (pairs, pairs))
         sizes = [prod(shape) for shape in shapes]
-        self.sums = torch.zeros(sum(sizes), dtype=torch.float64)  # counts too: they are whole up to 2^53
+        self.sums = torch.zeros(sum(sizes), dtype=torch.float64)  # counts as well: exact up to 2^53
         views = (part.view(shape) for part, shape in zip(self.sums.split(sizes), shapes, strict=True))
-        self.totals, self.bins, self.per_class, self.confusion = views  # all in the memory of `sums`
+        self.totals, self.bins, self.per_class, self.confusion = views  # views of `sums`
 
     def add_batch(
         self, logits: Tensor, labels: Tensor, real_labels: Sequence[tuple[int, ...] | None] | None = None
     ) -> None:
-        """Logits (B, classes) and the right classes (B,); `answers` are the ReaL labels of each picture, if known."""
+        """Add logits (B, classes) and labels (B,); `real_labels` are the ReaL labels of each image, if known."""
         logits, labels = logits.detach().float().cpu().double(), labels.cpu()
         if not len(labels):
             return
         if not logits.isfinite().all():
             raise VitrailError(
-                "the model answers NaN or infinity; expected finite weights: load them again, or in float32"
+                "the model returns NaN or infinity; expected finite logits: load the weights again, or in float32"
             )
         lowest, highest = labels.min().item(), labels.max().item()
         if lowest < 0 or highest >= self.classes:
@@ -177,14 +177,14 @@ class MetricAccumulator:
         self.totals += torch.tensor([len(labels), loss, right.sum(), five, len(among), sum(among)], dtype=torch.float64)
         places = (confidence * CALIBRATION_BINS).ceil().long().clamp(
             1, CALIBRATION_BINS
-        ) - 1  # the upper end of a bin belongs to it
+        ) - 1  # bins include their upper end
         self.bins.index_add_(1, places, torch.stack([torch.ones_like(right), right, confidence]))
         self.per_class.index_add_(1, labels, torch.stack([torch.ones_like(right), right]))
         if self.confusion.numel():
             self.confusion.index_put_((labels, said), torch.ones_like(right), accumulate=True)
 
     def get_sums(self) -> Tensor:
-        """All sums as one flat tensor of float64: its sum over the ranks is the state of the whole."""
+        """All sums as one flat float64 tensor, to be added over ranks."""
         return self.sums.clone()
 
     def add_sums(self, sums: Tensor) -> None:
@@ -193,13 +193,13 @@ class MetricAccumulator:
     def compute_evaluation(
         self, labels: Sequence[str], *, skipped: Sequence[str] = (), seconds: float = 0.0
     ) -> Evaluation:
-        """What the sums say; `labels` names the classes of the model."""
+        """The metrics of all images so far; `labels` are the names of the model's classes."""
         images, loss, first, five, asked, among = self.totals.tolist()
         if not images:
             raise DataError(
-                f"no picture to evaluate; {len(skipped)} cannot be read, for instance {skipped[0]}"
+                f"no images to evaluate; {len(skipped)} cannot be read, for instance {skipped[0]}"
                 if skipped
-                else "no picture to evaluate; expected at least one"
+                else "no images to evaluate; expected at least one"
             )
         _, right, confidence = self.bins
         per_class = [
@@ -233,7 +233,7 @@ class MetricAccumulator:
 
 
 def compute_label_ranks(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the right one: 0 is the first guess; of equal ones the first comes first."""
+    """Rank of the true class among the logits; 0 is the top class. Ties are broken by class number."""
     own = logits.gather(1, labels[:, None])
     earlier = torch.arange(logits.shape[1]) < labels[:, None]
     return ((logits > own) | ((logits == own) & earlier)).sum(1)

@@ -1,4 +1,4 @@
-"""Which weights move, how fast each, and by which rule."""
+"""Optimizers, parameter groups, frozen layers and the moving average of the weights."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from vitrail.errors import ConfigError
 from vitrail.train.muon import Muon
 from vitrail.train.recipe import OptimizationSettings
 
-# of the model itself: a hybrid has others in its stem
+# matched at the start of a name: the stem of a hybrid has blocks of its own
 BLOCK_PREFIX = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")
 HEAD_PREFIXES = ("head", "fc.")
 
 
 @dataclass(frozen=True)
 class NamedWeight:
-    """A parameter and where it stands: 0 the stem, 1 … L the blocks, L + 1 what follows them."""
+    """A parameter and its level: 0 for the stem, 1 … L for the blocks, L + 1 for the layers after them."""
 
     name: str
     tensor: nn.Parameter
@@ -29,12 +29,12 @@ class NamedWeight:
 
     @property
     def decays(self) -> bool:
-        """Matrices and kernels do; norms, biases, tokens and positions do not."""
+        """Whether weight decay applies: to matrices and kernels, not to norms, biases, tokens and positions."""
         return self.tensor.ndim >= 2 and self.name.endswith("weight")
 
 
 def list_weights(model: nn.Module) -> list[NamedWeight]:
-    """In the order of the model, so what stands before its first block is its stem, what stands after it its head."""
+    """All parameters in order; those before the first block are the stem, later ones outside of blocks the head."""
     found, passed = list[NamedWeight](), False
     matches = [match[1] for name, _ in model.named_parameters() if (match := BLOCK_PREFIX.match(name))]
     levels = {block: level for level, block in enumerate(dict.fromkeys(matches), start=1)}
@@ -47,7 +47,7 @@ def list_weights(model: nn.Module) -> list[NamedWeight]:
 
 
 def freeze_all_but_last_blocks(model: nn.Module, blocks: int | None) -> None:
-    """Leaves only the head to be trained, and the last so many blocks with the norm after them; none: all of it."""
+    """Freeze all but the head and the last `blocks` blocks with the norm after them; None freezes nothing."""
     if blocks is None:
         return
     if not any(name.startswith(HEAD_PREFIXES) for name, _ in model.named_parameters()):
@@ -55,14 +55,14 @@ def freeze_all_but_last_blocks(model: nn.Module, blocks: int | None) -> None:
     every = list_weights(model)
     last = max(weight.level for weight in every)
     if blocks >= last:
-        raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the blocks that there are, or none")
+        raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the number of blocks, or none")
     for weight in every:
         trained = weight.name.startswith(HEAD_PREFIXES) or (blocks > 0 and weight.level >= last - blocks)
         weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
 
 
 def set_frozen_batch_norms_to_eval(model: nn.Module) -> None:
-    """Batch norms that are frozen go on with the means and variances they have, and learn no new ones."""
+    """Put frozen batch norms into eval mode, so that their running statistics do not change."""
     for module in model.modules():
         own = [weight.requires_grad for weight in module.parameters()] if isinstance(module, nn.BatchNorm2d) else []
         if own and not any(own):
@@ -70,7 +70,7 @@ def set_frozen_batch_norms_to_eval(model: nn.Module) -> None:
 
 
 def create_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Optimizer]:
-    """One, or with Muon two; each group of weights has its share of the learning rate in `scale`."""
+    """Create one optimizer, or two for Muon. The learning rate of each parameter group is multiplied by its `scale`."""
     every = list_weights(model)
     trained, last = [each for each in every if each.tensor.requires_grad], max(each.level for each in every)
     if settings.optimizer == "sgd":
@@ -91,14 +91,14 @@ def create_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[
 
 
 def is_muon_weight(weight: NamedWeight, pixels: str, last: int) -> bool:
-    """A matrix or kernel between features: not the one that sees pixels, nor a head, nor one of a single channel."""
+    """Whether Muon updates it: matrices and kernels; not the first layer, a head, or a kernel of one input channel."""
     return weight.decays and weight.name != pixels and weight.level < last and weight.tensor.shape[1] > 1
 
 
 def make_parameter_groups(
     trained: Sequence[NamedWeight], last: int, settings: OptimizationSettings
 ) -> list[dict[str, Any]]:
-    """Weights of the same level that do or do not decay."""
+    """Group the weights by level and by whether they decay."""
     return [
         {
             "params": [weight.tensor for weight in members],
@@ -120,7 +120,7 @@ def set_lr(optimizers: Sequence[Optimizer], lr: float) -> None:
 
 
 class WeightEMA:
-    """Exponential moving average of a model's weights (EMA); early on it forgets faster, or it would average noise."""
+    """Exponential moving average (EMA) of a model's weights; the decay is smaller in the first steps."""
 
     def __init__(self, model: nn.Module, averaged_model: nn.Module, decay: float) -> None:
         self.model, self.averaged_model, self.decay = model, averaged_model.requires_grad_(False).eval(), decay

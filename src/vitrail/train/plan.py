@@ -1,4 +1,4 @@
-"""A training, resolved: the model, data, recipe and machine that a request comes to. Its JSON is run.json."""
+"""A resolved training run: the model, data, recipe and device of a request. Its JSON is run.json."""
 
 import json
 import sys
@@ -34,50 +34,50 @@ from vitrail.train.recipe import Recipe
 from vitrail.train.request import Request
 from vitrail.train.teacher import Teacher
 
-MAX_WHITENING_IMAGES = 2000  # images that the first filters are whitened by
+MAX_WHITENING_IMAGES = 2000  # training images used to whiten the first filters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that a training needs; checked when it is made."""
+    """Everything that a training run needs; checked on creation."""
 
-    model: Any  # at its starting weights
+    model: Any  # with its initial weights
     data: DatasetSplits
     recipe: Recipe
     preprocessing: Preprocessing
-    fixed_steps: int | None = None  # by default the steps of the recipe's epochs
+    fixed_steps: int | None = None  # None: computed from the recipe's epochs
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     ranks: Ranks = Ranks()  # noqa: RUF009  # immutable
     workers: int = 0
-    threads: int | None = None  # None: torch's own number
+    threads: int | None = None  # None: torch's default
     strict: bool = False  # an unreadable image is an error
     objective: Objective = classification_loss
     transform: Callable[[Any], Any] | None = None  # external code that replaces the recipe's augmentation
     teacher: Teacher | None = None
-    request: Request | None = None  # None where `fit` was given the model itself
+    request: Request | None = None  # None if `fit` received a model
     family: Family | None = None
     resampling: ResamplingPolicy = "timm"
-    started_from: str | None = None  # the checkpoint of the starting weights
+    started_from: str | None = None  # checkpoint of the initial weights
 
     def __post_init__(self) -> None:
         config, loop, classes = self.model.config, self.recipe.loop, len(self.data.classes)
         if classes < 2:
             only = ", ".join(self.data.classes)
             raise DataError(
-                f"{self.data.name} has one class ({only}); expected two at least: does its path end too early?"
+                f"{self.data.name} has one class ({only}); expected at least two: are the class folders further down?"
             )
         if config.classes != classes:
             raise ConfigError(
                 f"a model of {config.classes} classes; expected {classes}, as many as {self.data.name} has"
             )
         if getattr(config, "answer", "both") != "both":
-            raise ConfigError(f"answer is {config.answer!r}; expected 'both' in training: one head alone learns alone")
+            raise ConfigError(f"answer is {config.answer!r}; expected 'both' in training, so that both heads learn")
         if len(self.preprocessing.mean) != config.channels:
             means = len(self.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
         if loop.early_size and not getattr(config, "dynamic", False):
             raise ConfigError(
-                f"`early_size` is {loop.early_size}; expected 0, or a model that is dynamic: `fields` dynamic=true",
+                f"`early_size` is {loop.early_size}; expected 0, or a dynamic model: `fields` dynamic=true",
                 fields=("early_size", "fields"),
             )
         if loop.whiten and not hasattr(getattr(self.model, "patch_embed", None), "whiten"):
@@ -148,7 +148,7 @@ class Plan:
         self.model.patch_embed.whiten(seen)
 
     def to_json(self) -> dict[str, Any]:
-        """run.json: what was asked for, and what it came to."""
+        """The contents of run.json: the request and the resolved settings."""
         if self.request is None or self.family is None:
             raise ValueError("a plan without a request cannot be resumed from run.json")
         request, data = self.request.to_json(), self.data
@@ -202,14 +202,14 @@ def check_batch_size(recipe: Recipe, image_count: int, ranks: Ranks) -> None:
 
 
 def plan_request(request: Request, data: DatasetSplits | None = None) -> Plan:
-    """Open the data and make the model of a request, from its seed or from a checkpoint; on the CPU, in one process."""
+    """Open the data and build the model of a request, from its seed or a checkpoint; on the CPU, in one process."""
     data = request.open_data() if data is None else data
     torch.manual_seed(request.recipe.loop.seed)
     return plan_from_checkpoint(request, data) if request.init else plan_from_scratch(request, data)
 
 
 def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
-    """With a new model; grey images get a model of one channel."""
+    """A plan with a new model; grey images get a model of one channel."""
     recipe = request.recipe
     if recipe.model is None:
         raise ConfigError(
@@ -238,7 +238,7 @@ def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
 
 
 def plan_from_checkpoint(request: Request, data: DatasetSplits) -> Plan:
-    """With the model of a checkpoint. Its head is kept if it is for the same classes, else a new one starts at zero."""
+    """A plan with the model of a checkpoint. Its head is kept if the classes are the same; a new one starts at zero."""
     recipe, fields = request.recipe, dict(request.recipe.fields)
     if "classes" in fields or describe_model(str(request.init), fields).labels != data.classes:
         fields["classes"] = len(data.classes)
@@ -275,7 +275,7 @@ def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoi
 
 
 def copy_weights_into_memory(model: nn.Module) -> Any:
-    """The model with weights in memory of its own: loaded ones may be pages of their file."""
+    """The model with its weights copied into memory: loaded ones may be mapped from their file."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
     return model

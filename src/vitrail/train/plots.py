@@ -1,4 +1,4 @@
-"""Training and evaluation as pictures: curves, the confusion matrix, the reliability diagram. Needs matplotlib."""
+"""Plots of training and evaluation: curves, confusion matrix, reliability diagram. Needs matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -12,11 +12,11 @@ MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = (
     20,
     60,
     200,
-)  # classes up to which a confusion matrix has them
+)  # the largest confusion matrix that shows them
 
 
 def plot_training_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
-    """Training loss and validation accuracy of each run's log against the epoch, side by side."""
+    """Plot training loss and validation accuracy of each run over the epochs, side by side."""
     columns = min(len(runs), 4)
     figure = new_figure(11, 4 + 0.25 * ceil(len(runs) / 4))
     left, right = figure.subplots(1, 2)
@@ -42,9 +42,9 @@ def plot_training_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], path
 
 
 def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> None:
-    """Rows what a picture is, columns what it was taken for, as shares of the row; `matrix` is (classes, classes).
+    """Plot a confusion matrix (classes, classes): rows are true classes, columns predictions, as shares of the row.
 
-    Of a few classes those that neither occur nor were answered are left out.
+    In a small matrix, classes that neither occur nor are predicted are omitted.
     """
     import numpy as np
 
@@ -52,7 +52,7 @@ def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> Non
     seen = np.flatnonzero(counts.sum(0) + counts.sum(1))
     seen = (
         seen if len(seen) <= MAX_CLASSES_WITH_LABELS else np.arange(len(counts))
-    )  # without labels the axes count the classes
+    )  # without labels, the axes show class numbers
     counts, classes = counts[np.ix_(seen, seen)], len(seen)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(max(4.5, 1.5 + 0.42 * classes), 13.0)
@@ -61,10 +61,10 @@ def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> Non
     from matplotlib.colors import PowerNorm
 
     axes = figure.subplots()
-    contrast = PowerNorm(0.4, vmin=0, vmax=1)  # a confusion of two in a hundred should be seen
+    contrast = PowerNorm(0.4, vmin=0, vmax=1)  # makes a confusion of 2 % visible
     if classes <= MAX_CLASSES_WITH_CELLS:
         drawn = axes.imshow(shares, cmap="Blues", norm=contrast)
-    else:  # a cell would be smaller than a pixel: dots, the darkest last
+    else:  # cells would be smaller than a pixel: draw dots, the darkest last
         rows, columns = shares.nonzero()
         order = shares[rows, columns].argsort()
         rows, columns = rows[order], columns[order]
@@ -87,7 +87,7 @@ def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> Non
 
 
 def plot_reliability_diagram(bins: Sequence[CalibrationBin], path: Path) -> None:
-    """Accuracy against confidence, bin by bin: on the diagonal a model is as often right as it is sure."""
+    """Plot accuracy over confidence, bin by bin; a perfectly calibrated model is on the diagonal."""
     figure = new_figure(5.2, 6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     images = sum(each.images for each in bins)

@@ -1,6 +1,6 @@
-"""All that a training is told: a few short lists of settings, one flat file of them, one flag for each.
+"""Recipes: the settings of a training run, in four sections; each setting is also a command line flag.
 
-A recipe file is YAML with the names of these fields; what it does not say has the defaults below.
+A recipe file is flat YAML with the names of these fields; fields that it does not set have the defaults below.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,33 +23,31 @@ RECIPES_FOLDER = Path(__file__).with_name("recipes")
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationSettings:
-    """How the weights move."""
+    """Optimizer, learning rate schedule and frozen layers."""
 
     optimizer: Literal["adamw", "sgd", "muon"] = field_with_help(
-        "adamw", "adamw, sgd, or muon: for maps between features, with AdamW for the rest."
+        "adamw", "adamw, sgd, or muon (for hidden matrices, with AdamW for the other weights)."
     )
-    lr: float = field_with_help(1e-3, "The learning rate at its peak.")
+    lr: float = field_with_help(1e-3, "Peak learning rate.")
     lr_batch: int = field_with_help(
-        0, "The batch that lr is meant for; it grows with the batch. 0: for any.", MAY_BE_ZERO
+        0, "Batch size that lr is for; lr is multiplied by batch / lr_batch. 0 disables scaling.", MAY_BE_ZERO
     )
     weight_decay: float = field_with_help(
-        0.05, "On matrices; never on norms, biases, tokens and positions.", MAY_BE_ZERO
+        0.05, "Weight decay of matrices and kernels; never applied to norms, biases, tokens and positions.", MAY_BE_ZERO
     )
-    momentum: float = field_with_help(0.9, "Of SGD; the first beta of AdamW. Muon has 0.95.", RATE)
-    beta2: float = field_with_help(0.999, "The second beta of AdamW.", RATE)
+    momentum: float = field_with_help(0.9, "Momentum of SGD, or the first beta of AdamW. Muon always uses 0.95.", RATE)
+    beta2: float = field_with_help(0.999, "Second beta of AdamW.", RATE)
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = field_with_help(
-        "cosine", "How the learning rate falls after the warm-up."
+        "cosine", "Learning rate schedule after the warm-up."
     )
-    warmup: float = field_with_help(
-        0.0, "Epochs in which the learning rate rises from zero; at most half of all.", MAY_BE_ZERO
-    )
-    final_lr: float = field_with_help(0.0, "What cosine and linear end at, as a share of lr.", MAY_BE_ZERO)
+    warmup: float = field_with_help(0.0, "Epochs of linear warm-up, at most half of all epochs.", MAY_BE_ZERO)
+    final_lr: float = field_with_help(0.0, "Final learning rate of cosine and linear, as a share of lr.", MAY_BE_ZERO)
     layer_decay: float = field_with_help(
-        1.0, "Factor on the learning rate from each block to the one before it; 1: none."
+        1.0, "Multiply the learning rate by this for each block further from the head; 1 disables it."
     )
-    clip: float = field_with_help(0.0, "The largest norm of all gradients together; 0: any.", MAY_BE_ZERO)
+    clip: float = field_with_help(0.0, "Clip the norm of all gradients to this value; 0 disables it.", MAY_BE_ZERO)
     train_blocks: int | None = field_with_help(
-        None, "Train the head and the last so many blocks; 0: a linear probe.", MAY_BE_ZERO
+        None, "Train only the head and this many of the last blocks; 0 is a linear probe.", MAY_BE_ZERO
     )
 
     def __post_init__(self) -> None:
@@ -60,48 +58,59 @@ class OptimizationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """How long, in what portions, and what is kept."""
+    """Length, batches, precision, evaluation and checkpoints."""
 
-    epochs: float = field_with_help(10, "Times that as many pictures as there are go by.")
+    epochs: float = field_with_help(10, "Passes over the training set; may be fractional.")
     minutes: float | None = field_with_help(
-        None, "A budget of time instead: speed is measured first, the steps fixed from it."
+        None, "Time budget instead of epochs; the number of steps is computed from the measured speed."
     )
-    batch: int = field_with_help(128, "Pictures a step, over all processes and micro-batches.")
-    accumulate: int = field_with_help(1, "Micro-batches that a step is cut into, to save memory.")
-    ema: float = field_with_help(0.0, "Decay of the moving average of the weights, which is then the result.", RATE)
+    batch: int = field_with_help(128, "Images per step, over all processes and micro-batches.")
+    accumulate: int = field_with_help(1, "Micro-batches per step (gradient accumulation), to save memory.")
+    ema: float = field_with_help(
+        0.0, "Decay of the moving average of the weights (EMA), which becomes the result; 0 disables it.", RATE
+    )
     precision: Literal["float32", "bfloat16", "float16"] = field_with_help(
-        "float32", "What a forward pass computes in, by autocast."
+        "float32", "Precision of the forward pass (autocast)."
     )
-    compile: bool = field_with_help(False, "Compile the model first (torch.compile).")
-    eval_every: int = field_with_help(1, "Epochs from one evaluation to the next; 0: only at the end.", MAY_BE_ZERO)
-    save_every: int = field_with_help(0, "Steps from one checkpoint to the next; 0: as time allows.", MAY_BE_ZERO)
+    compile: bool = field_with_help(False, "Compile the model with torch.compile.")
+    eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
+    save_every: int = field_with_help(
+        0, "Steps between checkpoints; 0 saves as often as it costs little time.", MAY_BE_ZERO
+    )
     early_size: int = field_with_help(
-        0, "Pixels a side of the first pictures, which are quicker; the model must be dynamic. 0: as ever.", MAY_BE_ZERO
+        0,
+        "Image size for the first part of training (progressive resizing), for dynamic models; 0 disables it.",
+        MAY_BE_ZERO,
     )
-    early_share: float = field_with_help(0.5, "How much of the training goes with pictures of early_size.", RATE)
-    whiten: bool = field_with_help(False, "Start the first filters at the principal patches of the pictures (cct).")
-    seed: int = field_with_help(0, "Of starting weights, order and augmentation.", MAY_BE_ZERO)
+    early_share: float = field_with_help(0.5, "Share of the training that uses early_size.", RATE)
+    whiten: bool = field_with_help(
+        False, "Initialize the first filters with principal components of image patches (cct)."
+    )
+    seed: int = field_with_help(0, "Random seed for initialization, shuffling and augmentation.", MAY_BE_ZERO)
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.batch % self.accumulate:
-            raise ConfigError(f"batch {self.batch} in {self.accumulate} micro-batches; expected equal ones")
+            raise ConfigError(
+                f"batch {self.batch} in {self.accumulate} micro-batches; expected a multiple of {self.accumulate}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings:
-    """What is learnt from a teacher, where there is one; DeiT's own choices unless said."""
+    """How a student learns from a teacher, if there is one. The defaults are DeiT's."""
 
     distill: Literal["hard", "soft", "none"] = field_with_help(
-        "hard", "hard: learn the class that the teacher chooses; soft: its probabilities; none: no teacher."
+        "hard", "Learn the teacher's top class (hard) or its probabilities (soft); none disables distillation."
     )
     distill_token: Literal["auto", "distill", "class"] = field_with_help(
-        "auto", "Who learns it: the distillation token, or the class token alone. auto: the former if there is one."
+        "auto",
+        "Token that learns from the teacher. auto: the distillation token if there is one, else the class token.",
     )
     teacher_weight: float | None = field_with_help(
-        None, "Lambda, the teacher's share of the loss; without it 0.5 for hard, 0.1 for soft.", SHARE
+        None, "Share of the teacher in the loss (lambda); default: 0.5 for hard, 0.1 for soft.", SHARE
     )
-    temperature: float = field_with_help(3.0, "Tau of soft: what logits are divided by, so that small ones count too.")
+    temperature: float = field_with_help(3.0, "Temperature of soft distillation (tau), by which logits are divided.")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -109,26 +118,26 @@ class DistillationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of a training; `model`, `fields` and `preprocessing` say what is trained where nothing else does."""
+    """The settings of a run; `model`, `fields` and `preprocessing` are used if the request does not name others."""
 
     name: str = "none"
-    model: str | None = None  # a preset's name
-    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of its config, to replace
-    preprocessing: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of vitrail.Preprocessing, to replace
+    model: str | None = None  # a preset
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # config fields to replace
+    preprocessing: Mapping[str, Any] = field(default_factory=dict[str, Any])  # preprocessing fields to replace
     augmentation: Augmentation = field(default_factory=Augmentation)
     optimization: OptimizationSettings = field(default_factory=OptimizationSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
     distillation: DistillationSettings = field(default_factory=DistillationSettings)
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Recipe":
-        """With these settings, by their flat names, in place of its own; `fields` and `preprocessing` are added to."""
+        """A copy with these settings replaced, by flat name; `fields` and `preprocessing` are merged."""
         known = {name: section for section in SECTIONS for name in list_setting_names(section)}
         parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         rest = dict[str, Any]()
         for name, value in settings.items():
             if name in ("fields", "preprocessing"):
                 if not isinstance(value, Mapping):
-                    raise ConfigError(f"{name} is {value!r}; expected names and values")
+                    raise ConfigError(f"{name} is {value!r}; expected a mapping of names to values")
                 rest[name] = {**getattr(self, name), **value}
             elif name in ("name", "model"):
                 rest[name] = value
@@ -142,7 +151,7 @@ class Recipe:
         return replace(self, **rest, **sections)
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Everything by its flat name, as a recipe file has it."""
+        """All settings by flat name, as in a recipe file."""
         rest = {name: getattr(self, name) for name in ("name", "model", "fields", "preprocessing")}
         return rest | {
             name: getattr(getattr(self, part), name) for part in SECTIONS for name in list_setting_names(part)
@@ -155,7 +164,7 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "augmentation": Augmentation,
     "distillation": DistillationSettings,
 }
-SETTING_ALIASES = {  # how timm's and facebook's scripts call them
+SETTING_ALIASES = {  # names in the scripts of timm and facebook
     "batch_size": "batch",
     "learning_rate": "lr",
     "opt": "optimizer",
@@ -180,12 +189,12 @@ def list_setting_names(section: str) -> list[str]:
 
 
 def list_settings(sections: Iterable[str] = SECTIONS) -> Iterable[tuple[str, Field[Any]]]:
-    """Every setting under the name of its section."""
+    """All settings with the names of their sections."""
     return ((section, each) for section in sections for each in fields(SECTIONS[section]))
 
 
 def parse_number(value: Any) -> Any:
-    """YAML takes 1e-3 for a text; everyone means the number."""
+    """Convert text such as 1e-3, which YAML does not parse as a number."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) and value[:1] in "0123456789.-" else value
     return value
@@ -196,7 +205,7 @@ def list_recipes() -> list[str]:
 
 
 def open_recipe(name: str) -> Recipe:
-    """A recipe of the package by its name, or one of your own by its file."""
+    """Open a built-in recipe by name, or a .yaml file of your own."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES_FOLDER / f"{name}.yaml"
     if path.parent == RECIPES_FOLDER and name not in list_recipes():
         raise unknown_name_error("recipe", name, list_recipes())
@@ -207,7 +216,7 @@ def open_recipe(name: str) -> Recipe:
             f"the recipe {path} cannot be read: {describe_error(error)}; expected YAML, name: value"
         ) from None
     if not isinstance(data, dict) or not all(isinstance(each, str) for each in data):
-        raise ConfigError(f"the recipe {path} holds no settings; expected YAML, name: value")
+        raise ConfigError(f"the recipe {path} has no settings; expected YAML, name: value")
     try:
         return Recipe(name=path.stem).with_settings({each: value for each, value in data.items() if each != "name"})
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a training was asked for: everything that a run depends on, as run.json records it for a resume."""
+"""The request for a training run: everything that the run depends on, recorded in run.json for resuming."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -126,7 +126,7 @@ def set_damaged_file_aside(path: Path, *, keep_original: bool = False) -> Path:
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> list[str]:
-    """Refuse a run whose model, data or teacher is not that of its run.json; give why it is not bit-identical."""
+    """Refuse to resume if model, data or teacher have changed; return why the result will not be bit-identical."""
     for part in UNCHANGED_PARTS:
         if differences := find_differences(before.get(part), now[part]):
             raise CheckpointError(
@@ -135,12 +135,12 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], folder: P
     return [
         f"{part} was {before.get(part)} and is {now[part]}: resuming, but not bit-identical"
         for part in BIT_IDENTITY_PARTS
-        if before.get(part) != now[part] and not (part == "threads" and part not in before)  # not recorded in the past
+        if before.get(part) != now[part] and not (part == "threads" and part not in before)  # old runs do not record it
     ]
 
 
 def find_differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """What is no longer as run.json has it."""
+    """The parts that differ from run.json."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return [each for key in now for each in find_differences(before.get(key), now[key], str(key))]
     return [] if before == now else [f"{name} {shorten_text(before)}, now {shorten_text(now)}"]

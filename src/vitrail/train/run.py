@@ -63,7 +63,7 @@ def start_run(
         plan = use_threads(plan, choice.threads)
         report_lines(runtime, ranks, *describe_plan(plan, request), str(choice))
         if request.recipe.loop.minutes is not None or dry_run:
-            report_lines(runtime, ranks, "speed  is being measured …")
+            report_lines(runtime, ranks, "speed  measuring …")
             speed = measure_throughput(plan)
             plan = fix_steps_by_minutes(plan, start, speed)
             report_lines(runtime, ranks, *describe_speed(speed, plan))

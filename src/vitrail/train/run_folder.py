@@ -44,7 +44,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, folder: Path, plan: Mapping[str, Any]) -> "RunFolder":
-        """A new run: the folder with its plan, before anything else happens."""
+        """Create the folder of a new run with its plan, before any other work."""
         run = cls(folder)
         cls.check_folder_is_free(folder)
         make_folder(folder)
@@ -168,7 +168,7 @@ def create_numbered_folder(data: str, recipe: str) -> Path:
 
 
 def is_plan_file(path: Path) -> bool:
-    """Whether a training may have written it, even if it was edited since; a run.json of other programs is kept."""
+    """Whether vitrail may have written it, even if it was edited since; a run.json of other programs is kept."""
     try:
         found: Any = parse_json(read_text(path))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Run folders as trainings left them, also where one was killed or damaged: what each says of itself."""
+"""List run folders with model, data, progress and results, even if a run was killed or is damaged."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,15 @@ from vitrail.train.log import LogRecord, TrainingLog
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run at a glance; what its folder does not say is empty or None."""
+    """Summary of a run; unknown values are empty or None."""
 
     name: str
     folder: Path
-    state: str  # finished, stopped at step k, or damaged: why
+    state: str  # "finished", "stopped at step k" or "damaged: reason"
     model: str = ""
     data: str = ""
     recipe: str = ""
-    step: int = 0  # the last one that was logged
+    step: int = 0  # last logged step
     steps: int | None = None  # planned
     records: tuple[LogRecord, ...] = ()
 
@@ -48,7 +48,7 @@ class RunSummary:
 
 
 def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
-    """The runs in a folder, by name, or the one that it is itself."""
+    """The runs in a folder, sorted by name; if the folder is a run itself, only that one."""
     try:
         places = (
             [folder]
@@ -56,24 +56,24 @@ def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
             else sorted(each for each in folder.iterdir() if may_be_run_folder(each))
         )
     except OSError as error:
-        hint = "expected a folder of runs, as vitrail train makes"
+        hint = "expected a folder of runs, as written by vitrail train"
         raise DataError(f"{folder} cannot be read: {describe_error(error)}; {hint}") from None
     if not places:
-        raise DataError(f"{folder} holds no runs; expected folders with a {PLAN_FILE}, as vitrail train makes")
+        raise DataError(f"{folder} has no runs; expected folders with a {PLAN_FILE}, as written by vitrail train")
     return tuple(map(read_run_summary, places))
 
 
 def may_be_run_folder(folder: Path) -> bool:
-    """Holds something of a run, or nothing at all: one that was killed as it began."""
+    """Whether it has files of a run, or none at all: a run may be killed before it writes any."""
     try:
         names = {each.name for each in folder.iterdir()}
-    except OSError:  # a file, or not ours to read
+    except OSError:  # a file, or a folder without read permission
         return False
     return names <= {LOCK_FILE_NAME} or not names.isdisjoint((PLAN_FILE, LOG_FILE, CHECKPOINTS_FOLDER))
 
 
 def read_run_summary(folder: Path) -> RunSummary:
-    """Never fails: what is wrong stands in `state`."""
+    """Summarise a run. Never fails: problems are reported in `state`."""
     log, damage = try_read_log(folder)
     plan, fault = try_read_plan(folder)
     rows = log.records
@@ -94,15 +94,15 @@ def read_run_summary(folder: Path) -> RunSummary:
 
 
 def try_read_log(folder: Path) -> tuple[TrainingLog, str]:
-    """The log of a run, and what is wrong with it."""
+    """The log of a run, and a problem with it or ""."""
     try:
         log = TrainingLog.read(folder / LOG_FILE)
     except (OSError, ValueError) as error:
         return TrainingLog(), f"{LOG_FILE}: {describe_error(error)}"
-    return log, f"{log.damaged_lines} broken lines in {LOG_FILE}" if log.damaged_lines else ""
+    return log, f"{log.damaged_lines} damaged lines in {LOG_FILE}" if log.damaged_lines else ""
 
 
 def get_recorded_name(part: object) -> str:
-    """Of the model, the data or the recipe in a plan."""
+    """The name of the model, data or recipe in a plan; empty if missing."""
     name = part.get("name") if isinstance(part, dict) else part
     return name if isinstance(name, str) else ""

@@ -1,4 +1,4 @@
-"""A teacher: a trained model that answers the very views that its student sees, made to look as it knows them."""
+"""Teachers for distillation: they receive the student's augmented views, in their own normalisation and size."""
 
 import hashlib
 import re
@@ -21,14 +21,14 @@ from vitrail.loading import TIMM_PREFIX, open_model
 from vitrail.models.checks import pair
 
 TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
-TRIAL_BATCH_SIZE = 2  # pictures that a teacher must answer before it may teach
+TRIAL_BATCH_SIZE = 2  # images for a first check of the teacher's outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Any module that gives logits; `preprocessing` is what it was trained with, `labels` the names of its classes.
+    """Any module that returns logits, with the preprocessing that it was trained with and the names of its classes.
 
-    To teach, it is moved to the student's device and put into eval mode.
+    For training, it is moved to the student's device and put into eval mode.
     """
 
     model: nn.Module
@@ -49,7 +49,7 @@ class Teacher:
         return cls(model=found.module, preprocessing=found.preprocessing, labels=found.labels, name=name)
 
     def fingerprint(self) -> str:
-        """Of its weights, and of what else its answers depend on."""
+        """Digest of the weights and everything else that the logits depend on."""
         about = (type(self.model).__name__, getattr(self.model, "config", None), self.preprocessing, self.labels)
         found = hashlib.sha256(repr(about).encode())
         for name, tensor in self.model.state_dict().items():
@@ -59,7 +59,7 @@ class Teacher:
 
 
 class TeacherView:
-    """The teacher's logits to a student's views, in the order of the student's classes; without gradients."""
+    """The teacher's logits for the student's views, in the order of the student's classes, without gradients."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class TeacherView:
         given, taken = len(student_preprocessing.mean), len(teacher.preprocessing.mean)
         if given != taken and given != 1:
             raise ConfigError(
-                f"{teacher.name} sees {taken} channels and the student {given}; expected as many, or a grey student"
+                f"{teacher.name} takes {taken} channels and the student {given}; expected the same, or a grey student"
             )
         self.model: Callable[[Tensor], Tensor] = model
         classes = self.check_outputs_and_count_classes(data)
         if teacher.labels is not None and len(teacher.labels) != classes:
             names = len(teacher.labels)
-            raise ConfigError(f"{teacher.name} has {names} names for {classes} classes; expected one for each")
+            raise ConfigError(f"{teacher.name} has {names} labels for {classes} classes; expected one per class")
         try:
             self.columns, note = map_classes(teacher.labels, classes, data.classes)
         except DataError as error:
@@ -95,34 +95,34 @@ class TeacherView:
             self.model = torch.compile(model)
 
     def check_outputs_and_count_classes(self, data: DatasetSplits) -> int:
-        """How many classes it tells apart; that it answers at all, and in numbers, is seen before any step."""
+        """Check that the teacher returns finite logits for some images, and return its number of classes."""
         pictures = data.train if data.train is not None and len(data.train) else data.val
         if pictures is None or not len(pictures):
-            raise DataError(f"{data.name} has no pictures; expected some to learn from")
+            raise DataError(f"{data.name} has no images; expected at least one")
         name = self.teacher.name
         for batch in evaluation_batches(pictures, self.student_preprocessing, batch=TRIAL_BATCH_SIZE):
             if not len(batch.labels):
-                continue  # unreadable: the next ones will do
+                continue  # none of these could be read; try the next ones
             try:
                 logits: Any = self.compute_logits(normalise(batch.images.to(self.device), self.student_preprocessing))
-            except Exception as error:  # whatever their code raises is theirs to mend
+            except Exception as error:  # the user's module may raise anything
                 rows, columns = pair(self.teacher.preprocessing.image_size)
                 raise ConfigError(
-                    f"{name} cannot answer: {describe_error(error)}; expected a model that takes (pictures, "
-                    f"{len(self.teacher.preprocessing.mean)}, {rows}, {columns}), as its preprocessing says"
+                    f"{name} failed: {describe_error(error)}; expected a model that takes images of shape (batch, "
+                    f"{len(self.teacher.preprocessing.mean)}, {rows}, {columns}), as in its preprocessing"
                 ) from None
             if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(batch.labels)):
                 kind = (
                     f"a tensor of {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
                 )
-                raise ConfigError(f"{name} answers {kind}; expected a tensor of logits, (pictures, classes)")
+                raise ConfigError(f"{name} returned {kind}; expected logits of shape (batch, classes)")
             if not logits.isfinite().all():
-                raise ConfigError(f"{name} answers NaN or infinity; expected numbers: are its weights whole?")
+                raise ConfigError(f"{name} returned NaN or infinity; expected finite logits: check its weights")
             return logits.shape[1]
-        raise DataError(f"no picture of {data.name} can be read; expected some to learn from")
+        raise DataError(f"no image of {data.name} can be read; expected at least one")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The student's input, augmented, normalised and mixed, → the teacher's logits (B, classes)."""
+        """The teacher's logits (B, classes) for the student's input, which is augmented, normalised and mixed."""
         logits = self.compute_logits(images).float()
         return logits if self.class_order is None else logits[:, self.class_order]
 
@@ -131,7 +131,7 @@ class TeacherView:
             return self.model(self.adapt_images(images).to(self.dtype))
 
     def adapt_images(self, images: Tensor) -> Tensor:
-        """Normalised and resized as the teacher was trained: what it sees is the student's view, not another."""
+        """The student's views with the teacher's normalisation, image size and channels."""
         seen, known = self.student_preprocessing, self.teacher.preprocessing
         if len(seen.mean) != len(known.mean):
             seen = replace(seen, mean=seen.mean * len(known.mean), std=seen.std * len(known.std))

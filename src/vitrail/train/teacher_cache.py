@@ -1,4 +1,4 @@
-"""A teacher's answers on disk, for pictures that look the same each time: asked once, read ever after."""
+"""Cache of a teacher's logits on disk, for training without augmentation: each image is predicted only once."""
 
 import hashlib
 import json
@@ -25,15 +25,15 @@ from vitrail.train.distributed import Ranks
 from vitrail.train.losses import LossInputs
 from vitrail.train.teacher import TeacherView
 
-IMAGES_PER_FILE = 4096  # pictures a file
-DESCRIPTION_FILE = "teacher.json"  # for people: whose answers these are
-MAX_IMAGES_IN_KEY = 64  # pictures, spread over all, that are part of the key
+IMAGES_PER_FILE = 4096
+DESCRIPTION_FILE = "teacher.json"  # for humans: teacher and data of this folder
+MAX_IMAGES_IN_KEY = 64  # evenly spaced images whose pixels are part of the key
 CHECKSUM_PREFIX = b"\nsha256:"  # precedes the checksum at the end of a file
 
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """The teacher's logits to every training picture, on disk, a few thousand to a file; only what is asked is read."""
+    """The teacher's logits for all training images, in files of IMAGES_PER_FILE rows; rows are read on demand."""
 
     folder: Path
     files: tuple["LogitsFile", ...]
@@ -46,8 +46,8 @@ class TeacherCache:
                 for index in inputs.indices.tolist()
             ]
         )
-        if not np.isfinite(rows).all():  # could not be read then, and can be now
-            raise CheckpointError(f"{self.folder} lacks answers to some pictures; expected all: remove it")
+        if not np.isfinite(rows).all():  # the image was unreadable when the cache was written
+            raise CheckpointError(f"{self.folder} lacks logits of some images; delete the folder to compute them again")
         return torch.from_numpy(rows).to(self.device, non_blocking=True)
 
     @classmethod
@@ -59,13 +59,13 @@ class TeacherCache:
         ranks: Ranks,
         progress: Callable[[int], object] | None = None,
     ) -> "TeacherCache":
-        """Reads what is in the folder, and asks the teacher for the rest; a file appears whole or not at all.
+        """Compute the logits that are not in the folder yet, and open all files. Files are written atomically.
 
-        Answers of other teachers, or to other pictures, lie in folders of their own beside these.
+        Each combination of teacher and images has a subfolder of its own.
         """
         pictures = data.train
         if pictures is None:
-            raise DataError(f"{data.name} has no pictures to train on; expected some in train/")
+            raise DataError(f"{data.name} has no images to train on; expected some in train/")
         folder = folder / compute_cache_key(teacher_view, pictures)
         make_folder(folder)
         if ranks.is_first:
@@ -80,7 +80,7 @@ class TeacherCache:
                 write_atomically(path, lambda place, found=found: write_array_with_checksum(place, found))
             elif progress is not None:
                 progress(len(rows))
-        ranks.all_reduce_sum(torch.zeros(1))  # all have written
+        ranks.all_reduce_sum(torch.zeros(1))  # wait until all processes have written
         last = len(pictures) - (count - 1) * IMAGES_PER_FILE
         files = [
             open_logits_file(
@@ -89,17 +89,17 @@ class TeacherCache:
             for number in range(count)
         ]
         if any(each is None for each in files):
-            raise CheckpointError(f"{folder} lost files of kept answers while they were read; expected them to stay")
+            raise CheckpointError(f"{folder}: files were deleted while the cache was opened; start the run again")
         return cls(folder, tuple(each for each in files if each is not None), teacher_view.device)
 
 
 @dataclass(frozen=True)
 class LogitsFile:
-    """A verified file of logits, (rows, classes), read row by row and never mapped: one that changes is an error."""
+    """A verified file of logits (rows, classes), read row by row, not memory-mapped, so that changes are detected."""
 
     path: Path
     shape: tuple[int, int]
-    fingerprint: tuple[int, ...]  # of the file when it was verified
+    fingerprint: tuple[int, ...]  # of the file at the time of verification
 
     def read_row(self, row: int) -> NDArray[np.float32]:
         length = 4 * self.shape[1]
@@ -122,16 +122,18 @@ def file_fingerprint(stat_result: os.stat_result) -> tuple[int, ...]:
 
 
 def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
-    """Of all that the answers depend on: the teacher, the pictures in their order, and how they are shown."""
+    """Digest of everything that the logits depend on: the teacher, the images in order, and their preprocessing."""
     found = hashlib.sha256(
         f"{teacher_view.teacher.fingerprint()} {teacher_view.columns} {teacher_view.student_preprocessing}".encode()
     )
     for index in range(len(dataset)):
-        name = re.sub("^image (?=[0-9]+ of )", "picture ", dataset.name(index))  # the word in keys of existing caches
+        name = re.sub(
+            "^image (?=[0-9]+ of )", "picture ", dataset.name(index)
+        )  # existing caches have this word in their keys
         found.update(f"{name} {dataset.label(index)}\n".encode("utf-8", "surrogateescape"))
     some = np.linspace(0, len(dataset) - 1, min(MAX_IMAGES_IN_KEY, len(dataset))).astype(
         np.int64
-    )  # names may stay the same
+    )  # files may be replaced under the same names
     for batch in evaluation_batches(DatasetSubset(dataset, some), teacher_view.student_preprocessing):
         found.update(batch.images.contiguous().numpy().data)
     return found.hexdigest()[:16]
@@ -140,7 +142,7 @@ def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
 def compute_teacher_logits(
     teacher_view: TeacherView, dataset: ImageDataset, rows: range, progress: Callable[[int], object] | None
 ) -> NDArray[np.float32]:
-    """The teacher's logits to these pictures; NaN where one cannot be read, which no batch will hold."""
+    """The teacher's logits for these images; NaN for unreadable ones, which are never in a batch."""
     found = np.full((len(rows), len(teacher_view.columns)), np.nan, np.float32)
     for batch in evaluation_batches(DatasetSubset(dataset, rows), teacher_view.student_preprocessing, batch=64):
         if len(batch.labels):
@@ -152,7 +154,7 @@ def compute_teacher_logits(
 
 
 def write_array_with_checksum(path: Path, array: NDArray[np.float32]) -> None:
-    """As a .npy file, followed by a checksum of it, which numpy ignores."""
+    """Write a .npy file with a checksum appended, which numpy ignores."""
     with path.open("w+b") as file:
         np.save(file, array, allow_pickle=False)
         size = file.tell()
@@ -163,7 +165,7 @@ def write_array_with_checksum(path: Path, array: NDArray[np.float32]) -> None:
 
 
 def open_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile | None:
-    """The file; None if the file is missing, or damaged: then with a warning."""
+    """Open a file; None if it is missing, or, with a warning, if it is damaged."""
     try:
         return verify_logits_file(path, shape)
     except FileNotFoundError:
@@ -178,7 +180,7 @@ def open_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile | None:
 
 
 def verify_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile:
-    """A file that passes its checksum; files of earlier versions have none."""
+    """Open a file and verify its checksum; files of earlier versions have none."""
     with os.fdopen(open_regular_file(path), "rb") as file:
         state = file_fingerprint(os.fstat(file.fileno()))
         if parse_npy_header(file.read(HEADER_BYTES)) != shape:

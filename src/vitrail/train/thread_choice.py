@@ -1,7 +1,7 @@
-"""How many threads a training computes on: measured at its start on a copy of the model, and fixed from then on.
+"""Choose the number of CPU threads: measured at the start on a copy of the model, then fixed for the run.
 
-More threads are faster on an idle machine. Next to other busy processes they wait for each other more than they
-compute, and fewer are faster: which it is, a second of steps tells.
+More threads are faster on an idle machine. Next to other busy processes, threads mostly wait for each other, and
+fewer are faster. About one second of training steps is enough to decide.
 """
 
 import os
@@ -22,17 +22,17 @@ from vitrail.machine import MAX_THREADS, count_cores
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer
 
-SECONDS = 1.2  # of measured steps, if they are short
-LONGEST = 10.0  # seconds, after which no round is begun: long steps tell enough by themselves
-BLOCK = 0.1  # seconds of steps in a row with one number of threads, at least
-ROUNDS = 3  # at least, each with a block for each number
-CLEAR = 1.3  # times as fast in every block: no more rounds are needed
-HOPELESS = 3.0  # times as slow as the best at first: not measured again
-GAIN = 1.05  # times as fast must more threads be: they take the time of other processes
-FEW = 100  # steps: in a shorter run the ten or so that are measured would take longer than they save
-SHORT = 1.0  # minutes, for a run with a budget
+SECONDS = 1.2  # total time of measured steps, if they are short
+LONGEST = 10.0  # seconds after which no round is started: long steps need no averaging
+BLOCK = 0.1  # minimum seconds of consecutive steps with the same number of threads
+ROUNDS = 3  # minimum; a round has one block per number of threads
+CLEAR = 1.3  # this many times as fast in every block: stop early
+HOPELESS = 3.0  # this many times as slow as the best in the first round: not measured again
+GAIN = 1.05  # more threads must be this many times as fast, since they slow down other processes
+FEW = 100  # steps; in a shorter run, measuring would take longer than it saves
+SHORT = 1.0  # the same in minutes, for a run with a time budget
 
-Blocks = dict[int, list[float]]  # by the number of threads, seconds a step
+Blocks = dict[int, list[float]]  # number of threads → seconds per step, one value per block
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ThreadChoice:
 
 
 def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadChoice:
-    """The number asked for, or of 1 to torch's own number the one that trains fastest now."""
+    """The requested number, or the fastest one from 1 to torch's default, as measured now."""
     most, loop = torch.get_num_threads(), plan.recipe.loop
     if asked != "auto":
         return ThreadChoice(check_threads(asked), "as given")
@@ -74,7 +74,7 @@ def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadC
 
 
 def get_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto"], where: str) -> int:
-    """The number that a run began with; torch's own for a run from before it was recorded."""
+    """The number that a run was started with; torch's default for old runs, which did not record it."""
     if asked != "auto":
         return check_threads(asked)
     threads = recorded.get("threads", torch.get_num_threads())
@@ -92,7 +92,7 @@ def check_threads(threads: int) -> int:
 
 
 def list_candidates(most: int) -> list[int]:
-    """All cores, all but one, and halves down to 1; the largest first."""
+    """All cores, all but one, half, a quarter and so on down to 1; largest first."""
     found = {most, max(1, most - 1)}
     while most > 1:
         most //= 2
@@ -101,16 +101,16 @@ def list_candidates(most: int) -> list[int]:
 
 
 def choose_fewest(speeds: Mapping[int, float]) -> int:
-    """The fewest threads that are as fast as any, but for a few percent."""
+    """The smallest number of threads within a few percent of the fastest."""
     best = max(speeds.values())
     return min(threads for threads, speed in speeds.items() if speed * GAIN >= best)
 
 
 def measure_threads(plan: Plan, numbers: Sequence[int]) -> Blocks:
-    """Seconds a step by the number of threads, in blocks that take turns; nothing of it is left afterwards."""
+    """Seconds per step for each number of threads, in interleaved blocks; restores the RNG and torch's threads."""
     chance, before = torch.get_rng_state(), torch.get_num_threads()
     trainer = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
-    if trainer.uses_early_size:  # images grow, and the large ones take most of the time
+    if trainer.uses_early_size:  # with progressive resizing, the large images take most of the time
         trainer.steps_done = trainer.steps - 1000
     try:
         with report_dead_workers(plan.workers):
@@ -126,7 +126,7 @@ def time_interleaved_steps(step: Callable[[], object], numbers: Sequence[int]) -
     for threads in numbers:
         blocks[threads] = [min(time_steps(step, threads, 1) for _ in range(2))]  # the first step fills caches
         if blocks[threads][0] > HOPELESS * find_fastest(blocks):
-            break  # fewer are slower still
+            break  # fewer would be even slower
     lengths = {
         threads: max(1, ceil(BLOCK / seconds[0]))
         for threads, seconds in blocks.items()
@@ -142,7 +142,7 @@ def time_interleaved_steps(step: Callable[[], object], numbers: Sequence[int]) -
 
 
 def time_steps(step: Callable[[], object], threads: int, steps: int) -> float:
-    """Seconds a step."""
+    """Seconds per step."""
     torch.set_num_threads(threads)
     start = perf_counter()
     for _ in range(steps):
@@ -155,7 +155,7 @@ def find_fastest(blocks: Blocks) -> float:
 
 
 def is_clearly_fastest(blocks: Blocks) -> bool:
-    """Whether one number is far ahead in every block, of two at least."""
+    """Whether one number is clearly the fastest in every block, after at least two blocks."""
     best = min(blocks, key=lambda threads: median(blocks[threads]))
     rest = [seconds for threads, each in blocks.items() if threads != best for seconds in each]
     return len(blocks[best]) > 1 and max(blocks[best]) * CLEAR < min(rest, default=float("inf"))

@@ -1,4 +1,4 @@
-"""Speed and memory of a training, measured on a copy of the model before it starts; steps from a budget of minutes."""
+"""Measure speed and memory on a copy of the model before training; compute the steps that fit into a time budget."""
 
 import resource
 import sys
@@ -17,8 +17,8 @@ from vitrail.train.evaluate import evaluate
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer
 
-MIN_TIMED_SECONDS = 4.0  # seconds of steps, at least
-BUDGET_SHARE = 0.97  # of a budget is planned for
+MIN_TIMED_SECONDS = 4.0  # of steps
+BUDGET_SHARE = 0.97  # of a time budget is planned; the rest is a reserve
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Throughput:
     peak_bytes: float  # of the process, or on the GPU
 
     def estimate_seconds(self, steps: int, steps_per_epoch: int, eval_every: int) -> float:
-        """Seconds of a training with its evaluations."""
+        """Total seconds of a run with its evaluations."""
         evaluations = 1 + (steps // (steps_per_epoch * eval_every) if eval_every else 0)
         return steps * self.step_seconds + evaluations * self.evaluation_seconds
 
@@ -90,7 +90,7 @@ def measure_step_seconds(trainer: Trainer, batches: Iterator[Batch]) -> float:
         trainer.step(batches)
     start, steps = monotonic(), 0
     more = torch.ones(1)
-    while more.item():  # until no process needs more: all must take the same steps
+    while more.item():  # all processes must take the same number of steps
         trainer.step(batches)
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)

@@ -34,7 +34,7 @@ from vitrail.train.training_state import (
     restore_random_state,
 )
 
-BATCH_MIXING_KEY = 2**31 - 1  # takes the place of the image index in the key that a batch is mixed by
+BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for mixing a batch
 
 
 class Trainer:
@@ -52,7 +52,7 @@ class Trainer:
         self.ema = WeightEMA(self.model, deepcopy(self.model), loop.ema) if loop.ema else None
         self.scaler = torch.GradScaler(plan.device.type, enabled=loop.precision == "float16")
         warmup = round(settings.warmup * self.steps_per_epoch)
-        self.warmup_steps = min(warmup, self.steps // 2)  # a short training must reach its peak
+        self.warmup_steps = min(warmup, self.steps // 2)  # a short run must reach its peak
         self.peak_lr = settings.lr * (loop.batch / settings.lr_batch if settings.lr_batch else 1)
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         compiled = torch.compile(self.model) if loop.compile else self.model
@@ -61,7 +61,7 @@ class Trainer:
 
     @property
     def trained_model(self) -> nn.Module:
-        """The result of the training: the moving average of the weights if the recipe has one."""
+        """The model to evaluate and save: the moving average of the weights if the recipe has one."""
         return self.ema.averaged_model if self.ema else self.model
 
     @property
@@ -145,7 +145,7 @@ class Trainer:
             self.metric_window[name][place] += value.to(self.metric_window[name].dtype) * weight
 
     def compute_mean_metrics(self) -> dict[str, float]:
-        """Means since the last log over all processes; a loss that is not finite ends the training."""
+        """Mean metrics since the last log, over all processes; an error if the loss is not finite."""
         count = (self.steps_done - 1) % self.log_every + 1
         rows = torch.stack([values[:count] for values in self.metric_window.values()])
         rows = self.ranks.all_reduce_sum(rows) / self.ranks.world_size

@@ -1,6 +1,6 @@
-"""All that a training needs to go on as if it had never stopped, in one safetensors file that appears whole.
+"""Training checkpoints: everything that a bit-identical resume needs, in one safetensors file, written atomically.
 
-Weights, their average, what the optimizers remember, the state of the random numbers, and what is not yet logged.
+Weights, their moving average, the state of optimizers and random number generators, and metrics not yet logged.
 """
 
 import json
@@ -26,15 +26,15 @@ HEADER_KEY = "vitrail-training"
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a training stands: tensors by name, and the numbers beside them."""
+    """The contents of a training checkpoint: tensors by name, and other values in `metadata`."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any]
-    path: Path | None = None  # of the file that it was read from
+    path: Path | None = None  # the file that it was read from
     verified: bool = False  # whether its checksum was verified; files of earlier versions have none
 
     def tensors_with_prefix(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `name/`, without it."""
+        """The tensors whose names begin with `prefix/`; the prefix is removed."""
         return {
             key.removeprefix(f"{prefix}/"): each for key, each in self.tensors.items() if key.startswith(f"{prefix}/")
         }
@@ -47,13 +47,13 @@ def write_training_state(state: TrainingState, path: Path) -> None:
 
 
 def read_training_state(path: Path) -> TrainingState:
-    """Reads a checkpoint and verifies its checksum; later changes to the file do not affect it."""
+    """Read a checkpoint into memory and verify its checksum."""
     try:
         return read_verified_state(path)
     except MemoryError:  # the file may be intact
         raise CheckpointError(f"{path} does not fit into memory; use a machine with more memory") from None
     except (OSError, SafetensorError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
-        if "allocate memory" in str(error):  # the wording of torch
+        if "allocate memory" in str(error):  # torch raises a RuntimeError
             raise CheckpointError(f"{path} does not fit into memory: {describe_error(error)}") from None
         raise DamagedCheckpointError(path, error) from None
 
@@ -62,7 +62,7 @@ def read_verified_state(path: Path) -> TrainingState:
     os.close(open_regular_file(path))
     with safe_open(path, "pt") as file:
         header: dict[str, str] = dict(file.metadata() or {})
-        if header.keys() - {HEADER_KEY, CHECKSUM_KEY} or HEADER_KEY not in header:  # so a damaged key is found, too
+        if header.keys() - {HEADER_KEY, CHECKSUM_KEY} or HEADER_KEY not in header:  # finds a damaged key, too
             raise ValueError("its header is not that of a training checkpoint")
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     intact = is_intact(tensors, header)
@@ -87,7 +87,7 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def get_optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """What optimizers remember of each weight, by its name."""
+    """The optimizer state of each weight, by name."""
     return {
         f"{name}/{key}": value
         for name, weight in model.named_parameters()

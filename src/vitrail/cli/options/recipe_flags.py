@@ -1,4 +1,4 @@
-"""Every setting of a recipe as a flag of its own, under its own name."""
+"""Recipe settings as command line flags of the same names."""
 
 from collections.abc import Iterable
 from dataclasses import make_dataclass
@@ -17,7 +17,7 @@ SECTION_GROUPS = {
 
 
 def make_flags_class(sections: Iterable[str]) -> Any:
-    """A class of all settings in these sections, none of them given."""
+    """A dataclass of all settings in these sections, each None by default."""
     found = list[tuple[str, Any, Any]]()
     for section, each in list_settings(sections):
         hint = get_type_hints(SECTIONS[section])[each.name]
@@ -42,5 +42,5 @@ else:
 
 
 def collect_given_flags(values: object) -> dict[str, Any]:
-    """The settings that stand on the command line."""
+    """The settings given on the command line."""
     return {name: value for name, value in vars(values or object).items() if value is not None and name[0] != "_"}

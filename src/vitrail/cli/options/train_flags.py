@@ -27,7 +27,7 @@ class TrainFlags:
     Parameters
     ----------
     data
-        fashion (embedded), or a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, of which a part is used
+        fashion (bundled), or a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, of which a part is used
         for validation; CIFAR-10 or -100, MNIST files; ImageNet.
     model
         A name that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.

@@ -18,26 +18,28 @@ class Augmentation:
     """Random changes of training images; with the defaults they are preprocessed as in evaluation."""
 
     crop: Literal["centre", "resized", "shift"] = field_with_help(
-        "centre", "crop: centre (as in evaluation), resized (RandomResizedCrop) or shift"
+        "centre", "Crop: centre (as in evaluation), resized (RandomResizedCrop) or shift."
     )
-    area: tuple[float, ...] = field_with_help((0.08, 1.0), "resized: smallest and largest share of the image area")
+    area: tuple[float, ...] = field_with_help(
+        (0.08, 1.0), "For crop resized: smallest and largest share of the image area."
+    )
     aspect: tuple[float, ...] = field_with_help(
-        (3 / 4, 4 / 3), "resized: smallest and largest ratio of width to height"
+        (3 / 4, 4 / 3), "For crop resized: smallest and largest ratio of width to height."
     )
-    shift: int = field_with_help(4, "shift: largest shift in pixels", MAY_BE_ZERO)
-    flip: float = field_with_help(0.0, "probability of a horizontal flip", SHARE)
+    shift: int = field_with_help(4, "For crop shift: largest shift in pixels.", MAY_BE_ZERO)
+    flip: float = field_with_help(0.0, "Probability of a horizontal flip.", SHARE)
     policy: Literal["none", "rand", "auto", "three"] = field_with_help(
-        "none", "none, rand (RandAugment), auto (AutoAugment for ImageNet) or three (grey, solarize or blur)"
+        "none", "Policy: none, rand (RandAugment), auto (AutoAugment for ImageNet) or three (grey, solarize or blur)."
     )
-    magnitude: float = field_with_help(9.0, "rand: magnitude of the operations, 0 to 10", MAY_BE_ZERO)
-    magnitude_std: float = field_with_help(0.5, "rand: standard deviation of the magnitude", MAY_BE_ZERO)
-    operations: int = field_with_help(2, "rand: operations per image", MAY_BE_ZERO)
-    jitter: float = field_with_help(0.0, "strength of colour jitter (brightness, contrast, saturation)", MAY_BE_ZERO)
-    erase: float = field_with_help(0.0, "probability of random erasing", SHARE)
-    mixup: float = field_with_help(0.0, "alpha of Mixup; 0 disables it", MAY_BE_ZERO)
-    cutmix: float = field_with_help(0.0, "alpha of CutMix; 0 disables it", MAY_BE_ZERO)
-    repeats: int = field_with_help(1, "views of each image per batch (repeated augmentation)")
-    smoothing: float = field_with_help(0.0, "label smoothing", RATE)
+    magnitude: float = field_with_help(9.0, "For policy rand: magnitude of the operations, 0 to 10.", MAY_BE_ZERO)
+    magnitude_std: float = field_with_help(0.5, "For policy rand: standard deviation of the magnitude.", MAY_BE_ZERO)
+    operations: int = field_with_help(2, "For policy rand: operations per image.", MAY_BE_ZERO)
+    jitter: float = field_with_help(0.0, "Strength of colour jitter (brightness, contrast, saturation).", MAY_BE_ZERO)
+    erase: float = field_with_help(0.0, "Probability of random erasing.", SHARE)
+    mixup: float = field_with_help(0.0, "Alpha of Mixup; 0 disables it.", MAY_BE_ZERO)
+    cutmix: float = field_with_help(0.0, "Alpha of CutMix; 0 disables it.", MAY_BE_ZERO)
+    repeats: int = field_with_help(1, "Views of each image per batch (repeated augmentation).")
+    smoothing: float = field_with_help(0.0, "Label smoothing.", RATE)
 
     def __post_init__(self) -> None:
         check_fields(self)
