@@ -14,8 +14,9 @@ import torch
 
 import vitrail
 from vitrail.checkpoint import write
-from vitrail.cli import PipeTolerantOutput, name_options
+from vitrail.cli import name_options
 from vitrail.errors import ConfigError
+from vitrail.output_streams import PipeTolerantOutput
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"

@@ -7,12 +7,10 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -20,6 +18,7 @@ from vitrail import __version__
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import VitrailError, describe_error
 from vitrail.machine import bound_spinning
+from vitrail.output_streams import open_devnull, redirect_to_devnull, tolerate_broken_pipe
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
@@ -83,41 +82,6 @@ def name_options(message: str, fields: Sequence[str]) -> str:
 def print_warning(message: Warning | str, *_: object, **__: object) -> None:
     text = name_options(str(message), getattr(message, "fields", ()))
     print(f"vitrail: warning: {' '.join(text.split())}", file=sys.stderr)
-
-
-def open_devnull() -> TextIOWrapper:
-    return Path(os.devnull).open("w")
-
-
-class PipeTolerantOutput(TextIOWrapper):
-    """An output whose reader may exit, as in `vitrail train | tee log`, without ending hours of work."""
-
-    def write(self, text: str, /) -> int:
-        with self.ignore_broken_pipe():
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self.ignore_broken_pipe():
-            super().flush()
-
-    @contextmanager
-    def ignore_broken_pipe(self) -> Generator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            redirect_to_devnull(self)
-
-
-def tolerate_broken_pipe(stream: TextIO) -> TextIO:
-    if not isinstance(stream, TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
-        return stream
-    return PipeTolerantOutput(stream.buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)
-
-
-def redirect_to_devnull(stream: TextIO) -> None:
-    """Drop what is still to be written: it would fail again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def main() -> NoReturn:

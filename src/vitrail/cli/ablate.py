@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from contextlib import nullcontext, redirect_stdout
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from cyclopts import Parameter
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags
 from vitrail.cli.options.values import parse_field, parse_size
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.study.ablation_runs import TrainingStudy
@@ -71,28 +70,12 @@ def ablate(
     others = [parse_replacements(item) for item in replaced or ()]
     chosen = flags.resolve_recipe(recipe, collect_given_flags(settings), DEFAULT_STUDENT if teacher else None)
     seeds = flags.list_seeds(chosen)
-    request = flags.make_request(chosen, teacher, teacher_cache)
+    request = flags.make_request(chosen, teacher=teacher, teacher_cache=teacher_cache)
 
-    from vitrail.study.ablation_plan import Ablation
-    from vitrail.study.ablation_results import AblationResults
-    from vitrail.study.ablation_runs import TrainingStudy, list_ablation_runs
-    from vitrail.train.distributed import Ranks, resolve_device
-    from vitrail.train.teacher import Teacher
+    from vitrail.study.ablation_study import plan_ablation_study
 
-    device = resolve_device(flags.device, Ranks())
-    ablation = Ablation(request)
-    rows = ablation.build_rows(without or (), others, each=each)
-    folder = flags.out or Path("runs") / f"{chosen.name}-ablation"
-    loaded_teacher = Teacher.from_name(request.teacher) if request.teacher else None
-    if loaded_teacher is not None:
-        ablation.check_teacher_fits(rows, loaded_teacher, device)
-    data = ablation.data.name
-    study = TrainingStudy(
-        title=f"ablation of {chosen.name} on {data}",
-        rows=rows,
-        runs=list_ablation_runs(rows, seeds, folder, loaded_teacher),
-        folder=folder,
-        read_table=partial(AblationResults.read, chosen.name, data, rows),
+    study = plan_ablation_study(
+        request, without or (), others, each=each, seeds=seeds, folder=flags.out, device=flags.device
     )
     run_study(study, flags)
 
@@ -111,21 +94,13 @@ def parse_replacements(text: str) -> dict[str, Any]:
 
 def run_study(study: "TrainingStudy", flags: StudyFlags) -> None:
     """Train what is left to train, write the table and print it. A dry run only prints the rows."""
-    from vitrail.train.distributed import join_process_group
-
-    with join_process_group() as ranks, redirect_stdout(sys.stderr) if flags.as_json else nullcontext():
-        if ranks.is_first:
-            print("\n".join(study.describe()), flush=True)
-        failed = {} if flags.dry_run else study.train(flags.make_runtime(), ranks)
-    if not ranks.is_first:
+    with redirect_stdout(sys.stderr) if flags.as_json else nullcontext():
+        result = study.run(flags.make_runtime(), dry_run=flags.dry_run)
+    if result is None:  # another process prints it
         return
-    table = study.read_table(() if flags.dry_run else study.runs, {name: str(each) for name, each in failed.items()})
-    written = () if flags.dry_run else table.write(study.folder)
     if flags.as_json:
-        print(json.dumps(table.to_json(), indent=2))
+        print(json.dumps(result.table.to_json(), indent=2))
     elif not flags.dry_run:
-        files = ", ".join(map(str, written))
-        print(f"\n{table}\n\nwritten: {files}; all runs: vitrail runs {quote(str(study.folder))}")
-    for name, error in failed.items():
-        message = f"{len(failed)} of {len(study.runs)} runs failed: {name}: {error}"
-        raise VitrailError(message, fields=error.fields)
+        files = ", ".join(map(str, result.written))
+        print(f"\n{result.table}\n\nwritten: {files}; all runs: vitrail runs {quote(str(study.folder))}")
+    result.raise_if_failed()

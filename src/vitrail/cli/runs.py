@@ -2,14 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from vitrail.cli.options import model_flags as flags
 from vitrail.files import check_output_paths
-from vitrail.text import format_duration, format_table, make_printable
-
-COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
+from vitrail.text import format_table
 
 
 def runs(
@@ -17,8 +13,8 @@ def runs(
     /,
     *,
     out: Path | None = None,
-    overwrite: Annotated[bool, Parameter(negative=())] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    overwrite: flags.Overwrite = False,
+    as_json: flags.Json = False,
 ) -> None:
     """List the runs in a folder: model, data, recipe, steps, validation accuracy (best and last), loss, time, state.
 
@@ -36,13 +32,9 @@ def runs(
         A folder of runs, or one run.
     out
         A file for a plot of training loss and validation accuracy: .png, .svg or .pdf.
-    overwrite
-        Replace OUT if it exists.
-    as_json
-        Print JSON instead of a table.
     """
     from vitrail.train.plots import plot_training_curves
-    from vitrail.train.run_list import read_run_summaries
+    from vitrail.train.run_list import list_run_cells, read_run_summaries
 
     if out is not None:
         check_output_paths([out], overwrite=overwrite)
@@ -52,22 +44,6 @@ def runs(
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))
         return
-    lines = [
-        (
-            *(make_printable(text, 40) for text in (run.name, run.model, run.data, run.recipe)),
-            f"{run.step}/{'?' if run.steps is None else run.steps}",
-            format_percent(run.best_value("val_top1")),
-            format_percent(run.last_value("val_top1")),
-            "" if (loss := run.last_value("loss")) is None else f"{loss:.4f}",
-            format_duration(run.last_value("seconds")),
-            make_printable(run.state, 100),
-        )
-        for run in found
-    ]
-    print("\n".join(format_table(COLUMNS, lines, "llllrrrrrl")))
+    print("\n".join(format_table(*list_run_cells(found))))
     if out is not None:
         print(f"\ncurves in {out}")
-
-
-def format_percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.2%}"

@@ -1,6 +1,5 @@
 """vitrail study positions: compare the kinds of positions of a ViT, and where they are added."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -50,23 +49,6 @@ def positions(
     seeds = flags.list_seeds(chosen)
     request = flags.make_request(chosen)
 
-    from vitrail.study.ablation_results import AblationResults
-    from vitrail.study.ablation_runs import TrainingStudy, list_ablation_runs
-    from vitrail.study.position_study import PositionStudyResults, build_position_rows
-    from vitrail.train.distributed import Ranks, resolve_device
+    from vitrail.study.position_study import plan_position_study
 
-    resolve_device(flags.device, Ranks())  # at once, not when the first is trained
-    ablation, rows = build_position_rows(request)
-    data = ablation.data.name
-    folder = flags.out or Path("runs") / f"{Path(data).name or 'data'}-positions"
-    runs = list_ablation_runs(rows, seeds, folder)
-    study = TrainingStudy(
-        title=f"positions of {chosen.model} by recipe {chosen.name} on {data}",
-        rows=rows,
-        runs=sorted(runs, key=lambda run: run.seed),
-        folder=folder,
-        read_table=lambda runs, failed: PositionStudyResults(
-            AblationResults.read(chosen.name, data, rows, runs, failed)
-        ),
-    )
-    run_study(study, flags)
+    run_study(plan_position_study(request, seeds=seeds, folder=flags.out, device=flags.device), flags)

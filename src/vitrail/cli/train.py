@@ -61,5 +61,6 @@ def start_or_resume(
 
     from vitrail.train.run import start_run
 
-    request = flags.make_request(recipe, teacher, teacher_cache, parse_fields(teacher_fields) or None)
+    known = parse_fields(teacher_fields) or None
+    request = flags.make_request(recipe, teacher=teacher, teacher_cache=teacher_cache, teacher_fields=known)
     start_run(request, flags.out, flags.make_runtime(), start=start, dry_run=flags.dry_run)

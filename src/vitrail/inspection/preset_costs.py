@@ -2,16 +2,13 @@
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from rich.progress import track
 
-import vitrail.models
 from vitrail.inspection.summary import summarize
 from vitrail.models.catalog import create, find_preset, list_models
-
-COSTS_FILE = Path(vitrail.models.__file__).with_name("costs.json")
+from vitrail.models.preset_list import COSTS_FILE
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.study.ablation_plan import AblationRow, format_value, json_round_trip
-from vitrail.train.distributed import Ranks
+from vitrail.train.distributed import Ranks, join_process_group
 from vitrail.train.loop import StoppedError
 from vitrail.train.request import Request, Runtime
 from vitrail.train.run import report_lines, resume_run, start_run
@@ -98,6 +98,21 @@ class StudyTable(Protocol):
     def write(self, folder: Path) -> list[Path]: ...
 
 
+@dataclass(frozen=True)
+class StudyResult:
+    """The table of a study, the files that it was written to, and the runs that diverged."""
+
+    table: StudyTable
+    written: list[Path]
+    failed: Mapping[str, DivergedError]
+    runs: int
+
+    def raise_if_failed(self) -> None:
+        for name, error in self.failed.items():
+            message = f"{len(self.failed)} of {self.runs} runs failed: {name}: {error}"
+            raise VitrailError(message, fields=error.fields)
+
+
 class StudyStoppedError(VitrailError):
     """A run was stopped; the same command resumes the study."""
 
@@ -123,6 +138,20 @@ class TrainingStudy:
         counts = f"{len(self.runs)} runs" + (f" ({some})" if some else "")
         rows = [f"  {row.name.ljust(width)}  {row.description}" for row in self.rows]
         return [f"{self.title}: {counts} in {self.folder}", *rows]
+
+    def run(self, runtime: Runtime, *, dry_run: bool = False) -> "StudyResult | None":
+        """Train what is left to train and write the table; None in every process but the first.
+
+        A dry run only reports the rows.
+        """
+        with join_process_group() as ranks:
+            report_lines(runtime, ranks, *self.describe())
+            failed = {} if dry_run else self.train(runtime, ranks)
+        if not ranks.is_first:
+            return None
+        runs = () if dry_run else self.runs
+        table = self.read_table(runs, {name: str(error) for name, error in failed.items()})
+        return StudyResult(table, [] if dry_run else table.write(self.folder), failed, len(self.runs))
 
     def train(self, runtime: Runtime, ranks: Ranks) -> dict[str, DivergedError]:
         """Finish every run; return those that diverged, since they are results as well."""

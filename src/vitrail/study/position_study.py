@@ -5,7 +5,7 @@ positions and the others are compared with it. Relative positions differ from th
 sequence, here they are (rows, columns).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import sqrt
@@ -24,7 +24,9 @@ from vitrail.study.ablation_results import (
     markdown_table,
     write_table_files,
 )
+from vitrail.study.ablation_runs import AblationRun, TrainingStudy, list_ablation_runs
 from vitrail.text import format_table
+from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.request import Request
 
 PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
@@ -171,6 +173,27 @@ class PositionStudyResults:
             if save_position_study_plot(self, folder / "positions.png"):
                 written.append(folder / "positions.png")
         return written
+
+
+def plan_position_study(
+    request: Request, *, seeds: Sequence[int] = (0,), folder: Path | None = None, device: str = "auto"
+) -> TrainingStudy:
+    """The rows of the study and their runs in the folder, by default one in runs/; one seed after the other."""
+    resolve_device(device, Ranks())  # at once, not when the first is trained
+    recipe, (ablation, rows) = request.recipe, build_position_rows(request)
+    data = ablation.data.name
+    folder = folder or Path("runs") / f"{Path(data).name or 'data'}-positions"
+
+    def read_table(runs: Sequence[AblationRun], failed: Mapping[str, str]) -> PositionStudyResults:
+        return PositionStudyResults(AblationResults.read(recipe.name, data, rows, runs, failed))
+
+    return TrainingStudy(
+        title=f"positions of {recipe.model} by recipe {recipe.name} on {data}",
+        rows=rows,
+        runs=sorted(list_ablation_runs(rows, seeds, folder), key=lambda run: run.seed),
+        folder=folder,
+        read_table=read_table,
+    )
 
 
 def describe_gains(gains: Mapping[PositionCell, float]) -> str:

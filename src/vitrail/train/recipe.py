@@ -221,3 +221,32 @@ def open_recipe(name: str) -> Recipe:
         return Recipe(name=path.stem).with_settings({each: value for each, value in data.items() if each != "name"})
     except ConfigError as error:
         raise ConfigError(f"the recipe {path.name}: {error}") from None
+
+
+def choose_recipe(
+    name: str | None,
+    changes: Mapping[str, Any],
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    init: str | None = None,
+    fields: Mapping[str, Any] | None = None,
+    default_model: str | None = None,
+) -> Recipe:
+    """The recipe for a model and data, by default the usual one, with other settings and fields of the model.
+
+    Without a `model`, it is the recipe's, or without an `init` the `default_model`.
+    """
+    if "epochs" in changes:
+        if "minutes" in changes:
+            raise ConfigError("pass either `minutes` or `epochs`, not both", ("minutes", "epochs"))
+        changes = {**changes, "minutes": None}  # instead of the recipe's budget
+    embedded = data in (None, "fashion") and model is None
+    usual = "finetune" if init else "fashion" if embedded else "scratch"
+    recipe = open_recipe(usual if name is None else name)
+    if recipe.model is not None and (init or model not in (None, recipe.model)):
+        # they are for the model that the recipe names
+        recipe = replace(recipe, model=None, fields={}, preprocessing={})
+        recipe = recipe.with_settings({"whiten": False, "early_size": 0})
+    named = model or recipe.model or (None if init else default_model)
+    return recipe.with_settings({**changes, "fields": fields or {}, "model": named})

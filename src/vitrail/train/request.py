@@ -82,6 +82,46 @@ class Request:
         return replace(self, recipe=replace(self.recipe, model=model), trusted=external)
 
 
+def make_request(
+    recipe: Recipe,
+    *,
+    data: str | None = None,
+    init: str | None = None,
+    teacher: str | None = None,
+    teacher_cache: Path | None = None,
+    teacher_fields: dict[str, Any] | None = None,
+    val_share: float | None = None,
+    real: Path | None = None,
+    cache: float | None = None,
+    trusted_code: Sequence[str] = (),
+) -> Request:
+    """The request of a user, who names the code that may be imported, and a teacher from timm; None is the default."""
+    if cache is not None and cache < 0:
+        raise ConfigError(f"`cache` {cache}; expected gigabytes, or 0 to disable it", ("cache",))
+    request = Request(
+        data=resolve_if_path("fashion" if data is None else data),
+        recipe=recipe,
+        init=None if init is None else resolve_if_path(init),
+        teacher=None if teacher is None else resolve_if_path(teacher),
+        teacher_cache=None if teacher_cache is None else str(teacher_cache.resolve()),
+        teacher_fields=teacher_fields,
+        val_share=0.2 if val_share is None else val_share,
+        real=None if real is None else resolve_if_path(str(real)),
+        cache=1.0 if cache is None else cache,
+    )
+    timm = [teacher] if teacher is not None and teacher.startswith(TIMM_PREFIX) else []
+    return request.with_trusted_code([*trusted_code, *timm], f"the recipe {recipe.name}")
+
+
+def resolve_if_path(path_or_name: str) -> str:
+    """A path made absolute, so that the run can be resumed from another folder; a name as it is."""
+    return (
+        str(Path(path_or_name).resolve())
+        if path_or_name not in ("", "fashion") and Path(path_or_name).exists()
+        else path_or_name
+    )
+
+
 def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -> tuple[str | None, list[str]]:
     """The model to use for the one that a file names, and the entries of `code` that are for something else.
 

@@ -1,5 +1,6 @@
 """List run folders with model, data, progress and results, even if a run was killed or is damaged."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, LOG_FILE, PLAN_FILE, is_run_finished, try_read_plan
 from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
+from vitrail.text import TableCells, format_duration, make_printable
 from vitrail.train.log import LogRecord, TrainingLog
+
+COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,27 @@ class RunSummary:
                 for name in ("val_top1", "val_top5", "val_loss", "loss", "accuracy", "seconds")
             },
         }
+
+
+def list_run_cells(runs: Sequence[RunSummary]) -> TableCells:
+    """The cells of a table with one row per run."""
+    rows = [
+        (
+            *(make_printable(text, 40) for text in (run.name, run.model, run.data, run.recipe)),
+            f"{run.step}/{'?' if run.steps is None else run.steps}",
+            format_percent(run.best_value("val_top1")),
+            format_percent(run.last_value("val_top1")),
+            "" if (loss := run.last_value("loss")) is None else f"{loss:.4f}",
+            format_duration(run.last_value("seconds")),
+            make_printable(run.state, 100),
+        )
+        for run in runs
+    ]
+    return COLUMNS, rows, "llllrrrrrl"
+
+
+def format_percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
 
 
 def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:

@@ -1,16 +1,17 @@
 """The options of `vitrail train`, `distill`, `ablate` and `study positions`, and the request that they make."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.values import parse_field, parse_size
+from vitrail.cli.options.model_flags import Device
+from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
-from vitrail.train.recipe import Recipe, open_recipe
+from vitrail.train.recipe import Recipe, choose_recipe
 
 if TYPE_CHECKING:
     from vitrail.train.request import Request, Runtime
@@ -41,8 +42,6 @@ class TrainFlags:
         Dropout rate of the model.
     stochastic_depth
         Rate at which the last block is skipped; it grows linearly from 0 at the first block.
-    device
-        auto, cpu, cuda, cuda:1, mps.
     workers
         Processes that load images (default: automatic).
     threads
@@ -68,7 +67,7 @@ class TrainFlags:
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
     dropout: float | None = None
     stochastic_depth: float | None = None
-    device: str = "auto"
+    device: Device = "auto"
     workers: int | None = None
     threads: int | Literal["auto"] = "auto"
     cache: float | None = None
@@ -83,22 +82,19 @@ class TrainFlags:
 
     def resolve_recipe(self, name: str | None, changes: dict[str, Any], default_model: str | None = None) -> Recipe:
         """The recipe of that name with the given settings; `default_model` is used if nothing names a model."""
-        if "epochs" in changes:
-            if "minutes" in changes:
-                raise ConfigError("pass either --minutes or --epochs, not both")
-            changes = {**changes, "minutes": None}  # instead of the recipe's budget
-        at_model = {**dict(parse_field(item) for item in self.fields or ()), **self.given_rates}
+        fields = {**parse_fields(self.fields), **self.given_rates}
         if self.image_size is not None:
-            at_model["image_size"] = parse_size(self.image_size)
-        embedded = self.data in (None, "fashion") and self.model is None
-        usual = "finetune" if self.init else "fashion" if embedded else "scratch"
-        recipe = open_recipe(usual if name is None else name)
-        if recipe.model is not None and (self.init or self.model not in (None, recipe.model)):
-            # they are for the model that the recipe names
-            recipe = replace(recipe, model=None, fields={}, preprocessing={})
-            recipe = recipe.with_settings({"whiten": False, "early_size": 0})
-        named = self.model or recipe.model or (None if self.init else default_model)
-        return recipe.with_settings({**changes, "fields": at_model, "model": named})
+            fields["image_size"] = parse_size(self.image_size)
+        return choose_recipe(
+            name, changes, data=self.data, model=self.model, init=self.init, fields=fields, default_model=default_model
+        )
+
+    def make_request(self, recipe: Recipe, **teacher: Any) -> "Request":
+        """The request for a run of this recipe; `teacher` has what `make_request` takes about one."""
+        from vitrail.train.request import make_request
+
+        names = ("data", "init", "val_share", "real", "cache", "trusted_code")
+        return make_request(recipe, **{name: getattr(self, name) for name in names}, **teacher)
 
     @property
     def trusted_code(self) -> list[str]:
@@ -107,32 +103,6 @@ class TrainFlags:
 
         by_model = [self.model] if self.model is not None and is_external_name(self.model) else []
         return list(dict.fromkeys([*by_model, *(self.trust_code or ())]))
-
-    def make_request(
-        self,
-        recipe: Recipe,
-        teacher: str | None = None,
-        teacher_cache: Path | None = None,
-        teacher_fields: dict[str, Any] | None = None,
-    ) -> "Request":
-        """The request for a run of this recipe."""
-        if self.cache is not None and self.cache < 0:
-            raise ConfigError(f"--cache {self.cache}; expected gigabytes, or 0 to disable it")
-        from vitrail.train.request import Request
-
-        request = Request(
-            data=resolve_if_path("fashion" if self.data is None else self.data),
-            recipe=recipe,
-            init=None if self.init is None else resolve_if_path(self.init),
-            teacher=None if teacher is None else resolve_if_path(teacher),
-            teacher_cache=None if teacher_cache is None else str(teacher_cache.resolve()),
-            teacher_fields=teacher_fields,
-            val_share=0.2 if self.val_share is None else self.val_share,
-            real=None if self.real is None else resolve_if_path(str(self.real)),
-            cache=1.0 if self.cache is None else self.cache,
-        )
-        timm = [teacher] if teacher is not None and teacher.startswith("timm:") else []  # named here, not by a file
-        return request.with_trusted_code([*self.trusted_code, *timm], f"the recipe {recipe.name}")
 
     def make_runtime(self) -> "Runtime":
         from vitrail.cli.output.progress import progress_bar
@@ -206,15 +176,5 @@ class StudyFlags(TrainFlags):
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False
 
     def list_seeds(self, recipe: Recipe) -> range:
-        if self.seeds < 1:
-            raise ConfigError(f"--seeds {self.seeds}; expected at least 1")
+        check_minimum("--seeds", self.seeds, 1)
         return range(recipe.loop.seed, recipe.loop.seed + self.seeds)
-
-
-def resolve_if_path(path_or_name: str) -> str:
-    """A path made absolute, so that the run can be resumed from another folder; a name as it is."""
-    return (
-        str(Path(path_or_name).resolve())
-        if path_or_name not in ("", "fashion") and Path(path_or_name).exists()
-        else path_or_name
-    )
