@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ TRAINED_SIZE = (
     "trained_size"  # size of the training images, for grids with the same number of positions; not a config field
 )
 
+if TYPE_CHECKING:
+    from vitrail.models.family import ImageModel
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -49,7 +52,7 @@ def load(
     policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
     **fields: Any,
-) -> Any:
+) -> "ImageModel":
     """Load the model in a file or folder of any layout, in its own configuration or adapted to another one.
 
     load("deit_tiny_patch16_224.pth"), load("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"),

@@ -10,22 +10,25 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.files import check_regular_file
 from vitrail.models import FAMILIES
 from vitrail.models.family import Family
 
+if TYPE_CHECKING:
+    from vitrail.models.family import ImageModel
 
-def create(name: str, /, **fields: Any) -> Any:
+
+def create(name: str, /, **fields: Any) -> "ImageModel":
     """Build a model with newly initialized weights: create("vit_base_patch16_224", classes=10, image_size=384).
 
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
     """
     family, preset = find_preset(name, trusted=name)
-    return family.build(family.configure(preset, **fields))
+    return cast("ImageModel", family.build(family.configure(preset, **fields)))
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, unknown_name_error
 
@@ -27,6 +27,19 @@ TIMM_FIELD_NAMES = {  # timm's name → ours
     "drop_path_rate": "stochastic_depth",
     "dynamic_img_size": "dynamic",
 }
+
+
+if TYPE_CHECKING:
+
+    class ImageModel(nn.Module):
+        """What the module of every family offers, for type checkers; its other attributes depend on the family."""
+
+        config: Any
+
+        def tokens(self, images: Tensor) -> Tensor: ...
+        def logits(self, tokens: Tensor) -> Tensor: ...
+        def __call__(self, images: Tensor) -> Tensor: ...
+        def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
