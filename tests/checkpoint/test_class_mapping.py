@@ -92,6 +92,10 @@ def test_split_label(label: str, names: list[str]) -> None:
 
 def test_there_is_one_label_per_class() -> None:
     assert check_class_labels(["a", "b"], 2) == ("a", "b")
-    for labels, says in (("ab", "expected a list of texts"), (["a"], "1 labels for 2 classes"), ([1, 2], "a list of")):
+    for labels, says in (
+        ("ab", "expected a list of strings"),
+        (["a"], "1 labels for 2 classes"),
+        ([1, 2], "a list of"),
+    ):
         with pytest.raises(ConfigError, match=says):
             check_class_labels(labels, 2)  # pyright: ignore[reportArgumentType]

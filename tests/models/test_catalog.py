@@ -73,7 +73,7 @@ def test_list_models() -> None:
             f"{EXAMPLE}",
             r"own_family.py' has no preset; expected .*own_family\.py:mixer_tiny or another of its presets",
         ),
-        (None, r"the model name is None; expected text"),
+        (None, r"the model name is None; expected a string"),
     ],
 )
 def test_unknown_models(name: Any, message: str) -> None:

@@ -77,7 +77,7 @@ def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> d
     labels, preprocessing = data.get("labels"), data.get("preprocessing")
     if labels is not None:
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of texts")
+            raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of strings")
         data["labels"] = tuple(labels)
     if preprocessing is not None:
         names = [each.name for each in fields(Preprocessing)]

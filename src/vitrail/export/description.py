@@ -26,7 +26,7 @@ FORMAT_VERSION = 1  # grows only when an older vitrail can no longer use the fil
 PRECISIONS = ("fp32", "int8")
 OutputKind = Literal["logits", "class", "mean", "tokens"]  # logits, or one kind of features
 OUTPUT_KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
-CHECKPOINT_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of a checkpoint, which is not an export
+CHECKPOINT_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in a checkpoint, not in an export
 FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "precision": str,
     "output": str,

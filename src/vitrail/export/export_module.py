@@ -36,12 +36,10 @@ class ExportModule(nn.Module):
         self.preprocessing = preprocessing
         self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
         embed = getattr(self.model, "patch_embed", None)
-        self.folds_normalisation = type(embed) is PatchEmbed  # zero padding in a stem would be another colour
+        self.folds_normalisation = type(embed) is PatchEmbed  # a padded stem would pad with 0, not the mean colour
         if isinstance(embed, PatchEmbed) and self.folds_normalisation:
             self.model.patch_embed = PixelPatchEmbed(embed, preprocessing)
-        merges = any(
-            isinstance(module, MergingBlocks) for module in self.model.modules()
-        )  # which needs the attention itself
+        merges = any(isinstance(module, MergingBlocks) for module in self.model.modules())  # merging needs the keys
         if fused and not merges:
             for module in [*self.model.modules()]:
                 inner = getattr(module, "attn", None)
@@ -81,7 +79,7 @@ def compute_output(model: Any, images: Tensor, output: OutputKind) -> Tensor:
 
 def check_output_available(model: Any, output: OutputKind) -> None:
     config = getattr(model, "config", None)
-    if output == "logits" and not getattr(config, "classes", getattr(model, "num_classes", 0)):  # timm's has the latter
+    if output == "logits" and not getattr(config, "classes", getattr(model, "num_classes", 0)):  # the latter in timm
         raise ConfigError("the model has no head; expected one with classes")
     if output != "logits" and not hasattr(model, "tokens"):
         raise ConfigError(f"{type(model).__name__} has no tokens; features need a model of vitrail's families")

@@ -1,4 +1,4 @@
-"""Check a map by occlusion: remove the most or the least attended patches and watch the class probability.
+"""Check a map by occlusion: remove the most or the least attended patches and measure the class probability.
 
 B images, C channels, H×W pixels, N = E + n tokens: E prefix tokens and n = h·w patches, D width, K removed shares.
 """

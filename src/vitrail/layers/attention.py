@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
 
     def weights(self, x: Tensor, inputs: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """What `forward` multiplies the values by: (B, H, Nq, Nx)."""
+        """The attention probabilities that `forward` multiplies the values by: (B, H, Nq, Nx)."""
         return attention_weights(*self.project(x, inputs)[:2], mask)
 
 
@@ -139,7 +139,7 @@ class SelfAttention(nn.Module):
         return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
 
     def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
-        """What `forward` multiplies the values by when every token is a query: (B, H, N, N)."""
+        """The attention probabilities of `forward` if every token is a query: (B, H, N, N)."""
         q, k, _, mask = self.project(x, grid, mask)
         return self.weigh(q, k, mask)
 

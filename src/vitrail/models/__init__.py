@@ -1,3 +1,3 @@
-"""One file per architecture: its config, its module, its presets and, last, its family."""
+"""Architectures, one file each: config, module, presets and, at the end, the FAMILY that combines them."""
 
 FAMILIES = ("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "resnet", "regnety")

@@ -28,17 +28,17 @@ class CaiTConfig:
     patch_size: Size = 16
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
-    width: int = 384  # of a token
+    width: int = 384  # channels of a token
     depth: int = 24  # blocks of patches with talking heads
     class_depth: int = 2  # blocks after them, in which the class token attends to the patches
-    heads: int = 8  # share the width
+    heads: int = 8  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 4·width
     layer_scale: float = 1e-5  # the factor that a block's branches start with
     norm_eps: float = 1e-6
     dropout: float = field(default=0.0, metadata=RATE)  # this and the next two: only in the blocks of patches
     attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block
-    dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
+    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -43,7 +43,7 @@ def list_models(pattern: str = "*") -> list[str]:
 def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
     """The family and config of a name; a family outside the package is imported only if it is `trusted`."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"the model name is {name!r}; expected text, for example 'ViT-B/16'")
+        raise ConfigError(f"the model name is {name!r}; expected a string, for example 'ViT-B/16'")
     if is_external_name(name) and name != trusted:
         raise UntrustedCodeError(name)
     if name.endswith(".py"):

@@ -33,9 +33,9 @@ class CCTConfig:
     batch_norm: bool = False  # after each convolution
     channels: int = 3
     classes: int = field(default=10, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
-    width: int = 256  # of a token
+    width: int = 256  # channels of a token
     depth: int = 7  # blocks
-    heads: int = 4  # share the width
+    heads: int = 4  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 2·width
     published: bool = True  # no qkv bias, the MLP is added to the normalised tokens; otherwise as in a ViT
     neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbour
@@ -44,7 +44,7 @@ class CCTConfig:
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)  # 0.1 in the paper
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block, 0 at the first; 0.1 in the paper
-    dynamic: bool = False  # take any multiple of the stride at run time, the table resampled
+    dynamic: bool = False  # accept any multiple of the stride at run time; the table is resampled
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -25,9 +25,9 @@ class DeiTConfig:
     patch_size: Size = 16
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the features
-    width: int = 768  # of a token
+    width: int = 768  # channels of a token
     depth: int = 12  # blocks
-    heads: int = 12  # share the width
+    heads: int = 12  # attention heads, each width / heads wide
     distilled: bool = False  # a distillation token next to the class token, with its own head
     answer: Literal["both", "class", "distill"] = (
         "both"  # output of a distilled model: mean of both heads, or one of them
@@ -37,8 +37,8 @@ class DeiTConfig:
     norm_eps: float = 1e-6
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
-    dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
         check_fields(self)

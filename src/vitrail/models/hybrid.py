@@ -29,15 +29,15 @@ class HybridConfig:
     patch_size: Size = 1  # on the feature map
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the features
-    width: int = 768  # of a token
+    width: int = 768  # channels of a token
     depth: int = 12  # blocks of the encoder
-    heads: int = 12  # share the width
+    heads: int = 12  # attention heads, each width / heads wide
     norm_eps: float = 1e-6
     constants: Constants = "timm"  # google: as the models were trained; logits differ by 1e-3
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
-    dynamic: bool = False  # take any multiple of the stride at run time, the table resampled
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the stride at run time; the table is resampled
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -28,9 +28,9 @@ class LinformerConfig:
     patch_size: Size = 16
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
-    width: int = 768  # of a token
+    width: int = 768  # channels of a token
     depth: int = 12  # blocks
-    heads: int = 12  # share the width
+    heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 4·width
     projected: int = 64  # the paper's k: mixtures of all tokens that serve as keys and values
     shared: Literal["none", "heads", "kv", "layers"] = (
@@ -39,8 +39,8 @@ class LinformerConfig:
     norm_eps: float = 1e-6
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
-    dynamic: bool = False  # take any multiple of the patch size at run time, table and projections resampled
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the patch size at run time; table and projections are resampled
 
     def __post_init__(self) -> None:
         check_fields(self)

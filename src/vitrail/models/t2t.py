@@ -33,14 +33,14 @@ class T2TConfig:
     stage_width: int = 64  # of a token between two splits
     width: int = 384  # of a token in the backbone
     depth: int = 14  # blocks
-    heads: int = 6  # share the width
+    heads: int = 6  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 3·width
     norm_eps: float = 1e-5
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block, 0 at the first; 0.1 in the paper
     stage_dropout: float = field(default=0.0, metadata=RATE)  # of both branches; 0.1 for performers in the paper
-    dynamic: bool = False  # take any multiple of 16 pixels at run time, the table resampled
+    dynamic: bool = False  # accept any multiple of 16 pixels at run time; the table is resampled
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -26,9 +26,9 @@ class ViTConfig:
     patch_size: Size = 16
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
-    width: int = 768  # of a token
+    width: int = 768  # channels of a token
     depth: int = 12  # blocks
-    heads: int = 12  # share the width
+    heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 4·width
     activation: Activation = "gelu"  # Google trained with gelu_tanh; timm, and so the presets, run with the exact one
     qkv_bias: bool = True
@@ -43,8 +43,8 @@ class ViTConfig:
     head: Literal["linear", "mlp"] = "linear"  # mlp: one tanh layer before it, as in pre-training
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; grows linearly from 0 at the first
-    dynamic: bool = False  # take any multiple of the patch size at run time, the table resampled
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -77,7 +77,7 @@ class ViT(nn.Module):
         if config.positions == "learned_2d":
             self.pos_rows = nn.Parameter(torch.empty(tables, self.grid[0], width // 2))
             self.pos_columns = nn.Parameter(torch.empty(tables, self.grid[1], width // 2))
-        elif config.positions in ("learned", "sincos", "sincos_2d"):  # fixed ones too: public weights hold their table
+        elif config.positions in ("learned", "sincos", "sincos_2d"):  # fixed ones too: public weights contain them
             rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
             self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
         self.pos_drop = nn.Dropout(config.dropout)
@@ -155,7 +155,7 @@ class ViT(nn.Module):
         return self.norm(x)
 
     def tables(self, grid: Grid) -> Tensor | None:
-        """What is added before the first layer, (1, N, D), or before each of them, (L, N, D)."""
+        """The positions added before the first layer, (1, N, D), or before each layer, (L, N, D)."""
         table = self.pos_embed
         if self.pos_rows is not None and self.pos_columns is not None:
             table = join_axes(self.pos_rows, self.pos_columns)

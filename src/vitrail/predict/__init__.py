@@ -1,1 +1,1 @@
-"""Answers out: a model with its preprocessing and class names, from a picture to the likeliest classes."""
+"""Prediction: images to top classes or features, on the fastest engine, with results in files that can be resumed."""

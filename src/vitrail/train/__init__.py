@@ -1,1 +1,1 @@
-"""One loop that trains any model, what it is told, what it writes down, and how well the result answers."""
+"""Training: recipes, the loop, distillation, run folders, resuming and evaluation."""

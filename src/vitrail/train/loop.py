@@ -55,9 +55,7 @@ def run_training(
         if plan.recipe.loop.whiten:
             plan.whiten_first_layer()
         trainer = Trainer(plan)
-        torch.manual_seed(
-            plan.recipe.loop.seed * 1009 + ranks.rank + 1
-        )  # for dropout; initial weights have their own seed
+        torch.manual_seed(plan.recipe.loop.seed * 1009 + ranks.rank + 1)  # for dropout, not for initial weights
         loop = TrainingLoop(plan, trainer, run, callback or CallbackList())
         with catch_signals() as received_signals:
             loop.start(restore_training(trainer, state, run))

@@ -75,14 +75,14 @@ class LoopSettings:
     compile: bool = field_with_help(False, "Compile the model with torch.compile.")
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
     save_every: int = field_with_help(
-        0, "Steps between checkpoints; 0 saves as often as it costs little time.", MAY_BE_ZERO
+        0, "Steps between checkpoints; 0: automatic, taking at most 5 % of the time.", MAY_BE_ZERO
     )
     early_size: int = field_with_help(
         0,
         "Image size for the first part of training (progressive resizing), for dynamic models; 0 disables it.",
         MAY_BE_ZERO,
     )
-    early_share: float = field_with_help(0.5, "Share of the training that uses early_size.", RATE)
+    early_share: float = field_with_help(0.5, "Share of the steps that use early_size.", RATE)
     whiten: bool = field_with_help(
         False, "Initialize the first filters with principal components of image patches (cct)."
     )

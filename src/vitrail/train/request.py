@@ -39,7 +39,7 @@ class Request:
                 if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
                     raise ConfigError(f"{each.name} is {value!r}; expected names and values")
             elif not is_number and each.name != "recipe" and not isinstance(value, str | None):
-                raise ConfigError(f"`{each.name}` is {value!r}; expected text", fields=(each.name,))
+                raise ConfigError(f"`{each.name}` is {value!r}; expected a string", fields=(each.name,))
 
     def open_data(self) -> DatasetSplits:
         real = Path(self.real) if self.real else None

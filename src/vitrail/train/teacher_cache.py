@@ -127,9 +127,7 @@ def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
         f"{teacher_view.teacher.fingerprint()} {teacher_view.columns} {teacher_view.student_preprocessing}".encode()
     )
     for index in range(len(dataset)):
-        name = re.sub(
-            "^image (?=[0-9]+ of )", "picture ", dataset.name(index)
-        )  # existing caches have this word in their keys
+        name = re.sub("^image (?=[0-9]+ of )", "picture ", dataset.name(index))  # as in the keys of old caches
         found.update(f"{name} {dataset.label(index)}\n".encode("utf-8", "surrogateescape"))
     some = np.linspace(0, len(dataset) - 1, min(MAX_IMAGES_IN_KEY, len(dataset))).astype(
         np.int64

@@ -237,7 +237,7 @@ def test_wrong_labels_and_provenance_are_refused(tmp_path: Path) -> None:
         ({"config": {"widht": 3}}, r"unknown deit field 'widht'; did you mean 'width'\?"),
         ({"config": {"width": 17, "heads": 2}}, r"width 17 cannot be divided by 2 heads"),
         ({"config": {"depth": 1000000}}, r"1000000 blocks and \d+ tensors; expected more tensors"),
-        ({"labels": "abc"}, r"labels is 'abc'; expected a list of texts"),
+        ({"labels": "abc"}, r"labels is 'abc'; expected a list of strings"),
         ({"preprocessing": {"cropp": 1}}, r"unknown preprocessing field 'cropp'; did you mean 'crop'\?"),
         ({"preprocessing": {"mean": "grey"}}, r"mean is 'grey'; expected a list of numbers"),
         ({"extra": 1}, r"unknown field 'extra'"),
