@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.inspection.preset_costs import COSTS_FILE, PresetCost, compute_preset_cost, format_costs_json
+from vitrail.inspection.preset_costs import PresetCost, compute_preset_cost, format_costs_json
+from vitrail.models.preset_list import COSTS_FILE
 
 STORED: dict[str, dict[str, Any]] = json.loads(COSTS_FILE.read_text("utf-8"))
 
