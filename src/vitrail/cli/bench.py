@@ -1,10 +1,5 @@
 """vitrail bench: measure how fast models run on this machine."""
 
-from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
@@ -25,7 +20,7 @@ def bench(
     seconds: float | None = None,
     starts: int = 1,
     seed: int = 0,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    out: flags.OptionalOut = None,
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
