@@ -75,13 +75,12 @@ def export(
     check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
 
     from vitrail.export.export import export_model
-    from vitrail.loading import describe_model, open_module
+    from vitrail.loading import open_dynamic_module, open_module
     from vitrail.predict.image_list import decode_images
 
     names = read_labels_file(labels) if labels else None
-    if dynamic and "dynamic" in describe_model(checkpoint, given).config:
-        given["dynamic"] = True
-    loaded = open_module(checkpoint, fields=given, preprocessing=how or None, labels=names)
+    open_wanted = open_dynamic_module if dynamic else open_module
+    loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=names)
     assert loaded.checkpoint is not None
     config: Any = loaded.module.config
     if dynamic and not getattr(config, "dynamic", False):

@@ -114,10 +114,9 @@ class TrainFlags:
     @property
     def trusted_code(self) -> list[str]:
         """All external code named on this command line."""
-        from vitrail.models.catalog import is_external_name
+        from vitrail.train.request import list_trusted_code
 
-        by_model = [self.model] if self.model is not None and is_external_name(self.model) else []
-        return list(dict.fromkeys([*by_model, *(self.trust_code or ())]))
+        return list_trusted_code(self.model, self.trust_code or ())
 
     def make_runtime(self) -> "Runtime":
         from vitrail.cli.output.progress import progress_bar
