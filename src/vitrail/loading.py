@@ -140,6 +140,19 @@ def open_module(
     return open_model(model, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
 
 
+def open_dynamic_module(
+    name: str,
+    *,
+    fields: Mapping[str, Any],
+    preprocessing: GivenPreprocessing = None,
+    labels: Sequence[str] | None = None,
+) -> LoadedModel:
+    """`open_module` for images of any size, if the config of the model has the field `dynamic`."""
+    if "dynamic" in describe_model(name, fields).config:
+        fields = {**fields, "dynamic": True}
+    return open_module(name, fields=fields, preprocessing=preprocessing, labels=labels)
+
+
 def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPreprocessing) -> LoadedModel:
     """The model in a checkpoint of any layout, or of a run."""
     import torch

@@ -168,7 +168,7 @@ def test_a_head_of_eval(
     one = save_model(tmp_path / "deit", ["ants", "bees"], "deit_tiny_patch16_224")
     for model in (teacher, one):
         for head in ("both", "class", "distill"):
-            with pytest.raises(ConfigError, match=rf"^--head {head} for .*{model.name}, which has one head; expected "):
+            with pytest.raises(ConfigError, match=rf"^`head` {head} for .*{model.name}, which has one head; expected "):
                 run("eval", model, "--data", photos, "--head", head)
     program = [sys.executable, "-c", PROGRAM, "eval", teacher, "--data", photos, "--head", "tail"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)

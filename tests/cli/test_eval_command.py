@@ -175,7 +175,7 @@ def test_real_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert data["real_images"] == 6
     assert 0 <= data["real"] <= 1
     two = save_model(tmp_path / "two", ["ants", "bees"])
-    with pytest.raises(ConfigError, match=r"^--real for a model of 2 classes; expected ImageNet's 1000$"):
+    with pytest.raises(ConfigError, match=r"^`real` for a model of 2 classes; expected ImageNet's 1000$"):
         run(two, "--data", photos, "--real", tmp_path / "real.json")
 
 

@@ -108,7 +108,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (TINY.replace("ViT-Ti/16", "DeiT-Ti"), "DeiT-Ti, which has no choice of positions"),
         (f"{TINY} --recipe fahsion", "did you mean 'fashion'"),
         (f"{TINY} --device gpu", "device is 'gpu'"),
-        (f"{TINY} --minutes 1", "either --minutes or --epochs"),
+        (f"{TINY} --minutes 1", "either `minutes` or `epochs`"),
         (f"{TINY} --out photos/val/ants/0.png", "0.png is a file"),
         ("--data nowhere", "nowhere"),
     ],

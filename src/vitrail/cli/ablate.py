@@ -4,14 +4,13 @@ import json
 import re
 import sys
 from contextlib import nullcontext, redirect_stdout
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags
+from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags, TeacherCache, TeacherModel
 from vitrail.cli.options.values import parse_field, parse_size
 from vitrail.errors import ConfigError
 
@@ -26,8 +25,8 @@ def ablate(
     without: Annotated[list[str] | None, Parameter(negative=())] = None,
     replaced: Annotated[list[str] | None, Parameter(name="--with", negative=())] = None,
     each: Annotated[bool, Parameter(name="--all", negative=())] = False,
-    teacher: str | None = None,
-    teacher_cache: Path | None = None,
+    teacher: TeacherModel = None,
+    teacher_cache: TeacherCache = None,
     flags: Annotated[StudyFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -57,10 +56,6 @@ def ablate(
         Settings or fields of the model for a row of its own, as NAME=VALUE,NAME=VALUE; may be repeated.
     each
         Add a row without each ingredient of the recipe.
-    teacher
-        A trained model to learn from, as `vitrail distill` takes it.
-    teacher_cache
-        A folder for the teacher's logits.
     """
     flags = flags or StudyFlags()
     if not (without or replaced or each):

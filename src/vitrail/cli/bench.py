@@ -1,10 +1,5 @@
 """vitrail bench: measure how fast models run on this machine."""
 
-from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
@@ -25,7 +20,7 @@ def bench(
     seconds: float | None = None,
     starts: int = 1,
     seed: int = 0,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    out: flags.OptionalOut = None,
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
@@ -80,7 +75,6 @@ def bench(
     sizes = [None] if image_size is None else [parse_size(each) for each in split_commas(image_size, "--image-size")]
 
     from vitrail.study.bench import BenchRequest, run_benchmark
-    from vitrail.text import format_table
 
     request = BenchRequest(
         models=models,
@@ -99,7 +93,4 @@ def bench(
     prepare_figure_folder(out, ("bench.json", "bench.txt", "bench.png"), overwrite=overwrite)
     with progress_bar(request.progress_total, "measuring") as advance:
         found = run_benchmark(request, progress=advance)
-    tables = list[str]()
-    if len({(line.model, line.image_size) for line in found.lines}) > 1:
-        tables = ["\nimages/s by model and resolution", *format_table(*found.throughput_cells())]
-    print_measurements(found, out, as_json=as_json, tables=tables)
+    print_measurements(found, out, as_json=as_json, tables=found.format_throughput())

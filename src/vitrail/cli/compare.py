@@ -9,10 +9,8 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_report, write_json_report
+from vitrail.cli.output.results import prepare_figure_folder, print_report
 from vitrail.errors import ConfigError
-
-COMPARISON_FILES = ("comparison.json", "comparison.png")
 
 
 def compare(
@@ -54,7 +52,7 @@ def compare(
     from vitrail.loading import open_model
     from vitrail.study.compare import compare as compare_models
     from vitrail.study.compare import open_comparison_data
-    from vitrail.study.plots import save_comparison_plot
+    from vitrail.study.plots import COMPARISON_FILES, write_comparison
     from vitrail.train.distributed import Ranks, resolve_device
     from vitrail.train.evaluation_data import get_validation_images
 
@@ -67,9 +65,5 @@ def compare(
             loaded, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance
         )
     print_notes(result.notes)
-    report, written = {"models": list(models), **result.to_json()}, list[Path]()
-    if out is not None:
-        written = [out / name for name in COMPARISON_FILES]
-        write_json_report(report, written[0])
-        save_comparison_plot(result, written[1])
-    print_report(result, report, written, as_json=as_json)
+    report = {"models": list(models), **result.to_json()}
+    print_report(result, report, write_comparison(result, report, out) if out else (), as_json=as_json)

@@ -1,20 +1,19 @@
 """vitrail distill: train a model on your data with a teacher."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import RunFlags
+from vitrail.cli.options.train_flags import RunFlags, TeacherCache, TeacherModel
 from vitrail.cli.train import start_or_resume
 
 
 def distill(
     *,
-    teacher: str | None = None,
+    teacher: TeacherModel = None,
     teacher_fields: Annotated[list[str] | None, Parameter(name="--teacher-set", negative=())] = None,
-    teacher_cache: Path | None = None,
+    teacher_cache: TeacherCache = None,
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -34,14 +33,8 @@ def distill(
 
     Parameters
     ----------
-    teacher
-        The folder of a run, anything that `vitrail convert` reads (a convnet too: `vitrail models 'resnet*'`), or
-        timm:NAME, which timm fetches.
     teacher_fields
         A config field that the teacher's file does not specify, as FIELD=VALUE; may be repeated.
-    teacher_cache
-        A folder for the teacher's logits, so that each image is predicted once, in this run and in others; for
-        training without augmentation, where an image looks the same each time.
     """
     start_or_resume(
         flags or RunFlags(),

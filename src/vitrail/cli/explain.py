@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,20 +12,18 @@ from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.options.predict_flags import Images, check_misspelt_options
 from vitrail.cli.output.messages import print_error, print_note
 from vitrail.cli.output.progress import progress_bar
-from vitrail.errors import DataError
 
 OPTION_NAMES = (
     *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set"),
     *("preprocessing", "overwrite", "svg", "arrays", "device", "json"),
 )
-EMPTY_MAP_NOTE = "no attention contributes to the class, so the map is 0 everywhere"
 
 
 def explain(
     checkpoint: flags.TorchModel,
     /,
     *images: Images,
-    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("explained"),
+    out: flags.Out = Path("explained"),
     method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] | None = None,
     layer: str = "-1",
     head: str = "mean",
@@ -82,46 +79,29 @@ def explain(
     """
     check_misspelt_options(images, OPTION_NAMES)
 
-    from vitrail.inspection.explain_files import explain_files
+    from vitrail.inspection.explain_files import explain_arguments
     from vitrail.inspection.explain_options import ExplainOptions
-    from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
 
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
     options = explainer.resolve_options(
         ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **asked)
     )
-    found, problems = collect_images(images, getattr(sys.stdin, "buffer", None))
-    found = [replace(each, name="stdin") if each.name == STDIN else each for each in found]
-    failed, report = list[DataError](), list[dict[str, Any]]()
-
-    def skip(error: DataError) -> None:
-        if len(found) == 1 and not problems:
-            raise error
-        failed.append(error)
-        print_error(error)
-
-    for problem in problems:
-        print_error(DataError(problem))
-    with progress_bar(len(found) if len(found) > 1 else 0) as advance:
-        for each in explain_files(
-            explainer,
-            found,
-            options,
-            out,
-            suffixes=(".png", ".svg") if svg else (".png",),
-            arrays=arrays,
-            check=check,
-            overwrite=overwrite,
-            on_error=skip,
-            progress=advance,
-        ):
-            if each.explanation.is_empty:
-                print_note(f"{each.explanation.name}: {EMPTY_MAP_NOTE}{'; a check means nothing' * check}")
-            report.append(each.to_json())
-            if not as_json:
-                print(each)
+    result = explain_arguments(
+        explainer,
+        images,
+        options,
+        out,
+        stdin=getattr(sys.stdin, "buffer", None),
+        suffixes=(".png", ".svg") if svg else (".png",),
+        arrays=arrays,
+        check=check,
+        overwrite=overwrite,
+        on_explained=(lambda _: None) if as_json else print,
+        on_note=print_note,
+        on_error=print_error,
+        progress=progress_bar,
+    )
     if as_json:
-        print(json.dumps(report, indent=2))
-    if error := unreadable_images_error(len(failed), len(found), problems, out if report else None):
-        raise error
+        print(json.dumps(result.report, indent=2))
+    result.raise_if_failed()

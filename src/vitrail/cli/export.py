@@ -1,6 +1,5 @@
 """vitrail export: write a model that runs without torch."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +7,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels_file
-from vitrail.cli.output.messages import print_notes
+from vitrail.cli.output.messages import print_error, print_notes
 from vitrail.errors import ConfigError
 from vitrail.files import check_output_paths
 
@@ -76,12 +75,12 @@ def export(
     check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
 
     from vitrail.export.export import export_model
-    from vitrail.loading import describe_model, open_module
+    from vitrail.loading import open_dynamic_module, open_module
+    from vitrail.predict.image_list import decode_images
 
     names = read_labels_file(labels) if labels else None
-    if dynamic and "dynamic" in describe_model(checkpoint, given).config:
-        given["dynamic"] = True
-    loaded = open_module(checkpoint, fields=given, preprocessing=how or None, labels=names)
+    open_wanted = open_dynamic_module if dynamic else open_module
+    loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=names)
     assert loaded.checkpoint is not None
     config: Any = loaded.module.config
     if dynamic and not getattr(config, "dynamic", False):
@@ -99,7 +98,7 @@ def export(
         portable=portable,
         merge=merge,
         provenance={"checkpoint": str(checkpoint), **loaded.checkpoint.description.provenance},
-        images=load_check_images(check, how) if check else None,
+        images=decode_images(check, how, print_error) if check else None,
         overwrite=overwrite,
     )
     rows, columns = config.image_size
@@ -111,25 +110,3 @@ def export(
         print(f"equals torch on {checked.images} images within {checked.difference:.1e}")
     if to != "torch-export":
         print(f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg")
-
-
-def load_check_images(paths: list[str], preprocessing: Any) -> Any:
-    """The images as input of the model; unreadable ones are reported and skipped."""
-    import numpy as np
-
-    from vitrail.data.decoding.model_input import decode_for_model
-    from vitrail.errors import DataError
-    from vitrail.predict.image_list import collect_images
-
-    images, problems = collect_images(paths)
-    found, errors = list[Any](), [DataError(each) for each in problems]
-    for each in images:
-        try:
-            found.append(decode_for_model(each.source, preprocessing))
-        except DataError as error:
-            errors.append(error)
-    if not found:
-        raise DataError(f"--check has no image that can be read: {errors[0]}")
-    for error in errors:
-        print(f"vitrail: {error}", file=sys.stderr)
-    return np.stack(found)

@@ -1,9 +1,6 @@
 """vitrail lessons: draw teaching plots."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.errors import ConfigError
@@ -13,7 +10,7 @@ PAGE_INTRODUCTION = "Three parts of a Vision Transformer and its training, drawn
 
 def lessons(
     *,
-    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("lessons"),
+    out: flags.Out = Path("lessons"),
     svg: flags.Svg = False,
     arrays: flags.Arrays = False,
     overwrite: flags.Overwrite = False,

@@ -1,12 +1,10 @@
 """vitrail look: draw the figures of a model."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.inspection_inputs import open_explainer, select_images
+from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.options.values import check_minimum
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
@@ -20,7 +18,7 @@ def look(
     data: flags.ImageData = None,
     images: flags.ImageCount = 32,
     method: Literal["rollout", "grad-rollout", "attention", "pool"] | None = None,
-    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("look"),
+    out: flags.Out = Path("look"),
     overwrite: flags.Overwrite = False,
     svg: flags.Svg = False,
     arrays: flags.Arrays = False,
@@ -53,6 +51,7 @@ def look(
     from vitrail.inspection.explain_options import ExplainOptions
     from vitrail.inspection.model_figures import FIGURE_NAMES
     from vitrail.inspection.model_figures import look as draw_figures
+    from vitrail.train.evaluation_data import select_images
 
     kinds = (".png", ".svg") if svg else (".png",)
     files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]

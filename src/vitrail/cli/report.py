@@ -1,12 +1,9 @@
 """vitrail report: write an HTML page about a model."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.inspection_inputs import open_explainer, select_images
+from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.options.values import check_minimum
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
@@ -21,7 +18,7 @@ def report(
     data: flags.ImageData = None,
     images: flags.ImageCount = 32,
     explained: int = 6,
-    out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
+    out: flags.Out = Path("report.html"),
     overwrite: flags.Overwrite = False,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
@@ -53,6 +50,7 @@ def report(
 
     from vitrail.report.html_page import render_page, write_page
     from vitrail.report.model_report import build_model_report
+    from vitrail.train.evaluation_data import select_images
 
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; expected the name of a page")

@@ -1,10 +1,6 @@
 """vitrail study cost: measure what layers cost as the sequence grows."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_integers
@@ -18,7 +14,7 @@ def cost(
     width: int = 64,
     budget: float = 120.0,
     seed: int = 0,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    out: flags.OptionalOut = None,
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:

@@ -1,9 +1,10 @@
 """Explain images and write their figures; optionally check each map by occlusion."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -15,10 +16,13 @@ from vitrail.files import check_output_paths, make_writable_folder
 from vitrail.inspection.explain import Explainer, Explanation, figure_name
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.occlusion import probabilities_without_patches
+from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
 from vitrail.text import escape_unprintable
 
 REMOVED_SHARE = 0.3  # of the patches, in the occlusion check
 CHECK_FIELDS = ("check", "method", "layer", "head")  # options that an error about the check names
+
+EMPTY_MAP_NOTE = "no attention contributes to the class, so the map is 0 everywhere"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,18 @@ class ExplainedImage:
         predicted = "" if explained is None else f"{explained.name} {explained.probability:.1%}, "
         text = f"{self.explanation.name}: {predicted}{', '.join(map(str, self.written))}"
         return escape_unprintable(text if self.check is None else f"{text}; {self.check}")
+
+
+@dataclass(frozen=True)
+class ExplainResult:
+    """What was explained, as JSON, and the error about images that could not be read."""
+
+    report: list[dict[str, Any]]
+    error: DataError | None
+
+    def raise_if_failed(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
@@ -127,3 +143,57 @@ def explain_files(
                 explanation, written, check_by_occlusion(explainer, image, explanation) if check else None
             )
         progress(1)
+
+
+def explain_arguments(
+    explainer: Explainer,
+    arguments: Sequence[str],
+    options: ExplainOptions,
+    out: Path,
+    *,
+    stdin: BinaryIO | None = None,
+    suffixes: Sequence[str] = (".png",),
+    arrays: bool = False,
+    check: bool = False,
+    overwrite: bool = False,
+    on_explained: Callable[[ExplainedImage], object],
+    on_note: Callable[[str], object],
+    on_error: Callable[[DataError], object],
+    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
+) -> ExplainResult:
+    """`explain_files` for the images that arguments name: files, folders, patterns, `-` for `stdin`.
+
+    What cannot be read is passed to `on_error` and skipped, and is an error in the result; if it is the only image, it
+    is an error at once.
+    """
+    found, problems = collect_images(arguments, stdin)
+    found = [replace(each, name="stdin") if each.name == STDIN else each for each in found]
+    failed, report = list[DataError](), list[dict[str, Any]]()
+
+    def skip(error: DataError) -> None:
+        if len(found) == 1 and not problems:
+            raise error
+        failed.append(error)
+        on_error(error)
+
+    for problem in problems:
+        on_error(DataError(problem))
+    with progress(len(found) if len(found) > 1 else 0) as advance:
+        for each in explain_files(
+            explainer,
+            found,
+            options,
+            out,
+            suffixes=suffixes,
+            arrays=arrays,
+            check=check,
+            overwrite=overwrite,
+            on_error=skip,
+            progress=advance,
+        ):
+            if each.explanation.is_empty:
+                on_note(f"{each.explanation.name}: {EMPTY_MAP_NOTE}{'; a check means nothing' * check}")
+            report.append(each.to_json())
+            on_explained(each)
+    error = unreadable_images_error(len(failed), len(found), problems, out if report else None)
+    return ExplainResult(report, error)

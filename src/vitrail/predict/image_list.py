@@ -5,14 +5,19 @@ Every command that takes images lists them here. The list is lazy, since a folde
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from heapq import nsmallest
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.formats.class_folders import SymlinkGuard, is_folder, is_image_name
 from vitrail.data.image_items import ImageItem
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, describe_error
 
 STDIN = "-"
@@ -185,6 +190,27 @@ def collect_images(arguments: Sequence[str], stdin: BinaryIO | None = None) -> t
     summary = listing.summarize()
     check_has_images(summary)
     return list(listing), summary.problems
+
+
+def decode_images(
+    arguments: Sequence[str], preprocessing: Preprocessing, on_error: Callable[[DataError], object]
+) -> NDArray[np.uint8]:
+    """The images to `check` an export on, as input of the model; unreadable ones are passed to `on_error`.
+
+    (B, rows, columns, C)
+    """
+    images, problems = collect_images(arguments)
+    found, errors = list[NDArray[np.uint8]](), [DataError(each) for each in problems]
+    for each in images:
+        try:
+            found.append(decode_for_model(each.source, preprocessing))
+        except DataError as error:
+            errors.append(error)
+    if not found:
+        raise DataError(f"`check` has no image that can be read: {errors[0]}", ("check",))
+    for error in errors:
+        on_error(error)
+    return np.stack(found)
 
 
 def check_has_images(summary: ImageListSummary) -> None:

@@ -101,6 +101,12 @@ class BenchResults:
             "".join(alignments[n] for n in keep),
         )
 
+    def format_throughput(self) -> list[str]:
+        """The lines of a second table, images/s by model and resolution; none for a single one."""
+        if len({(line.model, line.image_size) for line in self.lines}) < 2:
+            return []
+        return ["\nimages/s by model and resolution", *format_table(*self.throughput_cells())]
+
     def throughput_cells(self) -> TableCells:
         """Table of images/s by model and resolution, with one column per engine."""
         engines = list(dict.fromkeys(line.way for line in self.lines))

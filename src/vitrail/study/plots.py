@@ -1,12 +1,16 @@
 """Plots of comparisons, ablations and the position study. Needs matplotlib."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vitrail.figures import BLUE, COLOURS, GREY, RED, new_figure, sanitize_label, save_figure, style_axes
 from vitrail.study.ablation_results import AblationResults, format_failure
 from vitrail.study.compare_results import MAX_NAME_LENGTH, Comparison
 from vitrail.study.position_study import PAPER_SETTING, POSITION_CELLS, PositionStudyResults
+from vitrail.study.result_files import format_json, write_results
 
+COMPARISON_FILES = ("comparison.json", "comparison.png")
 MAX_VOTERS_WITH_NUMBERS, MAX_VOTERS_WITH_LABELS = 16, 60  # in the matrix
 
 
@@ -47,6 +51,14 @@ def save_comparison_plot(result: Comparison, path: Path) -> None:
         for text, each in zip(legend.get_texts(), result.similarities, strict=True):
             text.set(text=sanitize_label(each.model), parse_math=False)
     save_figure(figure, path)
+
+
+def write_comparison(result: Comparison, report: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the report as JSON and the plot of a comparison to a folder."""
+    numbers, plot = COMPARISON_FILES
+    write_results(folder, {numbers: format_json(report)})
+    save_comparison_plot(result, folder / plot)
+    return [folder / numbers, folder / plot]
 
 
 def save_ablation_plot(results: AblationResults, path: Path) -> bool:

@@ -1,10 +1,17 @@
 """The images that a model is evaluated on: the validation part of the data, for a run those it was not trained on."""
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from vitrail.checkpoint.class_mapping import map_classes
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
+from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, sample_evenly
 from vitrail.errors import ConfigError, DataError
+from vitrail.loading import LoadedModel
+from vitrail.predict.image_list import collect_images
 
 
 def open_evaluation_data(data: str | None, real: Path | None, run: FinishedRun | None) -> DatasetSplits:
@@ -28,3 +35,25 @@ def get_validation_images(data: DatasetSplits) -> ImageDataset:
     if data.val is None or not len(data.val):
         raise DataError(f"{data.name} has no validation images; expected some, for instance in val/CLASS/")
     return data.val
+
+
+def select_images(loaded: LoadedModel, data: str | None, count: int) -> tuple[list[ImageItem], Sequence[str]]:
+    """`count` images of the data, by default that of the run, and notes; without both there are no images.
+
+    Images get the model's labels where the data's classes can be mapped to them: a folder 207 is a golden retriever.
+    """
+    if count < 1:
+        raise ConfigError(f"`images` {count}; expected at least 1", ("images",))
+    if data is None and loaded.run is None:
+        return [], ["no `data`, so no images"]
+    if data is not None and is_file_or_flat_folder(Path(data)):
+        items, _ = collect_images([data])
+        return [items[n] for n in evenly_spaced_indices(len(items), count)], []
+    found = open_evaluation_data(data, None, loaded.run)
+    chosen, labels = sample_evenly(get_validation_images(found), count), loaded.labels
+    if labels:
+        with suppress(DataError):  # other classes than the model's keep their own names
+            columns, _ = map_classes(labels, len(labels), found.classes)
+            meant = dict(zip(found.classes, columns, strict=True))
+            chosen = [replace(each, label=labels[meant[each.label or ""]]) for each in chosen]
+    return chosen, found.notes

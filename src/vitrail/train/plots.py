@@ -1,13 +1,16 @@
 """Plots of training and evaluation: curves, confusion matrix, reliability diagram. Needs matplotlib."""
 
+import json
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from vitrail.figures import BLUE, COLOURS, GREY, RED, new_figure, sanitize_label, save_figure, style_axes
-from vitrail.train.metrics import CalibrationBin
+from vitrail.files import write_text
+from vitrail.train.metrics import CalibrationBin, Evaluation
 
+EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = (
     20,
     60,
@@ -106,3 +109,14 @@ def plot_reliability_diagram(bins: Sequence[CalibrationBin], path: Path) -> None
     style_axes(lower, "")
     lower.set(xlabel="confidence", ylabel="% of images")
     save_figure(figure, path)
+
+
+def write_evaluation(result: Evaluation, report: Mapping[str, Any], out: Path) -> list[Path]:
+    """Write the report as JSON and the figures of an evaluation to a folder; many classes have no confusion matrix."""
+    confusion, reliability, numbers = (out / name for name in EVALUATION_FILES)
+    write_text(numbers, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    plot_reliability_diagram(result.bins, reliability)
+    if result.confusion is None:
+        return [numbers, reliability]
+    plot_confusion_matrix(result.confusion, result.labels, confusion)
+    return [numbers, reliability, confusion]

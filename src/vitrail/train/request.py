@@ -113,6 +113,12 @@ def make_request(
     return request.with_trusted_code([*trusted_code, *timm], f"the recipe {recipe.name}")
 
 
+def list_trusted_code(model: str | None, code: Sequence[str]) -> list[str]:
+    """All external code that a user names: the model, if it is external, and `code`."""
+    by_model = [model] if model is not None and is_external_name(model) else []
+    return list(dict.fromkeys([*by_model, *code]))
+
+
 def resolve_if_path(path_or_name: str) -> str:
     """A path made absolute, so that the run can be resumed from another folder; a name as it is."""
     return (

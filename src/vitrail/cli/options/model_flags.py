@@ -53,6 +53,8 @@ Batch = Annotated[int, Parameter(help="Images per batch.")]
 Workers = Annotated[int, Parameter(help="Processes that load images; 0 loads them in the main process.")]
 Strict = Annotated[bool, Parameter(negative=(), help="Stop at an unreadable image instead of skipping it.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON only.")]
+Out = Annotated[Path, Parameter(name=("--out", "-o"))]  # each command says what is written there
+OptionalOut = Annotated[Path | None, Parameter(name=("--out", "-o"))]
 Overwrite = Annotated[bool, Parameter(negative=(), help="Replace OUT if it exists.")]
 Svg = Annotated[bool, Parameter(negative=(), help="Write SVG files as well.")]
 Arrays = Annotated[bool, Parameter(negative=(), help="Write the numbers as well, as .npz files for numpy.")]

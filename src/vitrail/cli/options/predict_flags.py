@@ -5,12 +5,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.model_flags import ConfigFields, Device, PreprocessingFields
+from vitrail.cli.options.model_flags import ConfigFields, Device, OptionalOut, PreprocessingFields
 from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
@@ -64,7 +63,7 @@ class PredictFlags:
         Skip files with more bytes before they are read.
     """
 
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
+    out: OptionalOut = None
     resume: Annotated[bool, Parameter(negative=())] = False
     overwrite: Annotated[bool, Parameter(negative=())] = False
     engine: Literal["auto", "eager", "compiled", "onnx", "int8"] = "auto"

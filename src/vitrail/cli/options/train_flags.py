@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.model_flags import Device
+from vitrail.cli.options.model_flags import Device, OptionalOut
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 DEFAULT_STUDENT = "deit_tiny_distilled_patch16_224"  # of `distill`, if nothing names another
 RATE_FIELDS = ("dropout", "stochastic_depth")  # config fields of the model that have options of their own
+
+TeacherModel = Annotated[
+    str | None,
+    Parameter(
+        help="A trained model to learn from: the folder of a run, anything that `vitrail convert` reads (a convnet "
+        "too: `vitrail models 'resnet*'`), or timm:NAME, which timm fetches."
+    ),
+]
+TeacherCache = Annotated[
+    Path | None,
+    Parameter(
+        help="A folder for the teacher's logits, so that each image is predicted once, in this run and in others; for "
+        "training without augmentation, where an image looks the same each time."
+    ),
+]
 
 
 @reflow_docstring
@@ -99,10 +114,9 @@ class TrainFlags:
     @property
     def trusted_code(self) -> list[str]:
         """All external code named on this command line."""
-        from vitrail.models.catalog import is_external_name
+        from vitrail.train.request import list_trusted_code
 
-        by_model = [self.model] if self.model is not None and is_external_name(self.model) else []
-        return list(dict.fromkeys([*by_model, *(self.trust_code or ())]))
+        return list_trusted_code(self.model, self.trust_code or ())
 
     def make_runtime(self) -> "Runtime":
         from vitrail.cli.output.progress import progress_bar
@@ -137,7 +151,7 @@ class RunFlags(TrainFlags):
     """
 
     recipe: str | None = None
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
+    out: OptionalOut = None
     resume: Path | None = None
     dry_run: Annotated[bool, Parameter(negative=())] = False
 
@@ -171,7 +185,7 @@ class StudyFlags(TrainFlags):
     """
 
     seeds: int = 1
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None
+    out: OptionalOut = None
     dry_run: Annotated[bool, Parameter(negative=())] = False
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False
 

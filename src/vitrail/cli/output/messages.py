@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from vitrail.cli import name_options
 from vitrail.errors import VitrailError
 
-FIELDS_IN_NOTES = ("resume", "overwrite")
+FIELDS_IN_NOTES = ("resume", "overwrite", "data")
 
 
 def print_note(text: str) -> None:

@@ -20,13 +20,6 @@ def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrit
     new_figure(1, 1)
 
 
-def write_json_report(report: Mapping[str, Any], path: Path) -> None:
-    from vitrail.files import write_atomically
-
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda place: place.write_text(text, "utf-8"))
-
-
 def print_report(result: object, report: Mapping[str, Any], written: Sequence[Path], *, as_json: bool) -> None:
     """The result as text and the files written, or only JSON."""
     if as_json:

@@ -1,0 +1,87 @@
+"""Evaluate a checkpoint, a run or an exported model on labelled images: what `vitrail eval` measures and writes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.data.datasets import ImageDataset
+from vitrail.errors import ConfigError
+from vitrail.export.description import is_exported
+from vitrail.loading import GivenPreprocessing, LoadedModel, describe_model, open_model
+from vitrail.train.distributed import Ranks, resolve_device
+from vitrail.train.evaluate import evaluate
+from vitrail.train.evaluation_data import get_validation_images, open_evaluation_data
+from vitrail.train.metrics import Evaluation
+
+IMAGENET_CLASSES = 1000  # of ReaL labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointEvaluation:
+    """A model and the images that it is evaluated on."""
+
+    loaded: LoadedModel
+    data: str  # its name
+    images: ImageDataset
+    mapping: Sequence[int]  # the model's class for each class of the data
+    notes: Sequence[str]
+    device: torch.device
+
+    def run(self, *, batch: int, workers: int, strict: bool, progress: Callable[[int], object]) -> Evaluation:
+        return evaluate(
+            self.loaded.module,
+            self.images,
+            self.loaded.preprocessing,
+            batch=batch,
+            workers=workers,
+            device=self.device,
+            mapping=self.mapping,
+            labels=self.loaded.labels,
+            strict=strict,
+            progress=progress,
+            classes=self.loaded.classes,
+        )
+
+
+def open_checkpoint_evaluation(
+    checkpoint: str,
+    data: str | None = None,
+    *,
+    real: Path | None = None,
+    head: Literal["both", "class", "distill"] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    preprocessing: GivenPreprocessing = None,
+    device: str = "auto",
+) -> CheckpointEvaluation:
+    """Open a model and the data, by default that of the run, and map the classes of the data to the model's.
+
+    `real` is the file of ReaL labels, `head` selects one of a model with a distillation token.
+    """
+    fields = dict(fields or {})
+    if head is not None:
+        if is_exported(checkpoint) or not describe_model(checkpoint, fields).config.get("distilled"):
+            raise ConfigError(
+                f"`head` {head} for {checkpoint}, which has one head; expected a model with a distillation token, "
+                "such as deit_tiny_distilled_patch16_224, or no `head`",
+                ("head",),
+            )
+        fields["answer"] = head
+    place = resolve_device(device, Ranks())
+    loaded = open_model(checkpoint, fields=fields, preprocessing=preprocessing, device=place)
+    if not loaded.classes:
+        raise ConfigError(f"{checkpoint} has no head; expected a model with classes")
+    found = open_evaluation_data(data, real, loaded.run)
+    images = get_validation_images(found)
+    if real is not None and loaded.classes != IMAGENET_CLASSES:
+        raise ConfigError(
+            f"`real` for a model of {loaded.classes} classes; expected ImageNet's {IMAGENET_CLASSES}", ("real",)
+        )
+    mapping, note = map_classes(loaded.labels, loaded.classes, found.classes)
+    notes = [*found.notes, *([note] if note else [])]
+    return CheckpointEvaluation(
+        loaded=loaded, data=found.name, images=images, mapping=mapping, notes=notes, device=place
+    )
