@@ -23,7 +23,7 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.text import format_table
-from vitrail.train.distillation import add_teacher
+from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.plan import Plan
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import Teacher, TeacherView
@@ -71,7 +71,7 @@ def build_steps(case: Case, folder: Path) -> dict[str, Step]:
         model = vitrail.create(case.student, **{**case.fields, "classes": 10})
         plan = Plan(model=model, data=data, recipe=recipe, preprocessing=how, fixed_steps=10**6)
         if taught:
-            plan, _ = add_teacher(plan, teacher, cache_folder=kept)
+            plan, _ = add_distillation_to_plan(plan, teacher, cache_folder=kept)
         trainer, batches = Trainer(plan), plan.load_batches(range(10**6))
         return lambda: trainer.step(batches)
 

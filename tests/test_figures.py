@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.figures import CaptionedFigure, new_figure, pluralize, sanitize_label
+from vitrail.figures import CaptionedFigure, format_count_with_noun, new_figure, sanitize_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,4 +100,8 @@ def test_sanitize_label() -> None:
 
 
 def test_pluralize() -> None:
-    assert [pluralize(number, "image") for number in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]
+    assert [format_count_with_noun(number, "image") for number in (0, 1, 1234)] == [
+        "0 images",
+        "1 image",
+        "1,234 images",
+    ]

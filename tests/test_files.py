@@ -10,13 +10,13 @@ from support.special_files import SPECIAL_FILES
 
 from vitrail.errors import ConfigError
 from vitrail.files import (
-    check_output_paths,
     file_checksum,
-    is_temporary_file,
-    open_regular_file,
+    is_leftover_temporary_file,
+    open_regular_file_descriptor,
     read_bytes,
     read_lines,
     read_text,
+    refuse_existing_outputs,
     remove_file,
 )
 
@@ -51,7 +51,7 @@ def test_a_file_replaced_by_a_pipe_after_the_check_does_not_block(
 
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(OSError, match="it is a named pipe"):
-        open_regular_file(pipe)
+        open_regular_file_descriptor(pipe)
 
 
 def test_links_to_regular_files_are_followed(tmp_path: Path) -> None:
@@ -110,19 +110,19 @@ def test_temporary_files_are_recognised_by_their_complete_name(tmp_path: Path) -
     }
     for name, expected in names.items():
         (tmp_path / name).write_bytes(b"")
-        assert is_temporary_file(tmp_path / name, r"run\.json") is expected, name
+        assert is_leftover_temporary_file(tmp_path / name, r"run\.json") is expected, name
     link = tmp_path / f".run.json.{'1' * 32}"
     link.symlink_to(tmp_path / ".run.json")
-    assert not is_temporary_file(link, r"run\.json")
+    assert not is_leftover_temporary_file(link, r"run\.json")
 
 
 def test_existing_outputs_are_refused_unless_overwritten(tmp_path: Path) -> None:
     new, old, link = tmp_path / "new.png", tmp_path / "old.png", tmp_path / "link"
     old.touch()
     link.symlink_to("nowhere")
-    check_output_paths([new], overwrite=False)
-    check_output_paths([new, old, link], overwrite=True)
+    refuse_existing_outputs([new], overwrite=False)
+    refuse_existing_outputs([new, old, link], overwrite=True)
     for existing in (old, link):
         with pytest.raises(ConfigError, match=rf"^{existing} already exists; use `overwrite`") as caught:
-            check_output_paths([new, existing], overwrite=False)
+            refuse_existing_outputs([new, existing], overwrite=False)
         assert caught.value.fields == ("overwrite",)

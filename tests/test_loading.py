@@ -18,7 +18,7 @@ from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loading import open_model, open_module
+from vitrail.loading import open_model, open_torch_model
 
 SMALL: dict[str, Any] = {"image_size": (64, 32), "classes": 7, "depth": 1, "width": 16, "heads": 2}
 EXPLICIT = Preprocessing(crop=0.7)
@@ -120,7 +120,7 @@ def test_an_export_takes_the_preprocessing_that_fits_its_file(exported: ExportFi
 
 def test_what_needs_layers_refuses_an_export_and_timm(exported: ExportFinder) -> None:
     for name, message in ((exported("onnx"), "is an exported model"), ("timm:vit_tiny_patch16_224", "timm's code")):
-        for opening in (open_module, vitrail.Explainer):
+        for opening in (open_torch_model, vitrail.Explainer):
             with pytest.raises(ConfigError, match=message):
                 opening(name)
 

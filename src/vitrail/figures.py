@@ -47,7 +47,7 @@ class CaptionedFigure:
 
     def with_unique_name(self, taken: set[str]) -> "CaptionedFigure":
         """Append a number if the name is taken, as for equal names from two folders; add the new name to `taken`."""
-        return replace(self, name=make_unique_name(self.name, taken))
+        return replace(self, name=reserve_unique_name(self.name, taken))
 
     def save(self, folder: str | Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
         """Write NAME.png and the other kinds, and NAME.npz if `arrays`; each file is written atomically."""
@@ -61,7 +61,7 @@ class CaptionedFigure:
         return written
 
 
-def make_unique_name(name: str, taken: set[str]) -> str:
+def reserve_unique_name(name: str, taken: set[str]) -> str:
     """The name, or name-2, name-3, … if it is taken; adds it to `taken`."""
     candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
     unique = next(each for each in candidates if each.casefold() not in taken)
@@ -98,7 +98,7 @@ def style_axes(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
 
 
-def pluralize(number: int, noun: str) -> str:
+def format_count_with_noun(number: int, noun: str) -> str:
     """1 image, 1,234 images."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 

@@ -23,7 +23,7 @@ FILE_KINDS = {
 }
 
 
-def open_regular_file(path: str | Path) -> int:
+def open_regular_file_descriptor(path: str | Path) -> int:
     """Open a regular file and return its descriptor; anything else is an OSError. Never blocks.
 
     Links are followed. The check is repeated on the open file, in case it was replaced in between.
@@ -48,7 +48,7 @@ def check_regular_file(status: os.stat_result) -> None:
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Read a regular file of at most `max_bytes`; otherwise raise an OSError that gives the reason."""
-    descriptor = open_regular_file(path)
+    descriptor = open_regular_file_descriptor(path)
     try:
         size = os.fstat(descriptor).st_size
         if size > max_bytes:
@@ -71,7 +71,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_TEXT_BYTES, *, errors: str 
 
 def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
     """Yield the lines of a regular file of any size, with their line ends; lines are cut at `max_line_bytes`."""
-    with open(open_regular_file(path), "rb") as file:  # also closes the descriptor
+    with open(open_regular_file_descriptor(path), "rb") as file:  # also closes the descriptor
         left = os.fstat(file.fileno()).st_size  # some files in /proc never end
         while left > 0 and (line := file.readline(min(max_line_bytes, left))):
             yield line.decode("utf-8", "replace")
@@ -83,7 +83,7 @@ def read_lines(path: str | Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterat
 
 def file_checksum(path: str | Path) -> str:
     """SHA-256 of a file, read in chunks: about 1 GB per second."""
-    with open(open_regular_file(path), "rb", buffering=0) as file:
+    with open(open_regular_file_descriptor(path), "rb", buffering=0) as file:
         left, checksum = os.fstat(file.fileno()).st_size, hashlib.sha256()
         while part := file.read(min(CHUNK_BYTES, left + 1)):
             left -= len(part)
@@ -123,7 +123,7 @@ def is_temporary_name(name: str, pattern: str) -> bool:
     return re.fullmatch(rf"\.{pattern}\.[0-9a-f]{{32}}", name) is not None
 
 
-def is_temporary_file(path: Path, pattern: str) -> bool:
+def is_leftover_temporary_file(path: Path, pattern: str) -> bool:
     """Whether an interrupted `write_atomically` left this file; a link is never one."""
     return is_temporary_name(path.name, pattern) and path.is_file() and not path.is_symlink()
 
@@ -156,7 +156,7 @@ def make_writable_folder(folder: Path) -> None:
         raise OutputError(f"cannot write in {folder}: {describe_error(error)}; choose another folder") from error
 
 
-def check_output_paths(paths: Iterable[Path], *, overwrite: bool) -> None:
+def refuse_existing_outputs(paths: Iterable[Path], *, overwrite: bool) -> None:
     """Refuse to replace an existing file or folder unless `overwrite` is set. Commands call it before any work."""
     existing = None if overwrite else next((path for path in paths if os.path.lexists(path)), None)
     if existing is not None:

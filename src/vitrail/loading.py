@@ -103,23 +103,23 @@ def open_model(
         return wrap_module(model, fields, preprocessing, labels, device)
     name = str(model)
     if name.startswith(TIMM_PREFIX):
-        check_no_fields(fields, name, "built by timm")
+        refuse_config_fields(fields, name, "built by timm")
         loaded = open_timm_model(name.removeprefix(TIMM_PREFIX))
         if preprocessing is not None:
             loaded = replace(loaded, preprocessing=merge_preprocessing(loaded.preprocessing, preprocessing))
     elif is_exported(model):
-        check_no_fields(fields, name, "exported and complete")
+        refuse_config_fields(fields, name, "exported and complete")
         return open_exported_model(model, preprocessing, labels, threads or count_cores())
     else:  # the name of a preset with public weights belongs here
         loaded = open_checkpoint(name, fields or {}, preprocessing)
     return replace(
         loaded,
-        model=prepare_module(loaded.model, device),
+        model=move_to_device_for_eval(loaded.model, device),
         labels=choose_labels(labels, loaded.labels, loaded.classes),
     )
 
 
-def open_module(
+def open_torch_model(
     model: "str | Path | nn.Module | LoadedModel",
     *,
     fields: Mapping[str, Any] | None = None,
@@ -148,9 +148,9 @@ def open_dynamic_module(
     labels: Sequence[str] | None = None,
 ) -> LoadedModel:
     """`open_module` for images of any size, if the config of the model has the field `dynamic`."""
-    if "dynamic" in describe_model(name, fields).config:
+    if "dynamic" in read_model_description(name, fields).config:
         fields = {**fields, "dynamic": True}
-    return open_module(name, fields=fields, preprocessing=preprocessing, labels=labels)
+    return open_torch_model(name, fields=fields, preprocessing=preprocessing, labels=labels)
 
 
 def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPreprocessing) -> LoadedModel:
@@ -159,18 +159,18 @@ def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPr
 
     from vitrail.checkpoint.reading import read, warn_about_report
 
-    check_field_names(fields)
+    refuse_load_arguments_as_fields(fields)
     run = find_finished_run(Path(name))
     with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
         found = read(name if run is None else run.model, **fields)
     about = found.description
     how = choose_preprocessing(found.model.config, about.preprocessing, preprocessing)
     if about.preprocessing is None:
-        from vitrail.checkpoint.layout import describe_preprocessing
+        from vitrail.checkpoint.layout import format_preprocessing
 
-        assumed = {**found.report.assumed, "preprocessing": describe_preprocessing(how)}
+        assumed = {**found.report.assumed, "preprocessing": format_preprocessing(how)}
         found = replace(found, report=replace(found.report, assumed=assumed))
-    warn_about_report(found, name, ("preprocessing",) if sets_normalisation(preprocessing) else ())
+    warn_about_report(found, name, ("preprocessing",) if gives_mean_and_std(preprocessing) else ())
     return LoadedModel(
         source=name,
         model=found.model,
@@ -182,11 +182,11 @@ def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPr
     )
 
 
-def describe_model(name: str, fields: Mapping[str, Any] | None = None) -> "Description":
+def read_model_description(name: str, fields: Mapping[str, Any] | None = None) -> "Description":
     """The description of a checkpoint or a run, without building its model."""
     from vitrail.checkpoint.reading import describe
 
-    check_field_names(fields or {})
+    refuse_load_arguments_as_fields(fields or {})
     run = find_finished_run(Path(name))
     return describe(name if run is None else run.model, **(fields or {}))
 
@@ -200,13 +200,13 @@ def open_exported_model(
     return LoadedModel(
         source=str(path),
         model=found,
-        preprocessing=adapt_preprocessing(merge_preprocessing(about.preprocessing, preprocessing), about, path),
+        preprocessing=fit_preprocessing_to_export(merge_preprocessing(about.preprocessing, preprocessing), about, path),
         classes=about.classes,
         labels=choose_labels(labels, about.labels, about.classes),
     )
 
 
-def adapt_preprocessing(given: Preprocessing, about: ExportDescription, path: str | Path) -> Preprocessing:
+def fit_preprocessing_to_export(given: Preprocessing, about: ExportDescription, path: str | Path) -> Preprocessing:
     """The preprocessing at an image size that the file takes; mean and std are part of the file."""
     if (given.mean, given.std) != (about.preprocessing.mean, about.preprocessing.std):
         raise ConfigError(
@@ -266,22 +266,22 @@ def wrap_module(
 
     from torch import nn
 
-    from vitrail.checkpoint.layout import describe_preprocessing
+    from vitrail.checkpoint.layout import format_preprocessing
 
     kind = type(module).__name__
     if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the model is {repr(module)[:60]}; expected a path, a name or a module")
-    check_no_fields(fields, kind, "already loaded")
+    refuse_config_fields(fields, kind, "already loaded")
     config: Any = getattr(module, "config", None)
     if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
         raise ConfigError(f"{kind} has no config; expected a model with image_size, channels and classes in its config")
     how = choose_preprocessing(config, None, preprocessing)
-    if not sets_normalisation(preprocessing):
-        assumed = describe_preprocessing(how)
+    if not gives_mean_and_std(preprocessing):
+        assumed = format_preprocessing(how)
         warnings.warn(f"{kind} does not specify preprocessing; assumed preprocessing={assumed}", stacklevel=3)
     return LoadedModel(
         source=kind,
-        model=prepare_module(module, device),
+        model=move_to_device_for_eval(module, device),
         preprocessing=how,
         classes=config.classes,
         labels=choose_labels(labels, None, config.classes),
@@ -312,7 +312,7 @@ def merge_preprocessing(known: Preprocessing, given: GivenPreprocessing) -> Prep
     return known.with_fields(given)
 
 
-def sets_normalisation(given: GivenPreprocessing) -> bool:
+def gives_mean_and_std(given: GivenPreprocessing) -> bool:
     """Whether mean and std were given, so that nothing is assumed which needs a warning."""
     return isinstance(given, Preprocessing) or {"mean", "std"} <= set(given or ())
 
@@ -322,19 +322,19 @@ def choose_labels(given: Sequence[str] | None, known: Sequence[str] | None, clas
     return None if labels is None or not classes else check_class_labels(labels, classes)
 
 
-def check_field_names(fields: Mapping[str, Any]) -> None:
+def refuse_load_arguments_as_fields(fields: Mapping[str, Any]) -> None:
     if reserved := set(fields).intersection(LOAD_ARGUMENTS):
         raise ConfigError(f"`fields` {min(reserved)}=…; expected a field of the config, such as heads=3", ("fields",))
 
 
-def check_no_fields(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
+def refuse_config_fields(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
     if fields:
         raise ConfigError(
             f"`fields` {min(fields)}=… for {name}, which is {reason}; use `fields` with a checkpoint", ("fields",)
         )
 
 
-def prepare_module(module: Any, device: "str | torch.device") -> Any:
+def move_to_device_for_eval(module: Any, device: "str | torch.device") -> Any:
     """The module in eval mode on the device."""
     try:
         return module.to(device).eval()

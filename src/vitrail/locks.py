@@ -65,7 +65,7 @@ def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
     while True:
         try:
             descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-            close_unless_regular(descriptor)
+            close_and_raise_unless_regular(descriptor)
         except OSError as error:
             raise VitrailError(
                 f"cannot lock {folder}: {path}: {describe_error(error)}; remove it or make it writable"
@@ -86,7 +86,7 @@ def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
         os.close(descriptor)
 
 
-def close_unless_regular(descriptor: int) -> None:
+def close_and_raise_unless_regular(descriptor: int) -> None:
     try:
         check_regular_file(os.fstat(descriptor))
     except OSError:

@@ -33,7 +33,7 @@ class PipeTolerantOutput(TextIOWrapper):
             redirect_to_devnull(self)
 
 
-def tolerate_broken_pipe(stream: TextIO) -> TextIO:
+def wrap_stdio_against_broken_pipe(stream: TextIO) -> TextIO:
     if not isinstance(stream, TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
         return stream
     return PipeTolerantOutput(stream.buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)

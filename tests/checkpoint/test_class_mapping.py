@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vitrail.checkpoint.class_mapping import check_class_labels, map_classes, split_label
+from vitrail.checkpoint.class_mapping import check_class_labels, match_data_classes_to_model, split_label
 from vitrail.errors import ConfigError, DataError
 
 IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
@@ -35,7 +35,7 @@ IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 cra
 def test_classes_match_by_name_number_or_order(
     labels: tuple[str, ...] | None, data: tuple[str, ...], expected: tuple[int, ...], note: str
 ) -> None:
-    mapping, said = map_classes(labels, 4 if labels is None else len(labels), data)
+    mapping, said = match_data_classes_to_model(labels, 4 if labels is None else len(labels), data)
     assert mapping == expected
     assert bool(said) == bool(note)
     assert re.match(note, said), said
@@ -72,7 +72,7 @@ def test_unknown_or_ambiguous_classes_are_refused(
     labels: tuple[str, ...] | None, data: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        map_classes(labels, 4 if labels is None else len(labels), data)
+        match_data_classes_to_model(labels, 4 if labels is None else len(labels), data)
 
 
 @pytest.mark.parametrize(

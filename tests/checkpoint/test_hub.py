@@ -22,7 +22,7 @@ from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType
 
 import vitrail
 from vitrail.checkpoint import read
-from vitrail.checkpoint.hub import fetch_model, is_hub_name
+from vitrail.checkpoint.hub import download_model, is_hub_name
 from vitrail.errors import CheckpointError
 
 TINY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -80,7 +80,7 @@ def names(folder: Path) -> list[str]:
 
 def get_error(name: str = NAME) -> str:
     with pytest.raises(CheckpointError) as caught:
-        fetch_model(name)
+        download_model(name)
     message = str(caught.value)
     assert name in message
     assert "\n" not in message
@@ -98,7 +98,7 @@ def test_is_hub_name() -> None:
 def test_a_model_is_downloaded_once_and_then_cached(hub: FakeHub, tmp_path: Path) -> None:
     model, files = timm_files(tmp_path / "timm")
     commit = hub.add(TOY, files)
-    folder = fetch_model(NAME)
+    folder = download_model(NAME)
     assert folder == tmp_path / "cache" / "models--someone--toy" / "snapshots" / commit
     assert names(folder) == ["config.json", "model.safetensors"]
     assert (folder / "config.json").read_bytes() == files["config.json"]
@@ -107,7 +107,7 @@ def test_a_model_is_downloaded_once_and_then_cached(hub: FakeHub, tmp_path: Path
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
     assert len(hub.requests_starting_with("GET /large/")) == 1
     hub.requests.clear()
-    assert fetch_model(NAME) == folder
+    assert download_model(NAME) == folder
     assert not hub.requests_starting_with("GET /large/")
     assert not hub.requests_starting_with("GET /someone")
 
@@ -127,10 +127,10 @@ def test_load_by_hub_name(hub: FakeHub, tmp_path: Path) -> None:
 
 def test_the_cache_is_used_offline(hub: FakeHub, offline: Callable[[], None]) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
-    folder = fetch_model(NAME)
+    folder = download_model(NAME)
     offline()
     hub.requests.clear()
-    assert fetch_model(NAME) == folder
+    assert download_model(NAME) == folder
     assert not hub.requests
     assert "not in the cache, and huggingface_hub is offline; set HF_HUB_OFFLINE=0 once" in get_error(NAME + "2")
     assert "not in the cache" in get_error(NAME + "@v2")
@@ -142,16 +142,16 @@ def test_files_cached_by_another_library_are_used_offline(hub: FakeHub, offline:
     hub.add(TOY, {"config.json": CONFIG, "pytorch_model.bin": b"old", "model.safetensors": b"weights"})
     path = Path(huggingface_hub.hf_hub_download(TOY, "pytorch_model.bin"))
     offline()
-    assert fetch_model(NAME) == path.parent
+    assert download_model(NAME) == path.parent
     assert names(path.parent) == ["pytorch_model.bin"]
 
 
 @pytest.mark.parametrize("fault", [respond_with(500), respond_with(401, "RepoNotFound"), respond_with(403), hang])
 def test_the_cache_is_used_if_the_hub_fails(fault: Any, hub: FakeHub) -> None:
     hub.add(TOY, {"config.json": CONFIG, "model.safetensors": b"weights"})
-    folder = fetch_model(NAME)
+    folder = download_model(NAME)
     hub.faults[""] = fault
-    assert fetch_model(NAME) == folder
+    assert download_model(NAME) == folder
 
 
 def test_each_revision_has_its_own_files(hub: FakeHub) -> None:
@@ -159,12 +159,12 @@ def test_each_revision_has_its_own_files(hub: FakeHub) -> None:
     commit = hub.add(TOY, {"model.safetensors": b"old"}, "v1")
     hub.add(TOY, {"model.safetensors": b"proposed"}, "refs/pr/1")
     read = {
-        at: (fetch_model(NAME + at) / "model.safetensors").read_bytes()
+        at: (download_model(NAME + at) / "model.safetensors").read_bytes()
         for at in ("", "@v1", f"@{commit}", "@refs/pr/1")
     }
     assert read == {"": b"new", "@v1": b"old", f"@{commit}": b"old", "@refs/pr/1": b"proposed"}
     hub.add(TOY, {"model.safetensors": b"newer"})
-    assert (fetch_model(NAME) / "model.safetensors").read_bytes() == b"newer"
+    assert (download_model(NAME) / "model.safetensors").read_bytes() == b"newer"
 
 
 OTHERS = ("README.md", "modeling.py", "onnx/model.onnx", "tf_model.h5", "flax_model.msgpack", "sub/model.safetensors")
@@ -195,13 +195,13 @@ def test_only_needed_files_are_downloaded(
         if name.endswith(".index.json"):
             files[name] = index(expected[1:])
     hub.add(TOY, files)
-    folder = fetch_model(NAME)
+    folder = download_model(NAME)
     expected = sorted([*expected, "config.json", "preprocessor_config.json"])
     assert names(folder) == expected
     assert all((folder / name).read_bytes() == files[name] for name in expected)
     assert len(hub.requests_starting_with("GET /large/") + hub.requests_starting_with("GET /someone")) == len(expected)
     offline()
-    assert fetch_model(NAME) == folder
+    assert download_model(NAME) == folder
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_only_needed_files_are_downloaded(
 )
 def test_invalid_names_are_refused_without_a_request(name: str, hub: FakeHub) -> None:
     with pytest.raises(CheckpointError, match=r"name.*; expected hf-hub:owner/model\[@revision\]$") as caught:
-        fetch_model("hf-hub:" + name)
+        download_model("hf-hub:" + name)
     assert "\n" not in str(caught.value)
     assert not hub.requests
 
@@ -267,12 +267,12 @@ def test_failures_are_one_line_and_leave_no_weights(start: str, fault: Any, mess
     cache = Path(constants.HF_HUB_CACHE)
     assert not [path for path in cache.rglob("*") if path.name == "model.safetensors" or "incomplete" in path.name]
     hub.faults.clear()
-    assert (fetch_model(NAME) / "model.safetensors").read_bytes() == b"weights"
+    assert (download_model(NAME) / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_missing_revision_is_not_taken_from_the_cache(hub: FakeHub) -> None:
     hub.add(TOY, {"model.safetensors": b"weights"}, "v1")
-    fetch_model(NAME + "@v1")
+    download_model(NAME + "@v1")
     assert "no such revision; expected a branch, a tag or a commit" in get_error(NAME + "@v2")
     hub.revisions[TOY].pop("v1")
     assert "no such revision" in get_error(NAME + "@v1"), "a revision deleted by its author is not taken from the cache"
@@ -288,7 +288,7 @@ def test_an_interrupted_download_is_resumed(hub: FakeHub, monkeypatch: pytest.Mo
     weights = os.urandom(300_000)
     hub.add(TOY, {"model.safetensors": weights})
     hub.faults["GET /large"] = cut_after(weights, keep=200_000)
-    assert (fetch_model(NAME) / "model.safetensors").read_bytes() == weights
+    assert (download_model(NAME) / "model.safetensors").read_bytes() == weights
     assert len(hub.requests_starting_with("GET /large")) == 2
     assert hub.requests_starting_with("from byte") == ["from byte 200000"]
 
@@ -303,7 +303,7 @@ def test_a_repository_that_changes_during_the_download_is_refused(hub: FakeHub) 
 
     hub.faults["HEAD /someone/toy/resolve/main/model.safetensors"] = change
     assert "it changed while it was downloaded; try again" in get_error()
-    folder = fetch_model(NAME)
+    folder = download_model(NAME)
     assert [(folder / name).read_bytes() for name in names(folder)] == [b"{}", b"others"]
 
 
@@ -368,10 +368,10 @@ def test_real_weights_are_downloaded_by_a_new_process(
     here |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TQDM_POSITION": "-1"}  # progress bars also without a terminal
     program = f"""
 import warnings, vitrail
-from vitrail.checkpoint.hub import fetch_model
+from vitrail.checkpoint.hub import download_model
 warnings.simplefilter("ignore")
 assert len(vitrail.load("hf-hub:{TINY}").blocks) == 12
-print(fetch_model("hf-hub:{TINY}"))
+print(download_model("hf-hub:{TINY}"))
 """
     outputs: list[str] = []
     for offline in ("0", "1"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitrail.checkpoint.name_table import THREE_PARTS, make_entry, rename_to_ours, rename_to_theirs
+from vitrail.checkpoint.name_table import THREE_PARTS, convert_to_our_tensors, convert_to_their_tensors, make_entry
 from vitrail.errors import CheckpointError
 
 TABLE = (
@@ -21,29 +21,33 @@ def test_renaming_is_reversible() -> None:
         "layer10.unit0.w.weight": torch.randn(2),
         **{f"layer1.{part}.weight": torch.randn(2, 3) for part in "kqv"},
     }
-    ours, unknown = rename_to_ours({**theirs, "more": torch.randn(1)}, TABLE)
+    ours, unknown = convert_to_our_tensors({**theirs, "more": torch.randn(1)}, TABLE)
     assert unknown == ("more",)
     assert set(ours) == {"cls_token", "blocks.0.conv2.bias", "blocks.9.conv0.weight", "blocks.0.attn.qkv.weight"}
     expected = torch.cat([theirs[f"layer1.{part}.weight"] for part in "qkv"])
     assert torch.equal(ours["blocks.0.attn.qkv.weight"], expected)
-    back = rename_to_theirs(ours, TABLE, heads=1)
+    back = convert_to_their_tensors(ours, TABLE, heads=1)
     assert back.keys() == theirs.keys()
     assert all(torch.equal(back[name], theirs[name]) for name in theirs)
 
 
 def test_all_names_are_read_and_the_first_is_written() -> None:
-    ours, _ = rename_to_ours({"old1.qkv.weight": torch.arange(6.0).view(6, 1)}, TABLE)
-    assert sorted(rename_to_theirs(ours, TABLE, heads=1)) == ["layer1.k.weight", "layer1.q.weight", "layer1.v.weight"]
+    ours, _ = convert_to_our_tensors({"old1.qkv.weight": torch.arange(6.0).view(6, 1)}, TABLE)
+    assert sorted(convert_to_their_tensors(ours, TABLE, heads=1)) == [
+        "layer1.k.weight",
+        "layer1.q.weight",
+        "layer1.v.weight",
+    ]
 
 
 def test_errors_name_the_tensors() -> None:
     one = torch.randn(2, 3)
     with pytest.raises(CheckpointError, match=r"is made of 3 tensors, .* only layer1\.q\.weight"):
-        rename_to_ours({"layer1.q.weight": one}, TABLE)
+        convert_to_our_tensors({"layer1.q.weight": one}, TABLE)
     with pytest.raises(CheckpointError, match=r"exists twice, as old1\.qkv\.weight and as layer1\.q\.weight"):
-        rename_to_ours({"layer1.q.weight": one, "old1.qkv.weight": one}, TABLE)
+        convert_to_our_tensors({"layer1.q.weight": one, "old1.qkv.weight": one}, TABLE)
     parts = {"layer1.q.weight": one, "layer1.k.weight": torch.randn(2, 4), "layer1.v.weight": one}
     with pytest.raises(CheckpointError, match=r"cannot be made of layer1\.q\.weight \(2, 3\), layer1"):
-        rename_to_ours(parts, TABLE)
+        convert_to_our_tensors(parts, TABLE)
     with pytest.raises(CheckpointError, match=r"head\.weight has no name in this layout"):
-        rename_to_theirs({"head.weight": one}, TABLE, heads=1)
+        convert_to_their_tensors({"head.weight": one}, TABLE, heads=1)

@@ -13,7 +13,7 @@ from support.command_processes import drop_engine_notes, kill_process, start_com
 from support.toy_datasets import write_image
 from support.unreadable_images import add_unreadable_images
 
-from vitrail.loading import open_module
+from vitrail.loading import open_torch_model
 
 Run = Callable[..., Any]
 
@@ -36,7 +36,7 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
 @torch.inference_mode()
 def tokens(model: Path) -> Any:
     """After the last norm: (images, 1 + 2·2, width)."""
-    loaded: Any = open_module(model)
+    loaded: Any = open_torch_model(model)
     return loaded.model.tokens(loaded.make_batch(NAMES)).numpy()
 
 

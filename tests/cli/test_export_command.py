@@ -209,7 +209,7 @@ def test_a_wrong_call_is_one_line(
         pytest.fail("the model was exported")
 
     monkeypatch.setattr("vitrail.export.export.write_onnx", ask)
-    monkeypatch.setattr("vitrail.export.export.export_torch_program", ask)
+    monkeypatch.setattr("vitrail.export.export.trace_to_exported_program", ask)
     save_toy_model(here / "model")
     save_toy_model(here / "mean", "mean")
     vitrail.save(make_toy_model("vit", classes=0), here / "headless", preprocessing=PREPROCESSING)

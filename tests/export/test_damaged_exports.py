@@ -17,8 +17,8 @@ from vitrail.export.atomic_folder import check_target_folder, remove_export, wri
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.locks import InUseError
-from vitrail.predict.engine_cache import cache_folder
-from vitrail.predict.engine_selection import EngineOptions, choose_engine
+from vitrail.predict.engine_cache import get_cache_folder
+from vitrail.predict.engine_selection import EngineOptions, open_on_fastest_engine
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), dtype=np.uint8)
 
@@ -81,12 +81,12 @@ def test_an_edited_description_says_what_to_do(tmp_path: Path) -> None:
 
 
 def chosen(folder: Path) -> Any:
-    found = choose_engine(folder, EngineOptions(fast=True, threads=1), 1)
+    found = open_on_fastest_engine(folder, EngineOptions(fast=True, threads=1), 1)
     return found.predictor.engine.run(PIXELS), found.predictor.engine.name, found.notes
 
 
 def cached() -> list[Path]:
-    return sorted((cache_folder() / "exports").iterdir())
+    return sorted((get_cache_folder() / "exports").iterdir())
 
 
 def test_int8_is_kept_by_content_and_made_again_when_damaged(tmp_path: Path, mutations: int) -> None:
@@ -214,7 +214,7 @@ def test_an_export_that_another_process_is_removing_is_waited_for(
         if len(tries) < 4:
             raise (InUseError("in use"), FileNotFoundError(), VitrailError("cannot lock"))[len(tries) - 1]
 
-    monkeypatch.setattr(folders, "remove_export_files", busy)
+    monkeypatch.setattr(folders, "lock_and_remove_export", busy)
     monkeypatch.setattr(folders, "LOCK_PAUSE_SECONDS", 0)
     remove_export(tmp_path / "gone")
     assert len(tries) == 4

@@ -86,7 +86,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the model was exported")
 
     monkeypatch.setattr("vitrail.export.export.write_onnx", ask)
-    monkeypatch.setattr("vitrail.export.export.export_torch_program", ask)
+    monkeypatch.setattr("vitrail.export.export.trace_to_exported_program", ask)
 
 
 @pytest.mark.usefixtures("no_export")

@@ -18,7 +18,12 @@ from support.toy_exports import (
 from torch import nn
 
 from vitrail.errors import ConfigError
-from vitrail.export.export_module import ExportModule, PixelPatchEmbed, check_output_available, compute_output
+from vitrail.export.export_module import (
+    ExportModule,
+    PixelPatchEmbed,
+    check_output_available,
+    compute_logits_or_features,
+)
 from vitrail.layers.embed import PatchEmbed
 
 
@@ -66,10 +71,10 @@ def test_features(name: str) -> None:
     prefix = getattr(model, "prefix", 0)
     with torch.inference_mode():
         tokens = model.tokens(images)
-        assert torch.equal(compute_output(model, images, "tokens"), tokens)
-        assert torch.allclose(compute_output(model, images, "mean"), tokens[:, prefix:].mean(1), atol=1e-6)
+        assert torch.equal(compute_logits_or_features(model, images, "tokens"), tokens)
+        assert torch.allclose(compute_logits_or_features(model, images, "mean"), tokens[:, prefix:].mean(1), atol=1e-6)
         if getattr(model, "cls_token", None) is not None:
-            assert torch.allclose(compute_output(model, images, "class"), tokens[:, 0], atol=1e-5)
+            assert torch.allclose(compute_logits_or_features(model, images, "class"), tokens[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(

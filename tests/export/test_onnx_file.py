@@ -22,7 +22,7 @@ from support.toy_exports import (
 from vitrail.errors import ConfigError
 from vitrail.export.description import ONNX_FILE
 from vitrail.export.export_module import ExportModule
-from vitrail.export.onnx_file import export_torch_program, find_size_multiple, write_onnx
+from vitrail.export.onnx_file import find_size_multiple, trace_to_exported_program, write_onnx
 from vitrail.layers.positions import bicubic_matrix
 
 
@@ -118,7 +118,7 @@ def test_any_size_of_every_kind(name: str, tmp_path: Path) -> None:
 
 def test_a_model_of_one_size_is_not_exported_for_any() -> None:
     with pytest.raises(ConfigError, match=r"ViT takes one size; expected a model with dynamic=True"):
-        export_torch_program(ExportModule(make_toy_model("vit"), PREPROCESSING, fused=False), dynamic=True)
+        trace_to_exported_program(ExportModule(make_toy_model("vit"), PREPROCESSING, fused=False), dynamic=True)
 
 
 @pytest.mark.parametrize(

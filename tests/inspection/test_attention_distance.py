@@ -9,9 +9,9 @@ from support.figure_checks import check_figure
 from vitrail.errors import ConfigError
 from vitrail.inspection.attention_distance import (
     attention_distance,
+    correlate_ranks_with_depth,
     patch_distances,
     plot_attention_distance,
-    rank_correlation,
     uniform_attention_distance,
 )
 
@@ -122,16 +122,16 @@ def test_wrong_shapes_are_errors(shape: tuple[int, ...]) -> None:
 
 
 def test_rank_correlation() -> None:
-    assert rank_correlation(np.array([1.0, 2.0, 30.0])) == pytest.approx(1)
-    assert rank_correlation(np.array([3.0, 2.0, -10.0])) == pytest.approx(-1)
+    assert correlate_ranks_with_depth(np.array([1.0, 2.0, 30.0])) == pytest.approx(1)
+    assert correlate_ranks_with_depth(np.array([3.0, 2.0, -10.0])) == pytest.approx(-1)
     values = np.random.default_rng(1).permutation(12)
     by_hand = 1 - 6 * ((values - np.arange(12)) ** 2).sum() / (12 * (12**2 - 1))  # without ties
-    assert rank_correlation(values.astype(float) ** 3) == pytest.approx(by_hand)
+    assert correlate_ranks_with_depth(values.astype(float) ** 3) == pytest.approx(by_hand)
     tied = np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1]
-    assert rank_correlation(np.array([1.0, 2.0, 2.0, 3.0])) == pytest.approx(tied)
-    assert math.isnan(rank_correlation(np.array([5.0])))
-    assert math.isnan(rank_correlation(np.array([5.0, 5.0])))
-    assert rank_correlation(np.array([1.0, np.nan, 2.0])) == pytest.approx(1), "layers with NaN are excluded"
+    assert correlate_ranks_with_depth(np.array([1.0, 2.0, 2.0, 3.0])) == pytest.approx(tied)
+    assert math.isnan(correlate_ranks_with_depth(np.array([5.0])))
+    assert math.isnan(correlate_ranks_with_depth(np.array([5.0, 5.0])))
+    assert correlate_ranks_with_depth(np.array([1.0, np.nan, 2.0])) == pytest.approx(1), "layers with NaN are excluded"
 
 
 @pytest.mark.parametrize("shape", [(12, 3), (1, 1), (2, 40)])

@@ -17,7 +17,12 @@ from torch import Tensor
 import vitrail
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError
-from vitrail.inspection.capture import capture_attention, capture_tokens, find_attention_layers, head_token_shares
+from vitrail.inspection.capture import (
+    capture_attention,
+    capture_tokens,
+    compute_classifier_token_weights,
+    find_attention_layers,
+)
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import look
@@ -80,7 +85,7 @@ def test_maps_times_v_equal_the_heads_outputs(size: tuple[int, int]) -> None:
     patches = size[0] * size[1] // 256
     assert captured.patch_grid == (size[0] // 16, size[1] // 16)
     assert (captured.token_count, captured.prefix, captured.late_tokens) == (1 + patches, 1, 1)
-    assert head_token_shares(captured).tolist() == [[1.0] + [0.0] * patches]
+    assert compute_classifier_token_weights(captured).tolist() == [[1.0] + [0.0] * patches]
     maps = captured.maps
     assert [each.shape[2:] for each in maps] == 3 * [(1 + patches, 1 + patches)] + 2 * [(1, 1 + patches)]
     for layer, weights in enumerate(maps):

@@ -4,7 +4,12 @@ import pytest
 import torch
 from support.attention_models import make_attention_model, random_image_batch
 
-from vitrail.inspection.capture import capture_attention, capture_tokens, head_token_shares, prefix_token_names
+from vitrail.inspection.capture import (
+    capture_attention,
+    capture_tokens,
+    compute_classifier_token_weights,
+    prefix_token_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ def test_tokens_that_the_head_reads(case: str) -> None:
     with capture_attention(model) as captured, torch.no_grad():
         tokens = model.tokens(pixels)
         answer = model.logits(tokens)
-        shares = head_token_shares(captured)
+        shares = compute_classifier_token_weights(captured)
         assert shares.shape[1] == captured.token_count == tokens.shape[1]
         assert (shares.sum(-1) - 1).abs().max() <= 1e-5
         for number in range(captured.token_count):
@@ -53,7 +58,7 @@ def test_weights_of_attention_pooling(case: str) -> None:
         tokens = model.tokens(pixels)
         model.logits(tokens)
     assert captured.pool_shares is not None
-    assert torch.equal(head_token_shares(captured), captured.pool_shares)
+    assert torch.equal(compute_classifier_token_weights(captured), captured.pool_shares)
     patches = tokens[:, captured.prefix :]
     if case == "cct":
         expected = torch.softmax(patches @ model.attn_pool.weight[0] + model.attn_pool.bias, dim=1)
@@ -72,7 +77,7 @@ def test_tokens_read_by_a_distilled_head(answer: str) -> None:
     with capture_attention(model, []) as captured, torch.no_grad():
         model(random_image_batch())
     expected = {"both": [0.5, 0.5], "class": [1.0, 0.0], "distill": [0.0, 1.0]}[answer]
-    assert head_token_shares(captured)[0, :2].tolist() == expected
+    assert compute_classifier_token_weights(captured)[0, :2].tolist() == expected
 
 
 @pytest.mark.parametrize("case", ["learned stem", "learned layers", "mean", "distilled", "hybrid", "cct"])

@@ -18,7 +18,7 @@ from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 from vitrail.inspection.occlusion import probabilities_without_patches
-from vitrail.loading import open_module
+from vitrail.loading import open_torch_model
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -232,7 +232,7 @@ def test_errors(tmp_path: Path) -> None:
     vitrail.save(convnet, tmp_path / "convnet", preprocessing=how)
     with pytest.raises(ConfigError, match=r"^ResNet has no attention layers; expected a transformer"):
         look(tmp_path / "convnet")
-    assert open_module(tmp_path / "convnet").classes == 2, "only its attention is missing"
+    assert open_torch_model(tmp_path / "convnet").classes == 2, "only its attention is missing"
 
 
 def test_folder_and_model_give_the_same_figures(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.data.datasets import open_data
 from vitrail.data.image_items import sample_evenly
-from vitrail.inspection.attention_distance import rank_correlation
+from vitrail.inspection.attention_distance import correlate_ranks_with_depth
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 
 WEIGHTS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_patch16_224.pth")
@@ -25,4 +25,4 @@ def test_attended_patches_matter(name: str, shared: Callable[[str], Path]) -> No
     curves, at = result["occlusion"].arrays, OCCLUSION_SHARES.index(0.3)
     assert (curves["least"] - curves["most"])[:, at].mean() >= 0.15
     assert curves["most"][:, at].mean() < curves["chance"][:, at].mean() < curves["least"][:, at].mean()
-    assert rank_correlation(result["attention_distance"].arrays["distances"].mean(-1)) > 0.9
+    assert correlate_ranks_with_depth(result["attention_distance"].arrays["distances"].mean(-1)) > 0.9

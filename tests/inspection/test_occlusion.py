@@ -18,8 +18,8 @@ from vitrail.inspection.occlusion import (
     plot_occlusion,
     predict_without_patches,
     probabilities_without_patches,
-    rank_patches,
     select_patches_to_remove,
+    sort_patches_by_attention,
 )
 
 ATTENDED = np.array([[0.1, 0.5, 0.2], [0.0, 0.05, 0.15]])  # 2×3 patches
@@ -28,8 +28,8 @@ NEEDS_GRID = ("layers", "shared", "relative", "rotary", "neighbours")
 
 
 def test_patches_are_ranked_from_least_to_most() -> None:
-    assert rank_patches(ATTENDED).tolist() == [3, 4, 0, 5, 2, 1]
-    assert rank_patches(np.zeros((2, 2))).tolist() == [0, 1, 2, 3]
+    assert sort_patches_by_attention(ATTENDED).tolist() == [3, 4, 0, 5, 2, 1]
+    assert sort_patches_by_attention(np.zeros((2, 2))).tolist() == [0, 1, 2, 3]
 
 
 def test_patches_that_are_not_square() -> None:

@@ -8,7 +8,7 @@ from PIL import Image
 from support.figure_checks import check_figure
 
 from vitrail.figures import CaptionedFigure
-from vitrail.inspection.overlay import MAX_PHOTO_SIDE, MAX_WIDE_PANELS, draw_overlay, shrink_photo
+from vitrail.inspection.overlay import MAX_PHOTO_SIDE, MAX_WIDE_PANELS, draw_overlay, shrink_photo_and_box
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -41,7 +41,7 @@ def drawn(
 
 
 def test_small_photos_are_not_changed() -> None:
-    found, box = shrink_photo(Image.fromarray(photo(50, 70)), (1.5, -2, 68, 52))
+    found, box = shrink_photo_and_box(Image.fromarray(photo(50, 70)), (1.5, -2, 68, 52))
     assert np.array_equal(found, photo(50, 70))
     assert box == (1.5, -2, 68, 52)
 
@@ -49,7 +49,7 @@ def test_small_photos_are_not_changed() -> None:
 @pytest.mark.parametrize("size", [(1024, 2048), (3000, 777), (513, 512), (1, 5000), (512, 512)])
 def test_large_photos_are_shrunk_with_their_box(size: tuple[int, int]) -> None:
     rows, columns = size
-    found, box = shrink_photo(
+    found, box = shrink_photo_and_box(
         Image.new("L", (columns, rows), 7), (0.25 * columns, 0.1 * rows, 0.75 * columns, 1.2 * rows)
     )
     assert max(found.shape[:2]) == min(MAX_PHOTO_SIDE, max(size))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.attention_models import make_attention_model, random_image_batch
 
 from vitrail.errors import ConfigError
-from vitrail.inspection.capture import capture_attention, head_token_shares
+from vitrail.inspection.capture import capture_attention, compute_classifier_token_weights
 from vitrail.inspection.rollout import (
     HEAD_FUSIONS,
     attention_rollout,
@@ -230,7 +230,7 @@ def test_map_of_the_tokens_that_the_head_reads(case: str) -> None:
     with capture_attention(model) as captured, torch.no_grad():
         model(random_image_batch())
     made_of = attention_rollout([each.double().numpy() for each in captured.maps])
-    found = from_token(made_of, head_token_shares(captured).numpy(), captured.patch_grid)
+    found = from_token(made_of, compute_classifier_token_weights(captured).numpy(), captured.patch_grid)
     assert found.shape == (2, 2, 3)
     np.testing.assert_allclose(found.sum((-1, -2)), 1, atol=1e-6)
     for image in range(2):

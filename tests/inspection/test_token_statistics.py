@@ -8,8 +8,8 @@ from support.figure_checks import check_figure
 from vitrail.errors import ConfigError
 from vitrail.inspection.token_statistics import (
     find_norm_outliers,
+    plot_class_distillation_similarity,
     plot_token_norms,
-    plot_token_similarity,
     token_norms,
     token_similarity,
 )
@@ -96,7 +96,7 @@ def test_outliers_reach_the_caption_and_a_log_axis() -> None:
 
 @pytest.mark.parametrize("cosines", [np.array([0.2]), np.linspace(0.1, 0.99, 13), np.array([-0.8, 0.5])])
 def test_figure_of_similarity(cosines: NDArray[np.float64]) -> None:
-    figure = plot_token_similarity(cosines)
+    figure = plot_class_distillation_similarity(cosines)
     check_figure(figure, "after the embedding (0) and each block", "cosine similarity")
     axes = figure.draw().axes[0]
     assert np.allclose(np.asarray(axes.lines[0].get_ydata()), cosines)
@@ -108,4 +108,4 @@ def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"1 \+ 2·3 = 7 tokens"):
         plot_token_norms(np.ones((2, 2, 6)), ["class"], (2, 3))
     with pytest.raises(ConfigError, match=r"\(states,\)"):
-        plot_token_similarity(np.ones((2, 2)))
+        plot_class_distillation_similarity(np.ones((2, 2)))

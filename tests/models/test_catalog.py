@@ -10,7 +10,7 @@ from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.models.catalog import find_preset, load_families
+from vitrail.models.catalog import find_preset, load_built_in_families
 from vitrail.models.family import Family
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -25,7 +25,7 @@ def test_create_replaces_fields() -> None:
 
 
 def test_aliases_refer_to_presets() -> None:
-    for family in load_families():
+    for family in load_built_in_families():
         for alias, preset in family.aliases.items():
             assert find_preset(alias) == (family, family.presets[preset]), alias
     assert find_preset("ViT-B/16")[1] == find_preset("vit_base_patch16_224")[1]
@@ -34,13 +34,13 @@ def test_aliases_refer_to_presets() -> None:
 
 
 def test_no_two_models_share_a_name() -> None:
-    names = [name for family in load_families() for name in (*family.presets, *family.aliases)]
+    names = [name for family in load_built_in_families() for name in (*family.presets, *family.aliases)]
     assert len(names) == len(set(names))
 
 
 def test_list_models() -> None:
     everything = vitrail.list_models()
-    assert len(everything) == sum(len(family.presets) for family in load_families())
+    assert len(everything) == sum(len(family.presets) for family in load_built_in_families())
     assert set(vitrail.list_models("deit*")) == {name for name in everything if name.startswith("deit")}
     assert vitrail.list_models("vit_base_patch*_224") == [
         "vit_base_patch8_224",
@@ -115,7 +115,7 @@ def test_external_file_with_postponed_annotations_or_an_error(tmp_path: Path) ->
 
 
 def test_inconsistent_family_is_refused() -> None:
-    family = load_families()[0]
+    family = load_built_in_families()[0]
     with pytest.raises(ConfigError, match=r"preset 'a' of the family 'own' is a dict; expected a ViTConfig"):
         Family(name="own", config=family.config, build=family.build, presets={"a": {}})
     with pytest.raises(ConfigError, match=r"alias 'A' of the family 'own' names 'b'; expected one of its presets: a"):
@@ -136,7 +136,7 @@ def test_config_is_checked_before_anything_is_built(
     name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[object] = []
-    load_families()
+    load_built_in_families()
     monkeypatch.setattr(nn.Module, "__init__", lambda self, *_: built.append(self))  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(ConfigError):
         vitrail.create(name, **fields)

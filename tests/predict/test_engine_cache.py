@@ -21,12 +21,12 @@ from support.toy_exports import (
 from vitrail.errors import CheckpointError
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loading import LoadedModel, open_module
+from vitrail.loading import LoadedModel, open_torch_model
 from vitrail.predict.engine_cache import (
-    cache_folder,
     export_cache_path,
-    get_cached_export,
-    get_cached_int8_export,
+    get_cache_folder,
+    get_or_write_cached_export,
+    get_or_write_int8_export,
     read_engine_speeds,
     speed_file_path,
     write_engine_speeds,
@@ -47,8 +47,8 @@ def test_what_was_measured_is_recalled(home: Path) -> None:
     assert (read_engine_speeds("a"), read_engine_speeds("b"), read_engine_speeds("c")) == ({"x": 1}, {"y": [2]}, None)
     write_engine_speeds("a", {"x": 3})
     assert read_engine_speeds("a") == {"x": 3}
-    assert sorted((cache_folder() / "engines").iterdir()) == sorted(map(speed_file_path, "ab")), "one file per key"
-    assert cache_folder() == home / ".cache" / "vitrail"
+    assert sorted((get_cache_folder() / "engines").iterdir()) == sorted(map(speed_file_path, "ab")), "one file per key"
+    assert get_cache_folder() == home / ".cache" / "vitrail"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '"a"', "\x00", "[" * 100_000, '{"a": 5}', '{"a": [1]}'])
@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written_is_survived(home: Path) -> None:
     speed_file_path("a").mkdir(parents=True)
     write_engine_speeds("a", {"x": 1})
     assert read_engine_speeds("a") is None
-    assert list((cache_folder() / "engines").iterdir()) == [speed_file_path("a")], "nothing is left lying about"
+    assert list((get_cache_folder() / "engines").iterdir()) == [speed_file_path("a")], "nothing is left lying about"
 
 
 def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,20 +99,20 @@ def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
     write_engine_speeds("a", {"x": 1})
     assert read_engine_speeds("a") is None
     with pytest.raises(CheckpointError, match=r"Could not determine home directory.*set HOME"):
-        cache_folder()
+        get_cache_folder()
 
 
 def toy(name: str = "vit", **fields: Any) -> LoadedModel:
-    return open_module(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
+    return open_torch_model(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
 
 
 def test_an_export_is_known_by_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first = export_cache_path(toy(), "logits", merge=0, precision="fp32")
     assert first == export_cache_path(toy(), "logits", merge=0, precision="fp32")
-    assert first.parent == cache_folder() / "exports"
+    assert first.parent == get_cache_folder() / "exports"
     moved = toy()
     moved.module.get_parameter("head.bias").data += 1
-    other = open_module(make_toy_model("vit"), preprocessing=PREPROCESSING.with_fields({"crop": 0.9}))
+    other = open_torch_model(make_toy_model("vit"), preprocessing=PREPROCESSING.with_fields({"crop": 0.9}))
     places = {
         first,
         export_cache_path(toy(), "class", merge=0, precision="fp32"),
@@ -184,7 +184,7 @@ def of_another_format(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_off, emptied, without_model, without_config, without_words, of_another_format])
 def test_one_that_was_damaged_is_written_again(damage: Callable[[Path], None], written: list[Path]) -> None:
-    place = get_cached_export(toy(), "logits", merge=0, precision="fp32")
+    place = get_or_write_cached_export(toy(), "logits", merge=0, precision="fp32")
     damage(place)
     predictor = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
     assert len(written) == 2
@@ -204,11 +204,11 @@ def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_8_bits_of_an_export_are_made_once(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = get_cached_int8_export(ExportedModel(exported("onnx")))
+    place = get_or_write_int8_export(ExportedModel(exported("onnx")))
     assert ExportDescription.from_json((place / CONFIG_FILE).read_text(), "here").precision == "int8"
 
     def again(*_: Any) -> None:
         pytest.fail("it was there")
 
     monkeypatch.setattr("vitrail.export.quantise.write_int8_export", again)
-    assert get_cached_int8_export(ExportedModel(exported("onnx"))) == place
+    assert get_or_write_int8_export(ExportedModel(exported("onnx"))) == place

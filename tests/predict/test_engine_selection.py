@@ -18,8 +18,8 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.description import CONFIG_FILE
 from vitrail.export.exported_model import ExportedModel
 from vitrail.predict import engine_selection
-from vitrail.predict.engine_cache import cache_folder, write_engine_speeds
-from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine
+from vitrail.predict.engine_cache import get_cache_folder, write_engine_speeds
+from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
 from vitrail.predict.model_checksums import compute_model_key
 
 
@@ -95,22 +95,22 @@ def test_of_two_alike_the_one_with_fewer_threads_per_call_is_chosen() -> None:
 
 def test_measured_once_and_recalled(exported: ExportFinder, speeds: Speeds) -> None:
     speeds |= {"onnx 1×2": 100, "onnx 2×1": 150}
-    first = choose_engine(exported("onnx"), EngineOptions(), 1000)
+    first = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
     assert way(first) == "onnx 2×1"
     assert first.notes == ("engine onnx 2×1; images/s measured now: onnx 1×2 100, onnx 2×1 150",)
     assert speeds.asked == ["onnx 1×2", "onnx 2×1"]
-    second = choose_engine(exported("onnx"), EngineOptions(), 1000)
+    second = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
     assert way(second) == "onnx 2×1"
     assert len(speeds.asked) == 2
     assert second.notes[0].startswith("engine onnx 2×1; images/s measured 2")
     for other in (EngineOptions(batch=4), EngineOptions(output="logits", batch=1)):  # another question
-        choose_engine(exported("onnx"), other, 1000)
+        open_on_fastest_engine(exported("onnx"), other, 1000)
     assert len(speeds.asked) == 6
 
 
 def test_what_is_kept_says_what_decided(exported: ExportFinder, speeds: Speeds) -> None:
-    choose_engine(exported("onnx"), EngineOptions(), 1000)
-    (place,) = (cache_folder() / "engines").iterdir()
+    open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
+    (place,) = (get_cache_folder() / "engines").iterdir()
     kept = json.loads(place.read_text())
     assert "2 cores" in kept["key"]
     assert "batch 8" in kept["key"]
@@ -128,34 +128,34 @@ def test_what_is_kept_says_what_decided(exported: ExportFinder, speeds: Speeds) 
     ],
 )
 def test_what_is_kept_and_wrong_is_measured_again(kept: Any, exported: ExportFinder, speeds: Speeds) -> None:
-    choose_engine(exported("onnx"), EngineOptions(), 1000)
-    (place,) = (cache_folder() / "engines").iterdir()
+    open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
+    (place,) = (get_cache_folder() / "engines").iterdir()
     write_engine_speeds(json.loads(place.read_text())["key"], kept)
-    found = choose_engine(exported("onnx"), EngineOptions(), 1000)
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
     assert len(speeds.asked) == 4
     assert "measured now" in found.notes[0]
-    choose_engine(exported("onnx"), EngineOptions(), 1000)
+    open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
     assert len(speeds.asked) == 4
 
 
 def test_without_a_cache_it_is_measured_each_time(exported: ExportFinder, speeds: Speeds, home: Path) -> None:
     home.write_text("a file in the way")
     for _ in range(2):
-        assert "measured now" in choose_engine(exported("onnx"), EngineOptions(), 1000).notes[0]
+        assert "measured now" in open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000).notes[0]
     assert len(speeds.asked) == 4
 
 
 def test_for_few_pictures_it_says_why_not(
     exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]
 ) -> None:
-    found = choose_engine(exported("onnx"), EngineOptions(), 1)
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1)
     assert (found.notes, found.batch) == (("engine onnx: nothing measured for 1 image",), 1)
-    found = choose_engine(model, EngineOptions(), 12)
+    found = open_on_fastest_engine(model, EngineOptions(), 12)
     assert found.notes == (
         "engine eager: for 12 images exporting the model would take longer than it saves; "
         "for many calls: vitrail export",
     )
-    found = choose_engine(model, EngineOptions(), 100)
+    found = open_on_fastest_engine(model, EngineOptions(), 100)
     assert any("compiled was not tried" in each for each in found.notes)
     assert any("for 100 images exporting" in each for each in found.notes)
     assert writing == []
@@ -164,14 +164,14 @@ def test_for_few_pictures_it_says_why_not(
 
 def test_for_many_the_model_is_exported_too(model: Path, speeds: Speeds, writing: list[Path]) -> None:
     speeds |= {"onnx 2×1": 9}
-    found = choose_engine(model, EngineOptions(), 1000)
+    found = open_on_fastest_engine(model, EngineOptions(), 1000)
     assert way(found) == "onnx 2×1"
     assert set(speeds.asked) == {"eager 1×2", "eager 2×1", "onnx 1×2", "onnx 2×1"}
     assert found.predictor.labels == ("ants", "bees", "cats", "dogs", "eels")
     assert len(writing) == 1
     speeds.clear()
     speeds |= {"eager 1×2": 9}
-    assert way(choose_engine(save_toy_model(model.with_name("other")), EngineOptions(), 1000)) == "eager 1×2"
+    assert way(open_on_fastest_engine(save_toy_model(model.with_name("other")), EngineOptions(), 1000)) == "eager 1×2"
 
 
 def test_an_export_that_cannot_be_had_is_a_note(
@@ -184,11 +184,11 @@ def test_an_export_that_cannot_be_had_is_a_note(
 
     monkeypatch.setattr("vitrail.export.export.export_model", write)
     for wish in (EngineOptions(), EngineOptions(fast=True)):
-        found = choose_engine(model, wish, 1000)
+        found = open_on_fastest_engine(model, wish, 1000)
         assert found.predictor.engine.name == "eager"
         assert "engine onnx was left out: cannot write there: No space left on device" in found.notes
     with pytest.raises(CheckpointError, match="No space left"):
-        choose_engine(model, EngineOptions(engine="onnx"), 1000)
+        open_on_fastest_engine(model, EngineOptions(engine="onnx"), 1000)
 
 
 @pytest.mark.parametrize(
@@ -200,27 +200,27 @@ def test_an_export_that_cannot_be_had_is_a_note(
     ],
 )
 def test_what_is_fixed_is_kept(wish: EngineOptions, ways: list[str], exported: ExportFinder, speeds: Speeds) -> None:
-    assert way(choose_engine(exported("onnx"), wish, 1000)) in ways
+    assert way(open_on_fastest_engine(exported("onnx"), wish, 1000)) in ways
     assert speeds.asked == []
-    assert choose_engine(exported("onnx"), EngineOptions(batch=3), 1000).batch == 3
-    assert choose_engine(exported("onnx"), EngineOptions(batch=300), 7).batch == 7
+    assert open_on_fastest_engine(exported("onnx"), EngineOptions(batch=3), 1000).batch == 3
+    assert open_on_fastest_engine(exported("onnx"), EngineOptions(batch=300), 7).batch == 7
 
 
 def test_what_is_fixed_is_kept_while_engines_are_compared(model: Path, speeds: Speeds, writing: list[Path]) -> None:
-    choose_engine(model, EngineOptions(streams=2, threads=2), 1000)
+    open_on_fastest_engine(model, EngineOptions(streams=2, threads=2), 1000)
     assert speeds.asked == ["eager 2×2", "onnx 2×2"]
     speeds.asked.clear()
-    choose_engine(model, EngineOptions(threads=1), 1000)
+    open_on_fastest_engine(model, EngineOptions(threads=1), 1000)
     assert speeds.asked == ["eager 1×1", "eager 2×1", "onnx 1×1", "onnx 2×1"]
 
 
 def test_an_engine_that_was_named_is_taken(model: Path, exported: ExportFinder, writing: list[Path]) -> None:
-    assert choose_engine(model, EngineOptions(engine="eager"), 1).predictor.engine.name == "eager"
-    assert choose_engine(model, EngineOptions(engine="onnx"), 1).predictor.engine.name == "onnx"
-    assert choose_engine(model, EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
-    assert choose_engine(exported("int8"), EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
+    assert open_on_fastest_engine(model, EngineOptions(engine="eager"), 1).predictor.engine.name == "eager"
+    assert open_on_fastest_engine(model, EngineOptions(engine="onnx"), 1).predictor.engine.name == "onnx"
+    assert open_on_fastest_engine(model, EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
+    assert open_on_fastest_engine(exported("int8"), EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
     with pytest.raises(ConfigError, match=r"`engine` eager for .* which is exported; expected onnx or auto"):
-        choose_engine(exported("onnx"), EngineOptions(engine="eager"), 1)
+        open_on_fastest_engine(exported("onnx"), EngineOptions(engine="eager"), 1)
 
 
 def test_compiled_is_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,21 +228,21 @@ def test_compiled_is_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest
         return function
 
     monkeypatch.setattr(torch, "compile", as_it_is)
-    assert way(choose_engine(model, EngineOptions(engine="compiled"), 1000)) == "compiled 1×2"
+    assert way(open_on_fastest_engine(model, EngineOptions(engine="compiled"), 1000)) == "compiled 1×2"
 
 
 def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]) -> None:
-    found = choose_engine(exported("onnx"), EngineOptions(fast=True), 4, pictures(4))
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4, pictures(4))
     assert found.predictor.engine.name == "int8"
     assert found.notes[0].startswith("int8 agrees with fp32 on ")
     assert found.notes[0].endswith(" of 32 built-in images")
-    found = choose_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, pictures(20))
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, pictures(20))
     assert found.notes[0].endswith(" of 20 of these images")
     assert way(found) == "int8 2×1", "two streams share two cores"
-    found = choose_engine(model, EngineOptions(fast=True), 4, pictures(4))
+    found = open_on_fastest_engine(model, EngineOptions(fast=True), 4, pictures(4))
     assert found.predictor.engine.name == "int8"
     assert found.predictor.labels is not None
-    found = choose_engine(exported("int8"), EngineOptions(fast=True), 4)
+    found = open_on_fastest_engine(exported("int8"), EngineOptions(fast=True), 4)
     assert found.notes[0].startswith("int8 agreed with fp32 on ")
     assert found.notes[0].endswith(" of 36 images when it was exported")
 
@@ -250,7 +250,9 @@ def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speed
 def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) -> None:
     mixed = [*pictures(9), ImageItem("none.png", "none.png"), ImageItem(b"no picture", "bytes")]
     assert (
-        choose_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed).notes[0].endswith(" of 9 of these images")
+        open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed)
+        .notes[0]
+        .endswith(" of 9 of these images")
     )
 
 
@@ -267,7 +269,7 @@ def test_where_8_bits_do_not_agree_32_are_used(
     def kept(*_: Any) -> Path:
         return poor
 
-    monkeypatch.setattr(engine_selection, "get_cached_int8_export", kept)
+    monkeypatch.setattr(engine_selection, "get_or_write_int8_export", kept)
     run = ExportedModel.run
 
     def turned(engine: Any, pixels: Any) -> Any:
@@ -275,7 +277,7 @@ def test_where_8_bits_do_not_agree_32_are_used(
         return found if engine.exact else np.roll(found, 1, axis=-1)
 
     monkeypatch.setattr(ExportedModel, "run", turned)
-    found = choose_engine(exported("onnx"), EngineOptions(fast=True), count, pictures(count))
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), count, pictures(count))
     assert found.predictor.engine.name == "onnx"
     assert found.notes[0].startswith(f"int8 agrees with fp32 on {20 if count == 4 else 0} of ")
     assert found.notes[0].endswith("too few, so fp32 is used")
@@ -283,14 +285,14 @@ def test_where_8_bits_do_not_agree_32_are_used(
 
 def test_8_bits_that_cannot_be_made_are_a_note(exported: ExportFinder, home: Path) -> None:
     home.write_text("a file in the way")
-    found = choose_engine(exported("onnx"), EngineOptions(fast=True), 4)
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4)
     assert found.predictor.engine.name == "onnx"
     assert found.notes[0].startswith("engine int8 was left out: cannot write ")
 
 
 def refused(place: Any, **wish: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        choose_engine(place, EngineOptions(**wish), 1)
+        open_on_fastest_engine(place, EngineOptions(**wish), 1)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -310,7 +312,7 @@ def test_what_contradicts_itself(exported: ExportFinder, model: Path) -> None:
 
 def test_a_measurement_is_one(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine that takes 10 ms a call and has two streams: 400 images a second in batches of two."""
-    predictor = choose_engine(exported("onnx"), EngineOptions(streams=2, threads=1), 1).predictor
+    predictor = open_on_fastest_engine(exported("onnx"), EngineOptions(streams=2, threads=1), 1).predictor
 
     class Slow:
         name, exact, streams, threads = "toy", True, 2, 1

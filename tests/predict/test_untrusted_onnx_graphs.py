@@ -13,7 +13,7 @@ from vitrail.data.image_items import ImageItem
 from vitrail.errors import CheckpointError
 from vitrail.export.description import ONNX_FILE
 from vitrail.export.exported_model import ExportedModel
-from vitrail.predict.engine_selection import EngineOptions, choose_engine
+from vitrail.predict.engine_selection import EngineOptions, open_on_fastest_engine
 from vitrail.predict.predictor import Predictor
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, *SIZE, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def test_a_graph_that_is_not_a_model_is_one_line(
 def test_a_graph_that_loops_is_not_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.export.exported_model.TIMEOUT_SECONDS", 0.2)
     with pytest.raises(CheckpointError, match=r"took longer than 0\.2 s"):
-        choose_engine(write_graph_folder(tmp_path / "a", "loops"), EngineOptions(fast=True), 1)
+        open_on_fastest_engine(write_graph_folder(tmp_path / "a", "loops"), EngineOptions(fast=True), 1)
 
 
 def test_a_graph_that_takes_too_long_to_open_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

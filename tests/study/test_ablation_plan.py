@@ -12,8 +12,8 @@ from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.errors import VitrailError
-from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, Ablation, AblationRow
-from vitrail.study.ablation_results import AblationLine, AblationResults, RunOutcome
+from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, AblationVariant
+from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
 from vitrail.study.ablation_runs import find_run_state, list_ablation_runs
 from vitrail.study.plots import save_ablation_plot
 from vitrail.train.plan import plan_request
@@ -37,7 +37,7 @@ def deit(**changes: Any) -> Request:
 
 
 def test_each_ingredient_of_deit_gives_a_row() -> None:
-    ablation = Ablation(deit())
+    ablation = AblationPlanner(deit())
     rows = ablation.build_rows((), (), each=True)
     assert [row.name for row in rows] == ["full"] + [
         f"without-{name}"
@@ -70,11 +70,11 @@ def test_each_ingredient_of_deit_gives_a_row() -> None:
 )
 def test_invalid_ingredients(words: str, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
-        Ablation(deit()).row_without(words)
+        AblationPlanner(deit()).row_without(words)
 
 
 def test_randaugment_is_an_alias_of_policy() -> None:
-    ablation = Ablation(deit())
+    ablation = AblationPlanner(deit())
     row = ablation.row_without("randaugment")
     assert row.name == "without-randaugment"
     assert dict(row.changes) == {"policy": ("rand", "none")}
@@ -102,11 +102,11 @@ def test_randaugment_is_an_alias_of_policy() -> None:
 )
 def test_invalid_replacements(values: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrailError, match=message):
-        Ablation(request()).row_with(values)
+        AblationPlanner(request()).row_with(values)
 
 
 def test_rows_with_replaced_settings() -> None:
-    ablation = Ablation(request())
+    ablation = AblationPlanner(request())
     row = ablation.row_with({"optimizer": "sgd", "lr": 0.1})
     assert row.name == "optimizer-sgd-lr-0.1"
     assert row.description == "optimizer muon → sgd, lr 0.005 → 0.1"
@@ -124,7 +124,7 @@ def test_row_without_pretraining_has_the_same_model(tmp_path: Path) -> None:
     how = vitrail.Preprocessing(image_size=32, mean=(0.4, 0.4, 0.4), crop=1.0)
     vitrail.save(model, tmp_path / "init", preprocessing=how)
     recipe = open_recipe("finetune").with_settings({"batch": 4})
-    ablation = Ablation(Request(data=str(photos), recipe=recipe, init=str(tmp_path / "init")))
+    ablation = AblationPlanner(Request(data=str(photos), recipe=recipe, init=str(tmp_path / "init")))
     row = ablation.row_without("pretraining")
     assert list(row.changes) == ["init"]
     tuned, fresh = plan_request(ablation.full_row.request), plan_request(row.request)
@@ -135,11 +135,11 @@ def test_row_without_pretraining_has_the_same_model(tmp_path: Path) -> None:
 
 
 def test_unused_teacher_is_dropped() -> None:
-    ablation = Ablation(request(teacher="anything"))
+    ablation = AblationPlanner(request(teacher="anything"))
     row = ablation.row_without("distill")
     assert dict(row.changes) == {"distill": ("hard", "none")}
     assert row.request.teacher is None
-    silent = Ablation(request(changes={"distill": "none"}, teacher="anything"))
+    silent = AblationPlanner(request(changes={"distill": "none"}, teacher="anything"))
     assert silent.full_row.request.teacher is None
     assert silent.row_with({"distill": "soft"}).request.teacher == "anything"
 
@@ -157,13 +157,13 @@ def test_folder_trained_with_other_settings_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="registers none, now 1"):
         find_run_state(tmp_path / "row", fewer)
     with pytest.raises(VitrailError, match="is a run itself"):
-        list_ablation_runs([AblationRow(name="full", request=mine)], [0], tmp_path / "row")
+        list_ablation_runs([AblationVariant(name="full", request=mine)], [0], tmp_path / "row")
 
 
-def line(name: str, *shares: float, failed: str = "") -> AblationLine:
+def line(name: str, *shares: float, failed: str = "") -> AblationVariantOutcomes:
     outcomes = [RunOutcome(seed=n, folder=Path(f"{name}-{n}"), top1=x, loss=2 * x) for n, x in enumerate(shares)]
     outcomes += [RunOutcome(seed=len(shares), folder=Path(name), failed=failed)] if failed else []
-    return AblationLine(row=AblationRow(name=name, request=request()), outcomes=tuple(outcomes))
+    return AblationVariantOutcomes(row=AblationVariant(name=name, request=request()), outcomes=tuple(outcomes))
 
 
 def test_mean_and_standard_deviation(tmp_path: Path) -> None:

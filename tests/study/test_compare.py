@@ -26,7 +26,7 @@ from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.loading import LoadedModel
 from vitrail.study.compare import ComparedModel, compare, predict_classes
-from vitrail.study.compare_results import Comparison, TokenSimilarity, Voter
+from vitrail.study.compare_results import ClassDistillationSimilarity, Comparison, Voter
 from vitrail.study.plots import save_comparison_plot
 from vitrail.train.evaluate import evaluate
 
@@ -302,7 +302,9 @@ def test_json_round_trip(dataset: ArrayDataset) -> None:
         images=data["images"],
         voters=tuple(Voter(**each) for each in data["voters"]),
         disagreement=tuple(map(tuple, data["disagreement"])),
-        similarities=tuple(replace(TokenSimilarity(**e), layers=tuple(e["layers"])) for e in data["similarities"]),
+        similarities=tuple(
+            replace(ClassDistillationSimilarity(**e), layers=tuple(e["layers"])) for e in data["similarities"]
+        ),
         skipped=tuple(data["skipped"]),
         notes=tuple(data["notes"]),
         seconds=data["seconds"],

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from vitrail.errors import VitrailError
-from vitrail.study.ablation_plan import AblationRow
-from vitrail.study.ablation_results import AblationLine, AblationResults, RunOutcome
+from vitrail.study.ablation_plan import AblationVariant
+from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
 from vitrail.study.plots import save_position_study_plot
-from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, build_position_rows
+from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, plan_position_ablation
 from vitrail.train.plan import plan_request
 from vitrail.train.recipe import open_recipe
 from vitrail.train.request import Request
@@ -26,7 +26,7 @@ def request(model: str | None = None) -> Request:
 
 
 def test_rows_differ_in_positions_alone() -> None:
-    ablation, rows = build_position_rows(request())
+    ablation, rows = plan_position_ablation(request())
     assert ablation.data.name == "fashion"
     names = "none 1d-stem 1d-layers 1d-shared 2d-stem 2d-layers 2d-shared relative"
     assert [row.name for row in rows] == names.split()
@@ -54,13 +54,13 @@ def test_models_without_a_choice_of_positions_are_errors(name: str) -> None:
     with pytest.raises(
         VitrailError, match=rf"^`model` is {name}, which has no choice of positions; use a ViT, such as .*$"
     ):
-        build_position_rows(request(name))
+        plan_position_ablation(request(name))
 
 
 def test_odd_width_is_an_error_before_training() -> None:
     odd = request().recipe.with_settings({"fields": {"width": 9, "heads": 1}})
     with pytest.raises(VitrailError, match="width 9; expected a multiple of 2 for positions 'learned_2d'"):
-        build_position_rows(Request(data="fashion", recipe=odd))
+        plan_position_ablation(Request(data="fashion", recipe=odd))
 
 
 def test_table_of_the_paper() -> None:
@@ -79,10 +79,10 @@ def test_table_of_the_paper() -> None:
     ]
 
 
-def line(name: str, *shares: float, failed: str = "") -> AblationLine:
+def line(name: str, *shares: float, failed: str = "") -> AblationVariantOutcomes:
     outcomes = [RunOutcome(seed=n, folder=Path(f"{name}-{n}"), top1=x, loss=1 - x) for n, x in enumerate(shares)]
     outcomes += [RunOutcome(seed=len(shares), folder=Path(name), failed=failed)] if failed else []
-    return AblationLine(row=AblationRow(name=name, request=request()), outcomes=tuple(outcomes))
+    return AblationVariantOutcomes(row=AblationVariant(name=name, request=request()), outcomes=tuple(outcomes))
 
 
 def made(*shares: tuple[float, ...]) -> PositionStudyResults:

@@ -21,9 +21,9 @@ from vitrail.study.sequence_cost import (
     DEFAULT_TOKENS,
     MIN_ROUNDS,
     CostRequest,
-    find_valid_lengths,
+    find_nearest_valid_lengths,
     is_valid_length,
-    measure_call,
+    measure_call_seconds_and_bytes,
     measure_sequence_cost,
 )
 from vitrail.study.sequence_cost_results import (
@@ -178,7 +178,7 @@ def memory_of_an_addition(megabytes: int) -> float:
         return twice.add_(1)
 
     MixerStep(run, (read,)).run()
-    seconds, memory = measure_call(MixerStep(run, (read,)))
+    seconds, memory = measure_call_seconds_and_bytes(MixerStep(run, (read,)))
     assert seconds > 0
     return memory or 0
 
@@ -203,7 +203,7 @@ def memory_of_attention() -> dict[str, dict[int, float]]:
         for each in TOKEN_MIXERS[:2]:
             step = each.build(q, k, v)
             step.run()
-            found[each.name][tokens] = measure_call(step)[1] or 0
+            found[each.name][tokens] = measure_call_seconds_and_bytes(step)[1] or 0
     return found
 
 
@@ -310,5 +310,5 @@ def test_invalid_requests(changes: dict[str, Any], message: str) -> None:
 def test_suggested_lengths_are_valid() -> None:
     assert all(map(is_valid_length, DEFAULT_TOKENS))
     for given in (-5, 1, 63, 65, 5000, 65536, 65537, 10**9):
-        assert find_valid_lengths(given)
-        assert all(map(is_valid_length, find_valid_lengths(given)))
+        assert find_nearest_valid_lengths(given)
+        assert all(map(is_valid_length, find_nearest_valid_lengths(given)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
-from vitrail.train.distillation import add_teacher, check_distillation
+from vitrail.train.distillation import add_distillation_to_plan, check_distill_token_fits_model
 from vitrail.train.fit import fit
 from vitrail.train.losses import DistillationLoss, classification_loss
 from vitrail.train.plan import Plan
@@ -96,7 +96,7 @@ def test_what_a_recipe_says() -> None:
     def made(settings: dict[str, Any], **fields: Any) -> Any:
         recipe = Recipe().with_settings({"batch": 8, **settings})
         plan = Plan(model=student(**fields), data=data(), recipe=recipe, preprocessing=SEEN)
-        return add_teacher(plan, teacher())[0].objective
+        return add_distillation_to_plan(plan, teacher())[0].objective
 
     assert made({"distill": "none"}) is classification_loss
     for kind, weight in (("hard", 0.5), ("soft", 0.1)):
@@ -135,11 +135,11 @@ def test_tokens_that_are_not_there() -> None:
         Recipe().with_settings({"distill_token": "class"}),
     )
     with pytest.raises(ConfigError, match="has no distillation token; expected one that has, such as deit_tiny_dist"):
-        check_distillation(token, student(distilled=False))
+        check_distill_token_fits_model(token, student(distilled=False))
     with pytest.raises(ConfigError, match="which would learn nothing; expected a model without"):
-        check_distillation(on_class, student())
-    check_distillation(token, student())
-    check_distillation(on_class, student(distilled=False))
+        check_distill_token_fits_model(on_class, student())
+    check_distill_token_fits_model(token, student())
+    check_distill_token_fits_model(on_class, student(distilled=False))
     with pytest.raises(ConfigError, match="either objective or teacher, not both"):
         fit(student(), data(), PLAIN, teacher=teacher(), objective=classification_loss)
     module: Any = Convnet()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.train.resume import load_checkpoint
+from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 
 PROGRAM = """
@@ -24,7 +24,7 @@ from test_train_fit import EVERYTHING, data, model
 from dataclasses import replace
 from vitrail.train.distributed import join_process_group
 from vitrail.train.fit import fit
-from vitrail.train.resume import load_checkpoint
+from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 
 loop = replace(EVERYTHING.loop, epochs=4, batch=8, accumulate=2)
@@ -86,7 +86,7 @@ def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) 
     out, err = process.communicate(timeout=100)
     assert f"--resume {folder}" in err, err[-2000:]
     assert out.count("10 classes") == 1, "only the first process speaks"
-    state = load_checkpoint(RunFolder(folder))
+    state = load_newest_checkpoint_on_ranks(RunFolder(folder))
     assert state is not None
     assert {"random/0/cpu", "random/1/cpu"} <= set(state.tensors)
     plan = RunFolder(folder).load_plan()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read
-from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSubset, open_data
 from vitrail.data.decoding.rgb_image import open_image
@@ -196,7 +196,7 @@ def photos_of_imagenet(shared: Callable[[str], Path], key: str, step: int) -> An
     assert data.val is not None
     assert found.description.preprocessing is not None
     seen_as = replace(found.description.preprocessing, crop=0.875)  # 224 of the stored 256 pixels
-    mapping, _ = map_classes(found.description.labels, 1000, data.classes)
+    mapping, _ = match_data_classes_to_model(found.description.labels, 1000, data.classes)
     return evaluate(found.model, DatasetSubset(data.val, range(0, 1000, step)), seen_as, batch=50, mapping=mapping)
 
 

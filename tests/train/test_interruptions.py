@@ -15,7 +15,7 @@ import torch
 from test_train_fit import EVERYTHING, data, model
 
 from vitrail.train.fit import fit
-from vitrail.train.resume import load_checkpoint
+from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.training_state import read_training_state
 
@@ -52,7 +52,7 @@ def test_it_saves_and_exits_as_signals_have_it(number: signal.Signals, code: int
     assert process.returncode == code, err
     assert "Traceback" not in err + out
     assert f"--resume {tmp_path / 'run'}" in err
-    state = load_checkpoint(RunFolder(tmp_path / "run"))
+    state = load_newest_checkpoint_on_ranks(RunFolder(tmp_path / "run"))
     assert state is not None
     assert f"stopped by {number.name} after step {state.metadata['step']};" in err
 
@@ -90,7 +90,7 @@ def test_killed_at_random_moments_it_ends_as_if_never_killed(tmp_path: Path, kil
     assert reached > 0
     sitting(cut.folder, kills)
     sitting(whole.folder, kills)
-    one, other = load_checkpoint(whole), load_checkpoint(cut)
+    one, other = load_newest_checkpoint_on_ranks(whole), load_newest_checkpoint_on_ranks(cut)
     assert one is not None
     assert other is not None
     for name, tensor in one.tensors.items():

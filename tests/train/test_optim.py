@@ -18,7 +18,7 @@ from vitrail.train.optim import (
     list_weights,
     make_parameter_groups,
     set_frozen_batch_norms_to_eval,
-    set_lr,
+    set_scaled_lr,
 )
 from vitrail.train.recipe import OptimizationSettings
 
@@ -103,7 +103,7 @@ def test_the_optimizers_are_torchs_and_fused() -> None:
 def test_the_learning_rate_is_scaled_by_level() -> None:
     model = tiny("vit_tiny_patch16_224")
     made = create_optimizers(model, SETTINGS)
-    set_lr(made, 1.0)
+    set_scaled_lr(made, 1.0)
     rates = {id(t): group["lr"] for group in made[0].param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["head.weight"] == named["norm.weight"] == 1
@@ -158,7 +158,7 @@ def test_the_blocks_of_a_hybrids_stem_are_stem() -> None:
 def test_a_block_has_one_learning_rate_whatever_moves_it() -> None:
     model = tiny("vit_tiny_patch16_224")
     made = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
-    set_lr(made, 1.0)
+    set_scaled_lr(made, 1.0)
     rates = {id(t): group["lr"] for each in made for group in each.param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["blocks.1.attn.qkv.weight"] == named["blocks.1.mlp.fc1.weight"] == named["blocks.1.norm1.bias"] == 0.25

@@ -6,16 +6,16 @@ import pytest
 from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
-from vitrail.train.recipe import SECTIONS, Recipe, list_recipes, list_settings, open_recipe
+from vitrail.train.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
 
 
 def test_the_package_has_these_recipes() -> None:
-    assert list_recipes() == [
+    assert list_builtin_recipe_names() == [
         *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "positions", "probe", "scratch", "vit"),
     ]
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", list_builtin_recipe_names())
 def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
     found = open_recipe(name)
     assert found.name == name
@@ -30,7 +30,7 @@ def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
 
 
 def test_flat_and_back() -> None:
-    for name in list_recipes():
+    for name in list_builtin_recipe_names():
         found = open_recipe(name)
         flat = found.to_flat_dict()
         assert Recipe(name=flat.pop("name")).with_settings(flat) == found

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitrail.errors import CheckpointError
-from vitrail.train.resume import load_checkpoint, truncate_log
+from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.training_state import TrainingState, read_training_state, write_training_state
 
@@ -39,13 +39,13 @@ def test_what_is_no_state_is_said(tmp_path: Path, content: bytes) -> None:
 def test_the_newest_states_stay(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {"steps": 5})
     assert run.load_plan() == {"steps": 5}
-    assert load_checkpoint(run) is None
+    assert load_newest_checkpoint_on_ranks(run) is None
     for step in (9, 10, 100_000_000):
         run.save_checkpoint(state(step), step)
     assert [path.stem for path in run.list_checkpoints()] == ["step-00000010", "step-100000000"], (
         "by number, not by letter"
     )
-    latest = load_checkpoint(run)
+    latest = load_newest_checkpoint_on_ranks(run)
     assert latest is not None
     assert latest.metadata["step"] == 100_000_000
 

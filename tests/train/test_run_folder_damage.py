@@ -28,7 +28,7 @@ from vitrail.train.fit import fit
 from vitrail.train.loop import StoppedError
 from vitrail.train.recipe import Recipe
 from vitrail.train.request import Request
-from vitrail.train.resume import load_checkpoint, truncate_log
+from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
 from vitrail.train.run_folder import RunFolder, create_numbered_folder
 from vitrail.train.run_list import read_run_summaries, read_run_summary
 from vitrail.train.training_state import HEADER_KEY, TrainingState, read_training_state, write_training_state
@@ -214,7 +214,7 @@ def test_damage_to_the_last_checkpoint_falls_back_or_changes_nothing(copy: RunFo
     for number in range(max(mutations // 20, 50)):
         part, rest = (content[:header], content[header:]) if number % 3 else (content, b"")
         last.write_bytes(cut(content, chance) if number % 10 == 0 else flipped(part, chance) + rest)
-        state = load_checkpoint(copy)
+        state = load_newest_checkpoint_on_ranks(copy)
         fell_back += same(state, good[0])
         assert same(state, good[0]) or same(state, good[1])
         for aside in last.parent.glob("*.damaged"):
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_checksum(copy: RunFolder) -> 
     state = read_training_state(path)
     assert state.verified
     save_file(dict(state.tensors), path, {HEADER_KEY: json.dumps(dict(state.metadata))})
-    old = load_checkpoint(copy)
+    old = load_newest_checkpoint_on_ranks(copy)
     assert same(old, state)
     assert old is not None
     assert not old.verified
@@ -409,7 +409,7 @@ def test_what_is_not_a_file_is_one_line_and_never_waited_for(
     def resume() -> None:
         with copy.hold_lock():
             copy.load_plan()
-            load_checkpoint(copy)
+            load_newest_checkpoint_on_ranks(copy)
             truncate_log(copy, 15)
 
     for ask in (read_run_summary, read_run_summaries, find_finished_run, RunFolder.check_folder_is_free):

@@ -20,13 +20,13 @@ from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.train.distillation import add_teacher
+from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.fit import fit
 from vitrail.train.losses import DistillationLoss, LossInputs
 from vitrail.train.plan import Plan
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import Teacher, TeacherView
-from vitrail.train.teacher_cache import LogitsFile, open_logits_file, write_array_with_checksum
+from vitrail.train.teacher_cache import LogitsFile, open_intact_logits_or_none, write_array_with_checksum
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe = PLAIN) -> Any:
     plan = Plan(model=student(dynamic=True), data=data(), recipe=recipe, preprocessing=SEEN)
-    return add_teacher(plan, which or teacher(), cache_folder=folder)[0].objective
+    return add_distillation_to_plan(plan, which or teacher(), cache_folder=folder)[0].objective
 
 
 def trained(folder: Path | None) -> dict[str, Tensor]:
@@ -86,12 +86,12 @@ def test_a_flipped_bit_is_asked_again_and_never_taught(tmp_path: Path, mutations
         place = chance.randrange(len(content))
         changed = bytes([content[place] ^ (1 << chance.randrange(8))])
         (tmp_path / "a.npy").write_bytes(content[:place] + changed + content[place + 1 :])
-        found = open_logits_file(tmp_path / "a.npy", (16, 4))
+        found = open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
         asked += found is None
         assert found is None or np.array_equal([found.read_row(row) for row in range(16)], whole)
     assert asked
     (tmp_path / "a.npy").write_bytes(content[:-72])
-    old = open_logits_file(tmp_path / "a.npy", (16, 4))
+    old = open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
     assert old is not None, "as an earlier version wrote it"
     assert np.array_equal([old.read_row(row) for row in range(16)], whole)
 
@@ -101,7 +101,7 @@ def test_a_flipped_bit_is_asked_again_and_never_taught(tmp_path: Path, mutations
 def test_answers_that_are_not_a_file_are_one_line(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "a.npy")
     with pytest.raises(CheckpointError, match=r"a\.npy cannot be used: it is a "):
-        open_logits_file(tmp_path / "a.npy", (16, 4))
+        open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
 
 
 def test_answers_that_are_none(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:
     moved.head.bias.data[0] += 1
     for number, (which, pictures) in enumerate([(None, shown), (moved, shown), (None, other), (None, turned)], 1):
         plan = Plan(model=student(), data=pictures, recipe=PLAIN, preprocessing=SEEN)
-        made = add_teacher(plan, teacher(which), cache_folder=tmp_path)[0].objective
+        made = add_distillation_to_plan(plan, teacher(which), cache_folder=tmp_path)[0].objective
         assert len(list(tmp_path.iterdir())) == number
         assert isinstance(made, DistillationLoss)
         lessons = TeacherView(teacher(which), pictures, SEEN, torch.device("cpu"))
@@ -152,7 +152,7 @@ def test_a_file_that_changes_during_a_run_ends_it_and_is_never_taught(tmp_path: 
 
     def open_file() -> LogitsFile:
         write_array_with_checksum(path, whole)
-        found = open_logits_file(path, (16, 4))
+        found = open_intact_logits_or_none(path, (16, 4))
         assert found is not None
         assert np.array_equal(found.read_row(15), whole[15])
         return found

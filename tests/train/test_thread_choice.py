@@ -23,12 +23,12 @@ from vitrail.train.recipe import LoopSettings
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.thread_choice import (
     ThreadChoice,
-    choose_fewest,
+    choose_asked_or_recorded_threads,
+    choose_fewest_fast_threads,
     choose_threads,
-    get_recorded_threads,
-    is_clearly_fastest,
-    list_candidates,
-    measure_threads,
+    has_clear_fastest_thread_count,
+    list_candidate_thread_counts,
+    measure_step_seconds_by_threads,
     time_interleaved_steps,
 )
 
@@ -54,7 +54,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
     """Seconds a step by the number of threads, as if measured."""
     found = {2: [0.4, 0.4, 0.4], 1: [0.2, 0.2, 0.2]}
-    monkeypatch.setattr(thread_choice, "measure_threads", lambda *_: found)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", lambda *_: found)  # pyright: ignore[reportUnknownLambdaType]
     return found
 
 
@@ -82,21 +82,21 @@ def test_the_faster_number_is_chosen_and_reported(measured: dict[int, list[float
 
 
 def test_more_threads_must_be_worth_it() -> None:
-    assert choose_fewest({2: 104.0, 1: 100.0}) == 1
-    assert choose_fewest({2: 106.0, 1: 100.0}) == 2
-    assert choose_fewest({8: 100.0, 7: 130.0, 4: 127.0, 2: 90.0}) == 4
+    assert choose_fewest_fast_threads({2: 104.0, 1: 100.0}) == 1
+    assert choose_fewest_fast_threads({2: 106.0, 1: 100.0}) == 2
+    assert choose_fewest_fast_threads({8: 100.0, 7: 130.0, 4: 127.0, 2: 90.0}) == 4
 
 
 def test_candidates_are_all_cores_all_but_one_and_halves() -> None:
-    assert list_candidates(2) == [2, 1]
-    assert list_candidates(8) == [8, 7, 4, 2, 1]
-    assert list_candidates(6) == [6, 5, 3, 1]
+    assert list_candidate_thread_counts(2) == [2, 1]
+    assert list_candidate_thread_counts(8) == [8, 7, 4, 2, 1]
+    assert list_candidate_thread_counts(6) == [6, 5, 3, 1]
 
 
 def test_few_blocks_are_enough_where_one_number_is_far_ahead() -> None:
-    assert is_clearly_fastest({2: [0.1, 0.1], 1: [0.2, 0.2]})
-    assert not is_clearly_fastest({2: [0.1, 0.18], 1: [0.2, 0.2]})
-    assert not is_clearly_fastest({2: [0.1], 1: [0.2]})
+    assert has_clear_fastest_thread_count({2: [0.1, 0.1], 1: [0.2, 0.2]})
+    assert not has_clear_fastest_thread_count({2: [0.1, 0.18], 1: [0.2, 0.2]})
+    assert not has_clear_fastest_thread_count({2: [0.1], 1: [0.2]})
 
 
 def test_hopeless_numbers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_what_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         pytest.fail("steps were taken")
 
-    monkeypatch.setattr(thread_choice, "measure_threads", forbidden)
+    monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", forbidden)
     assert choose_threads(setup(), 3) == ThreadChoice(3, "as given")
     few = replace(LONG, loop=LoopSettings(batch=8, epochs=1))
     assert choose_threads(setup(recipe=few)).threads == 2
@@ -139,7 +139,7 @@ def test_measuring_leaves_nothing_behind() -> None:
     asked = setup()
     before, chance = {name: each.clone() for name, each in asked.model.state_dict().items()}, torch.get_rng_state()
     first = next(asked.load_batches(range(1)))
-    blocks = measure_threads(asked, [1])  # two would wait for each other next to other tests
+    blocks = measure_step_seconds_by_threads(asked, [1])  # two would wait for each other next to other tests
     assert len(blocks[1]) == 1
     assert blocks[1][0] > 0
     assert all(torch.equal(each, before[name]) for name, each in asked.model.state_dict().items())
@@ -181,7 +181,7 @@ def test_a_run_records_its_threads_and_keeps_them(
 
 def test_a_measured_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(thread_choice, "list_candidates", lambda _: [1])  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(thread_choice, "list_candidate_thread_counts", lambda _: [1])  # pyright: ignore[reportUnknownLambdaType]
     words = f"{TINY} --set dropout=0.1 --epochs 1.7 --batch 100"
     train(f"{words} --out measured")
     train(f"{words} --threads 1 --out given")
@@ -195,8 +195,8 @@ def test_numbers_that_are_none() -> None:
             choose_threads(setup(), asked)
     for recorded in (0, "2", True, 1e9, None):
         with pytest.raises(CheckpointError, match=r"run was trained on .* threads; expected a number from 1"):
-            get_recorded_threads({"threads": recorded}, "auto", "run")
-    assert get_recorded_threads({}, "auto", "run") == 2  # a run from before threads were recorded
-    assert get_recorded_threads({"threads": 5}, "auto", "run") == 5
-    assert get_recorded_threads({"threads": 5}, 3, "run") == 3
+            choose_asked_or_recorded_threads({"threads": recorded}, "auto", "run")
+    assert choose_asked_or_recorded_threads({}, "auto", "run") == 2  # a run from before threads were recorded
+    assert choose_asked_or_recorded_threads({"threads": 5}, "auto", "run") == 5
+    assert choose_asked_or_recorded_threads({"threads": 5}, 3, "run") == 3
     assert "OMP_NUM_THREADS" not in os.environ

@@ -23,7 +23,7 @@ from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
 from vitrail.train.losses import LossInputs, classification_loss
 from vitrail.train.recipe import LoopSettings, OptimizationSettings, Recipe
-from vitrail.train.resume import load_checkpoint
+from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 
 EVERYTHING = Recipe(
@@ -80,7 +80,7 @@ def trained(
 
 def everything(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The last checkpoint and the log, but for clocks."""
-    state = load_checkpoint(run)
+    state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
     clocks = ("seconds", "images_per_second")
     return dict(state.tensors), [
@@ -334,7 +334,7 @@ def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_
     with pytest.raises(VitrailError, match="the loss became nan at step 4") as caught:
         fit(model(), data(), recipe, objective=bad, run=run, device="cpu")
     assert str(run.list_checkpoints()[-1]) in str(caught.value)
-    state = load_checkpoint(run)
+    state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
     assert state.metadata["step"] == 3
     assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
@@ -355,7 +355,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="step 3") as caught:
         fit(model(), data(), recipe, objective=steep, run=run, device="cpu")
     assert "step-00000002" in str(caught.value)
-    state = load_checkpoint(run)
+    state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
     assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
 
@@ -375,7 +375,7 @@ def test_a_full_disk_stops_it_with_the_last_checkpoint_whole(tmp_path: Path, mon
     with pytest.raises(VitrailError, match="No space left on device") as caught:
         trained(replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1)), run)
     assert str(run.list_checkpoints()[-1]) in str(caught.value)
-    state = load_checkpoint(run)
+    state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
     assert state.metadata["step"] == 2
     assert [path.name for path in (run.folder / "checkpoints").iterdir() if path.name.startswith(".")] == []

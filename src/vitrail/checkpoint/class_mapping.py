@@ -10,7 +10,7 @@ from vitrail.text import abbreviate_list
 WORDNET_ID = re.compile(r"n\d{8}")  # as the folders of ImageNet are named
 
 
-def map_classes(
+def match_data_classes_to_model(
     model_labels: Sequence[str] | None, model_classes: int, data_classes: Sequence[str]
 ) -> tuple[tuple[int, ...], str]:
     """Class of the model for each class of the data, and a note for the user if names alone do not determine it.
@@ -49,10 +49,12 @@ def index_classes_by_name(labels: Sequence[str]) -> dict[str, int]:
         rest = label[wordnet_id.end() :] if wordnet_id else label
         names = [rest, *rest.split(","), *([wordnet_id.group()] if wordnet_id else [])]
         parts += [(name, index) for name in names]
-    return drop_ambiguous_names(parts) | drop_ambiguous_names([(label, index) for index, label in enumerate(labels)])
+    return index_unambiguous_names(parts) | index_unambiguous_names(
+        [(label, index) for index, label in enumerate(labels)]
+    )
 
 
-def drop_ambiguous_names(names: Sequence[tuple[str, int]]) -> dict[str, int]:
+def index_unambiguous_names(names: Sequence[tuple[str, int]]) -> dict[str, int]:
     indices_by_name = dict[str, set[int]]()
     for name, index in names:
         indices_by_name.setdefault(normalise_class_name(name), set()).add(index)

@@ -7,9 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.checkpoint.convnet_tensors import CONVNET_CONFIGS, infer_convnet_config
-from vitrail.checkpoint.tensor_shapes import TensorShapes, count_classes, count_numbered_names, get_tensor_shape
+from vitrail.checkpoint.tensor_shapes import (
+    TensorShapes,
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+)
 from vitrail.errors import CheckpointError
-from vitrail.models.catalog import load_families
+from vitrail.models.catalog import load_built_in_families
 
 HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old ViT-S
     (1152, 27, 4304): 16,
@@ -44,7 +49,7 @@ def infer_config(
         "channels": kernel[1],
         "classes": count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_numbered_names(shapes, r"blocks\.(\d+)\."),
+        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
         "mlp_width": None if mlp_width == 4 * width else mlp_width,
         "layer_scale": DEFAULT_LAYER_SCALE if "blocks.0.ls1.gamma" in shapes else None,
     }
@@ -62,10 +67,10 @@ def infer_config(
         fields["distilled"] = "dist_token" in shapes
     if family == "cait":
         prefix = 0  # its class token is added after the positions
-        fields["class_depth"] = count_numbered_names(shapes, r"blocks_token_only\.(\d+)\.")
+        fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
         fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]  # which mixes heads
     if family == "hybrid":
-        fields |= {"stages": infer_hybrid_stages(shapes), "channels": infer_stem_channels(shapes)}
+        fields |= {"stages": infer_hybrid_stage_depths(shapes), "channels": infer_stem_input_channels(shapes)}
         scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
         stride = (scale * stride[0], scale * stride[1])
     position_fields, doubts = infer_image_size(shapes, prefix, stride, known)
@@ -79,7 +84,7 @@ def infer_config(
 
 def get_config_fields(family: str) -> Mapping[str, Any]:
     """Dataclass fields of a family's config by name."""
-    return next(each for each in load_families() if each.name == family).config.__dataclass_fields__
+    return next(each for each in load_built_in_families() if each.name == family).config.__dataclass_fields__
 
 
 def check_family_support(family: str, fields: ConfigFields, known: Mapping[str, Any]) -> None:
@@ -140,13 +145,15 @@ def infer_pool(shapes: TensorShapes) -> str:
     return "class" if "cls_token" in shapes else "mean"
 
 
-def infer_hybrid_stages(shapes: TensorShapes) -> tuple[int, ...]:
+def infer_hybrid_stage_depths(shapes: TensorShapes) -> tuple[int, ...]:
     stages = r"patch_embed\.backbone\.stages\."
-    count = count_numbered_names(shapes, rf"{stages}(\d+)\.")
-    return tuple(count_numbered_names(shapes, rf"{stages}{stage}\.blocks\.(\d+)\.") for stage in range(count))
+    count = count_distinct_numbers_in_names(shapes, rf"{stages}(\d+)\.")
+    return tuple(
+        count_distinct_numbers_in_names(shapes, rf"{stages}{stage}\.blocks\.(\d+)\.") for stage in range(count)
+    )
 
 
-def infer_stem_channels(shapes: TensorShapes) -> int:
+def infer_stem_input_channels(shapes: TensorShapes) -> int:
     names = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
     return get_tensor_shape(shapes, next((name for name in names if name in shapes), names[0]), 4)[1]
 
@@ -168,7 +175,7 @@ def infer_image_size(
     patches = {True: rows - prefix, False: rows}  # by prefix_positions
     if isinstance(known.get("prefix_positions"), bool):
         patches = {known["prefix_positions"]: patches[known["prefix_positions"]]}
-    squares = {key: size for key, n in patches.items() if (size := square_image_size(n, stride)) is not None}
+    squares = {key: size for key, n in patches.items() if (size := infer_square_image_size(n, stride)) is not None}
     requested_fits = [key for key, n in patches.items() if count_patches(requested, stride) == n]
     unstated = trained is None and in_file is None
     if unstated and requested_fits and list(squares) == [False] and requested != squares[False]:
@@ -220,7 +227,7 @@ def count_patches(size: tuple[int, int] | None, stride: tuple[int, ...]) -> int 
     return None if size is None else (size[0] // stride[0]) * (size[1] // stride[1])
 
 
-def square_image_size(patches: int, stride: tuple[int, ...]) -> tuple[int, int] | None:
+def infer_square_image_size(patches: int, stride: tuple[int, ...]) -> tuple[int, int] | None:
     side = isqrt(max(patches, 0))
     return (side * stride[0], side * stride[1]) if side and side * side == patches else None
 
@@ -238,7 +245,7 @@ def infer_heads(config: Mapping[str, Any]) -> tuple[int, bool]:
     mlp_width = config.get("mlp_width") or 4 * width
     if (width, depth, mlp_width) in HEADS_BY_SHAPE:
         return HEADS_BY_SHAPE[width, depth, mlp_width], True
-    for preset in (preset for family in load_families() for preset in family.presets.values()):
+    for preset in (preset for family in load_built_in_families() for preset in family.presets.values()):
         if not hasattr(preset, "patch_size") or hasattr(preset, "class_depth"):
             continue  # convnets and T2T-ViTs have other fields; the shapes of a CaiT tell its heads
         if (preset.width, getattr(preset, "mlp_width", None) or 4 * preset.width) == (width, mlp_width):

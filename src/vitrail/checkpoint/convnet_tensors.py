@@ -6,28 +6,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.tensor_shapes import TensorShapes, count_classes, count_numbered_names, get_tensor_shape
+from vitrail.checkpoint.tensor_shapes import (
+    TensorShapes,
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+)
 from vitrail.errors import CheckpointError
 
 BATCH_COUNTER = "num_batches_tracked"  # of a batch norm; missing in files from before torch 0.4.1
 
 
-def batch_norm_names(name: str) -> tuple[str, ...]:
+def list_batch_norm_names(name: str) -> tuple[str, ...]:
     return tuple(f"{name}.{part}" for part in ("*", "running_mean", "running_var", BATCH_COUNTER))
 
 
 RESNET_NAMES = (
     "conv1.weight",
-    *batch_norm_names("bn1"),
+    *list_batch_norm_names("bn1"),
     *(f"layer#.#.conv{n}.weight" for n in (1, 2, 3)),
-    *(name for n in (1, 2, 3) for name in batch_norm_names(f"layer#.#.bn{n}")),
+    *(name for n in (1, 2, 3) for name in list_batch_norm_names(f"layer#.#.bn{n}")),
     "layer#.#.downsample.0.weight",
-    *batch_norm_names("layer#.#.downsample.1"),
+    *list_batch_norm_names("layer#.#.downsample.1"),
     "fc.*",
 )
 REGNETY_PARTS = ("stem", *(f"s#.b#.{part}" for part in ("conv1", "conv2", "conv3", "downsample")))
 REGNETY_NAMES = (
-    *(name for part in REGNETY_PARTS for name in (f"{part}.conv.weight", *batch_norm_names(f"{part}.bn"))),
+    *(name for part in REGNETY_PARTS for name in (f"{part}.conv.weight", *list_batch_norm_names(f"{part}.bn"))),
     *("s#.b#.se.fc1.*", "s#.b#.se.fc2.*", "head.fc.*"),
 )
 CONVNET_NAMES = {"resnet": RESNET_NAMES, "regnety": REGNETY_NAMES}
@@ -88,5 +93,5 @@ CONVNET_CONFIGS: dict[str, Callable[[TensorShapes], dict[str, Any]]] = {
 
 def count_stage_blocks(shapes: TensorShapes, stage: str, block: str) -> tuple[int, ...]:
     """Number of blocks in each stage, from the numbers in the names; stages are counted from 1."""
-    stages = count_numbered_names(shapes, stage)
-    return tuple(count_numbered_names(shapes, block.format(n)) for n in range(1, stages + 1))
+    stages = count_distinct_numbers_in_names(shapes, stage)
+    return tuple(count_distinct_numbers_in_names(shapes, block.format(n)) for n in range(1, stages + 1))

@@ -27,7 +27,7 @@ def is_hub_name(path: str | Path) -> bool:
     return str(path).startswith(HUB_PREFIX)
 
 
-def fetch_model(name: str) -> Path:
+def download_model(name: str) -> Path:
     """Download hf-hub:owner/model or hf-hub:owner/model@revision and return its folder in the cache."""
     match = HUB_NAME.fullmatch(name.removeprefix(HUB_PREFIX))
     if match is None or ".." in name or not is_hub_name(name):
@@ -40,7 +40,7 @@ def fetch_model(name: str) -> Path:
     except ImportError:
         raise CheckpointError(f"{name} needs huggingface_hub; pip install 'vitrail[hub]'") from None
     try:
-        return download_model(repository, revision)
+        return download_revision(repository, revision)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     except Exception as error:  # includes errors of its HTTP client, which differs between versions
@@ -51,7 +51,7 @@ def fetch_model(name: str) -> Path:
         return folder
 
 
-def download_model(repository: str, revision: str | None) -> Path:
+def download_revision(repository: str, revision: str | None) -> Path:
     from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT  # without it, only this request would wait forever

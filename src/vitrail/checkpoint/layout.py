@@ -16,7 +16,7 @@ from vitrail.checkpoint.config_from_shapes import ConfigFields, find_assumptions
 from vitrail.checkpoint.convnet_tensors import add_batch_counters
 from vitrail.checkpoint.description import TYPE_NAMES, Description
 from vitrail.checkpoint.files.raw_contents import WRAPPER_KEYS, RawContents
-from vitrail.checkpoint.name_table import NameEntry, rename_to_ours, rename_to_theirs
+from vitrail.checkpoint.name_table import NameEntry, convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.sources import SOURCE_NAMES
 from vitrail.data.preprocessing import Preprocessing
@@ -94,7 +94,7 @@ def detect_layout(contents: RawContents, source: str | None) -> Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceModel:
+class UntranslatedModel:
     """What a layout knows about the model in a file before its tensors are renamed."""
 
     layout: str
@@ -116,9 +116,9 @@ class SourceModel:
     )
 
 
-def translate_checkpoint(contents: RawContents, model: SourceModel) -> TranslatedCheckpoint:
+def translate_checkpoint(contents: RawContents, model: UntranslatedModel) -> TranslatedCheckpoint:
     """Rename the tensors, infer the config, and collect warnings and assumptions."""
-    tensors, unnamed = rename_to_ours(model.tensors, model.table)
+    tensors, unnamed = convert_to_our_tensors(model.tensors, model.table)
     lost = [name for name in unnamed if not re.fullmatch(model.ignore, name)]
     if lost:
         raise CheckpointError(
@@ -141,7 +141,7 @@ def translate_checkpoint(contents: RawContents, model: SourceModel) -> Translate
     preprocessing = model.preprocessing(config)
     assumed = find_assumptions(model.family, config, doubts, model.known, model.fixed_fields)
     if model.assumed_preprocessing:
-        assumed["preprocessing"] = describe_preprocessing(preprocessing)
+        assumed["preprocessing"] = format_preprocessing(preprocessing)
     description = Description(
         family=model.family,
         config=config,
@@ -155,7 +155,7 @@ def translate_checkpoint(contents: RawContents, model: SourceModel) -> Translate
     )
 
 
-def describe_preprocessing(preprocessing: Preprocessing) -> str:
+def format_preprocessing(preprocessing: Preprocessing) -> str:
     """Mean, crop and interpolation, in which layouts differ most."""
     names = {HALF_MEAN_STD["mean"]: "mean 0.5", IMAGENET_MEAN_STD["mean"]: "ImageNet's mean"}
     mean = names.get(preprocessing.mean, f"mean {preprocessing.mean}")
@@ -176,7 +176,7 @@ def merge_agreeing_fields(in_file: Mapping[str, Any], known: Mapping[str, Any]) 
     return {**in_file, **known}
 
 
-def strip_prefixes(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
+def strip_common_prefixes(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
     """Remove the prefixes that all names have, in this order: wrappers put them before the names of a model."""
     names = dict(zip(tensors, tensors, strict=True))
     for prefix in prefixes:
@@ -193,7 +193,7 @@ def check_representable(layout: str, config: Mapping[str, Any], allowed: Mapping
             raise CheckpointError(f"{name} is {config[name]!r}, which {layout} cannot represent; expected {expected}")
 
 
-def add_prefix_rows(tensors: Mapping[str, Tensor], config: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
+def add_zero_prefix_positions(tensors: Mapping[str, Tensor], config: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
     """Add zero rows for prefix tokens without positions, for layouts that add positions to all tokens."""
     if config.get("prefix_positions", True) or "pos_embed" not in tensors:
         return dict(tensors)
@@ -201,13 +201,15 @@ def add_prefix_rows(tensors: Mapping[str, Tensor], config: Mapping[str, Any], ro
     return {**tensors, "pos_embed": torch.cat((table.new_zeros(1, rows, table.shape[2]), table), dim=1)}
 
 
-def add_register_rows(table: Tensor, registers: Tensor) -> Tensor:
+def insert_zero_register_positions(table: Tensor, registers: Tensor) -> Tensor:
     """Insert zero rows for the registers, which have no positions in DINOv2, after the row of the class token."""
     rows = registers.shape[1] if registers.ndim == 3 else 0
     return torch.cat((table[:, :1], table.new_zeros(table.shape[0], rows, *table.shape[2:]), table[:, 1:]), dim=1)
 
 
-def remove_register_rows(layout: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def remove_zero_register_positions(
+    layout: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Remove the rows of the registers, which must be zero because the layout has no place for them."""
     registers = config.get("registers", 0)
     if not registers or "pos_embed" not in tensors:
@@ -217,11 +219,11 @@ def remove_register_rows(layout: str, tensors: Mapping[str, Tensor], config: Map
     return {**tensors, "pos_embed": torch.cat((first, patches), dim=1)}
 
 
-def write_renamed_tensors(
+def rename_and_write_tensors(
     layout: str, tensors: Mapping[str, Tensor], table: Sequence[NameEntry], heads: int, path: Path, wrapper: str = ""
 ) -> None:
     """Write a .safetensors file with the layout in its header, or a file of torch.save with tensors under `wrapper`."""
-    renamed = rename_to_theirs(tensors, table, heads)
+    renamed = convert_to_their_tensors(tensors, table, heads)
     if path.suffix == ".safetensors":
         write_atomically(path, lambda temporary: save_file(renamed, temporary, {"format": "pt", LAYOUT_KEY: layout}))
     elif path.suffix in (".pth", ".pt", ".bin", ".th"):

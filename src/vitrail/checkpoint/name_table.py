@@ -66,7 +66,7 @@ def shift_numbers(name: str, values: Iterable[str], by: int) -> tuple[str, ...]:
     return tuple(str(int(value) + by) if placeholder == "%" else value for placeholder, value in pairs)
 
 
-def rename_to_ours(
+def convert_to_our_tensors(
     tensors: Mapping[str, Tensor], table: Iterable[NameEntry]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Rename tensors to our names; also return the names that are not in the table."""
@@ -99,7 +99,9 @@ def join_tensor_parts(ours: str, row: NameEntry, parts: Mapping[int, str], tenso
         raise CheckpointError(f"{ours} cannot be made of {shapes}; expected other shapes") from None
 
 
-def rename_to_theirs(tensors: Mapping[str, Tensor], table: Iterable[NameEntry], heads: int) -> dict[str, Tensor]:
+def convert_to_their_tensors(
+    tensors: Mapping[str, Tensor], table: Iterable[NameEntry], heads: int
+) -> dict[str, Tensor]:
     """Rename our tensors to the names of a layout."""
     rows, theirs = list(table), dict[str, Tensor]()
     for name, tensor in tensors.items():

@@ -20,7 +20,7 @@ from vitrail.checkpoint.load_report import LoadReport, format_assumptions
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
-from vitrail.models.catalog import load_families
+from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 from vitrail.text import abbreviate_list
@@ -83,7 +83,7 @@ def read(
     fields = parse_trained_size(fields)
     translated = read_translated_checkpoint(path, source, fields)
     description, where = translated.description, str(path)
-    family = family or get_family(description.family, where)
+    family = family or get_built_in_family(description.family, where)
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
     source_model = build_meta_model(translated, family, where)
@@ -104,7 +104,7 @@ def read(
         warnings=(*translated.warnings, *head_warnings, *(dtype_warnings if dtype is None else ())),
         assumed=translated.assumed,
     )
-    description = update_description(description, source_model.config, model.config, policy)
+    description = describe_adapted_model(description, source_model.config, model.config, policy)
     return Checkpoint((model if dtype is None else model.to(dtype)).eval(), description, report, translated.layout)
 
 
@@ -161,17 +161,19 @@ def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -
 
 def read_translated_checkpoint(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> TranslatedCheckpoint:
     """Read a checkpoint and translate it to our tensor names; `fields` are given by the user."""
-    contents = read_raw_contents(locate_checkpoint(path))
+    contents = read_raw_contents(locate_or_download_checkpoint(path))
     return translate_with_layout(contents, detect_layout(contents, source), fields, str(path), named=source is not None)
 
 
-def locate_checkpoint(path: str | Path) -> Path:
+def locate_or_download_checkpoint(path: str | Path) -> Path:
     """Path of a checkpoint on this machine; a model of the hub is downloaded first."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
     if hub.is_hub_name(path):
-        return hub.fetch_model(str(path))
-    if not Path(path).exists() and any(str(path) in (*each.presets, *each.aliases) for each in load_families()):
+        return hub.download_model(str(path))
+    if not Path(path).exists() and any(
+        str(path) in (*each.presets, *each.aliases) for each in load_built_in_families()
+    ):
         raise CheckpointError(
             f"{path} is the name of a model, not a file; expected a checkpoint or hf-hub:timm/… "
             f"(vitrail.create({str(path)!r}) makes an untrained model)"
@@ -203,7 +205,7 @@ def drop_mismatched_labels(translated: TranslatedCheckpoint) -> TranslatedCheckp
     return replace(translated, description=replace(description, labels=None), warnings=(*translated.warnings, warning))
 
 
-def update_description(description: Description, saved: Any, config: Any, policy: ResamplingPolicy) -> Description:
+def describe_adapted_model(description: Description, saved: Any, config: Any, policy: ResamplingPolicy) -> Description:
     """Description of the adapted model, which may have another image size or other classes."""
     preprocessing, same = description.preprocessing, getattr(saved, "classes", None) == getattr(config, "classes", None)
     if preprocessing is not None and saved.image_size != config.image_size:
@@ -230,8 +232,8 @@ def wrap_config_errors(where: str) -> Generator[None]:
         raise CheckpointError(f"{where}: {describe_error(error)}") from None
 
 
-def get_family(name: str, where: str) -> Family:
-    known = {family.name: family for family in load_families()}
+def get_built_in_family(name: str, where: str) -> Family:
+    known = {family.name: family for family in load_built_in_families()}
     if name not in known:
         hint = unknown_name_error("family", name, known)
         raise CheckpointError(f"{where}: {hint} (pass family=… for a family from outside the package)")

@@ -21,6 +21,6 @@ def count_classes(shapes: TensorShapes, head: str) -> int:
     return get_tensor_shape(shapes, head, 2)[0] if head in shapes else 0
 
 
-def count_numbered_names(names: Mapping[str, object], pattern: str) -> int:
+def count_distinct_numbers_in_names(names: Mapping[str, object], pattern: str) -> int:
     """How many different numbers the first group of `pattern` has in the names: blocks, stages."""
     return len({match[1] for name in names if (match := re.match(pattern, name))})

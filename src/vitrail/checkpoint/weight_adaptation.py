@@ -44,7 +44,7 @@ def adapt_weights(
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
-        old, new = find_grids(name, source, target)
+        old, new = find_old_and_new_grid(name, source, target)
         if given is not None and given.shape == wanted.shape and old == new:
             adapted[name] = given
             matched.append(name)
@@ -66,7 +66,7 @@ def adapt_weights(
     return adapted, LoadReport(tuple(matched), resized, tuple(initialised), ignored)
 
 
-def find_grids(name: str, source: Any, target: Any) -> tuple[Grid, Grid]:
+def find_old_and_new_grid(name: str, source: Any, target: Any) -> tuple[Grid, Grid]:
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
     (h, w), (new_h, new_w) = getattr(source, "grid", (1, 1)), getattr(target, "grid", (1, 1))
     grids = {

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import get_layout, list_layouts
-from vitrail.checkpoint.reading import check_tensors_fit_model, get_family, read_translated_checkpoint
+from vitrail.checkpoint.reading import check_tensors_fit_model, get_built_in_family, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models.catalog import load_families
+from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
@@ -74,11 +74,11 @@ def write(
     with torch.device("meta"):
         check_tensors_fit_model(family.build(config), tensors, "the model")
     assumed = layout.write({name: tensor.cpu() for name, tensor in tensors.items()}, description, Path(path))
-    warn_of_losses(to, Path(path), description)
+    warn_of_unstored_fields(to, Path(path), description)
     for name, theirs in assumed.items():
         ours = getattr(config, name, "gelu" if (name, family.name) == ("activation", "deit") else theirs)
         if ours != theirs and (name != "activation" or ours in GELU_NAMES):
-            difference, deviation = measure_output_difference(family, config, {name: theirs}, tensors)
+            difference, deviation = compare_outputs_after_config_change(family, config, {name: theirs}, tensors)
             warnings.warn(
                 f"{to} cannot store {name}={ours!r}, and its readers use {theirs!r}: outputs differ by up to "
                 f"{difference:.1e} (standard deviation of outputs: {deviation:.1e}) on random images",
@@ -89,7 +89,7 @@ def write(
 save = write  # the public name, next to `load`
 
 
-def warn_of_losses(to: str, path: Path, description: Description) -> None:
+def warn_of_unstored_fields(to: str, path: Path, description: Description) -> None:
     """Read back what was written, and warn about what the layout cannot store: heads, size, preprocessing, labels."""
     if to == "vitrail":
         return
@@ -123,7 +123,7 @@ def warn_of_losses(to: str, path: Path, description: Description) -> None:
 
 
 @torch.no_grad()
-def measure_output_difference(
+def compare_outputs_after_config_change(
     family: Family, config: Any, change: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[float, float]:
     """Largest difference of the outputs if a field is changed, and the standard deviation of the outputs."""
@@ -131,7 +131,7 @@ def measure_output_difference(
     images = torch.randn(size, generator=torch.Generator().manual_seed(0))
     outputs = list[Tensor]()
     if not all(hasattr(config, name) for name in change):  # a DeiT is a ViT with fewer fields
-        family = get_family("vit", "the model")
+        family = get_built_in_family("vit", "the model")
         names = family.config.__dataclass_fields__
         config = family.configure(**{name: value for name, value in asdict(config).items() if name in names})
     for each in (config, family.configure(config, **change)):
@@ -149,7 +149,7 @@ def check_label_count(description: Description) -> None:
 
 
 def find_model_family(model: nn.Module) -> Family:
-    for family in load_families():
+    for family in load_built_in_families():
         if type(getattr(model, "config", None)) is family.config:
             return family
     kind = type(model).__name__

@@ -18,7 +18,7 @@ from vitrail import __version__
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import VitrailError, describe_error
 from vitrail.machine import bound_spinning
-from vitrail.output_streams import open_devnull, redirect_to_devnull, tolerate_broken_pipe
+from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 
 COMMANDS = (
     *("train", "distill", "eval", "compare", "runs", "ablate"),
@@ -97,7 +97,10 @@ def main() -> NoReturn:
     try:
         words = sys.argv[1:]
         if words[:1] and words[0] in LONG_RUNNING_COMMANDS:
-            sys.stdout, sys.stderr = tolerate_broken_pipe(sys.stdout), tolerate_broken_pipe(sys.stderr)
+            sys.stdout, sys.stderr = (
+                wrap_stdio_against_broken_pipe(sys.stdout),
+                wrap_stdio_against_broken_pipe(sys.stderr),
+            )
         wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # only these are imported
         build_app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()

@@ -3,7 +3,7 @@
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_measurements
+from vitrail.cli.output.results import prepare_figure_folder, write_and_print_benchmark
 from vitrail.errors import ConfigError
 
 
@@ -93,4 +93,4 @@ def bench(
     prepare_figure_folder(out, ("bench.json", "bench.txt", "bench.png"), overwrite=overwrite)
     with progress_bar(request.progress_total, "measuring") as advance:
         found = run_benchmark(request, progress=advance)
-    print_measurements(found, out, as_json=as_json, tables=found.format_throughput())
+    write_and_print_benchmark(found, out, as_json=as_json, tables=found.format_throughput())

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_size, read_labels_file
-from vitrail.files import check_output_paths
+from vitrail.files import refuse_existing_outputs
 
 LOAD_SNIPPETS = {  # how the result is opened
     "vitrail": "vitrail.load({path!r})",
@@ -83,13 +83,13 @@ def convert(
             given[name] = parse_size(text, f"--{name.replace('_', '-')}")
     if classes is not None:
         given["classes"] = classes
-    check_output_paths([out], overwrite=overwrite)
+    refuse_existing_outputs([out], overwrite=overwrite)
 
     from vitrail.checkpoint import read, write
     from vitrail.cli import name_options
-    from vitrail.loading import check_field_names, choose_preprocessing
+    from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
 
-    check_field_names(given)
+    refuse_load_arguments_as_fields(given)
     found = read(checkpoint, source=source, policy=policy, **given)
     about = found.description
     if how:

@@ -9,7 +9,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels_file
 from vitrail.cli.output.messages import print_error, print_notes
 from vitrail.errors import ConfigError
-from vitrail.files import check_output_paths
+from vitrail.files import refuse_existing_outputs
 
 
 def export(
@@ -68,18 +68,18 @@ def export(
     check_minimum("--merge", merge, 0)
     if dynamic and merge:
         raise ConfigError("--dynamic with --merge, which needs a fixed number of patches; use one of them")
-    check_output_paths([out], overwrite=overwrite)
+    refuse_existing_outputs([out], overwrite=overwrite)
 
     from vitrail.export.atomic_folder import check_target_folder
 
     check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
 
     from vitrail.export.export import export_model
-    from vitrail.loading import open_dynamic_module, open_module
+    from vitrail.loading import open_dynamic_module, open_torch_model
     from vitrail.predict.image_list import decode_images
 
     names = read_labels_file(labels) if labels else None
-    open_wanted = open_dynamic_module if dynamic else open_module
+    open_wanted = open_dynamic_module if dynamic else open_torch_model
     loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=names)
     assert loaded.checkpoint is not None
     config: Any = loaded.module.config

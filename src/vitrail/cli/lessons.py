@@ -37,13 +37,13 @@ def lessons(
         raise ConfigError(f"{flag} with the page {out}, which is a single file; expected a folder, such as -o lessons")
 
     from vitrail.figures import list_figure_paths
-    from vitrail.files import check_output_paths
+    from vitrail.files import refuse_existing_outputs
     from vitrail.report.html_page import PageSection, render_page, write_page
     from vitrail.study.lesson_plots import LESSON_FORMULAS, plot_all_lessons
 
     figures, kinds = plot_all_lessons(), (".png", ".svg") if svg else (".png",)
     paths = list_figure_paths(out, [each.name for each in figures], kinds, arrays=arrays)
-    check_output_paths([out] if page else paths, overwrite=overwrite)
+    refuse_existing_outputs([out] if page else paths, overwrite=overwrite)
     if page:
         sections = [
             PageSection(title=each.title, figures=[each], preformatted=LESSON_FORMULAS[each.name]) for each in figures

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.files import check_output_paths
+from vitrail.files import refuse_existing_outputs
 from vitrail.text import format_table
 
 
@@ -37,7 +37,7 @@ def runs(
     from vitrail.train.run_list import list_run_cells, read_run_summaries
 
     if out is not None:
-        check_output_paths([out], overwrite=overwrite)
+        refuse_existing_outputs([out], overwrite=overwrite)
     found = read_run_summaries(folder)
     if out is not None:
         plot_training_curves({run.name: run.records for run in found}, out)

@@ -5,7 +5,7 @@ import sys
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_integers
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_measurements
+from vitrail.cli.output.results import prepare_figure_folder, write_and_print_benchmark
 
 
 def cost(
@@ -60,4 +60,4 @@ def cost(
     except KeyboardInterrupt:
         print("vitrail: stopped; nothing is written: a smaller --budget ends sooner", file=sys.stderr)
         raise
-    print_measurements(found, out, as_json=as_json)
+    write_and_print_benchmark(found, out, as_json=as_json)

@@ -116,7 +116,7 @@ def open_data(
         raise DataError(f"the data is a {type(where).__name__}; {EXPECTED_DATA}, or a data set such as torchvision's")
     if any(each is not None and not len(each) for each in (train, val)):
         raise DataError(f"{name} has no images; expected at least one")
-    if real_labels is not None and not any(has_real_labels(each) for each in (train, val)):
+    if real_labels is not None and not any(has_imagenet_real_labels(each) for each in (train, val)):
         raise DataError(f"{real} has no ReaL labels for {name}; expected images named ILSVRC2012_val_….JPEG")
     if train is not None and val is None:
         train, val, split_notes = split_dataset(train, seed, val_share)
@@ -162,7 +162,7 @@ def is_cifar_or_mnist(folder: Path) -> bool:
     return bool(cifar.find_cifar_layout(folder) or mnist_idx.find_idx_files(folder))
 
 
-def has_real_labels(dataset: ImageDataset | None) -> bool:
+def has_imagenet_real_labels(dataset: ImageDataset | None) -> bool:
     return dataset is not None and any(dataset.real_labels(index) is not None for index in range(len(dataset)))
 
 

@@ -201,7 +201,7 @@ def training_batches(
     """This rank's part of the batch of every step, as `accumulate` micro-batches per step."""
     rank_parts = (sampler.batch_at(step).take_part(rank, world) for step in steps)
     micro_batches = (part.take_part(each, accumulate) for part in rank_parts for each in range(accumulate))
-    return iterate_batches(batches, micro_batches, workers, pin)
+    return load_batches_by_indices(batches, micro_batches, workers, pin)
 
 
 def evaluation_batches(
@@ -218,10 +218,10 @@ def evaluation_batches(
     starts = range(0, len(indices), batch)
     chunks = (indices[start : start + batch] for start in starts)
     batches = BatchDataset(dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing)
-    return iterate_batches(batches, (BatchIndices(0, each, np.zeros_like(each)) for each in chunks), workers)
+    return load_batches_by_indices(batches, (BatchIndices(0, each, np.zeros_like(each)) for each in chunks), workers)
 
 
-def iterate_batches(
+def load_batches_by_indices(
     batches: BatchDataset, batch_indices: Iterator[BatchIndices], workers: int, pin: bool = False
 ) -> Iterator[Batch]:
     if not workers:
@@ -239,7 +239,7 @@ def iterate_batches(
             collate_fn=collate,
             pin_memory=pin,
             prefetch_factor=4,
-            worker_init_fn=leave_process_group,
+            worker_init_fn=leave_unix_process_group,
             generator=torch.Generator(),  # its own: starting would otherwise advance the generator of dropout
         )
         return iter(loader)
@@ -258,7 +258,7 @@ def is_worker_death(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def report_dead_workers(workers: int, describe_loss: Callable[[], str] = str) -> Generator[None]:
+def wrap_dead_worker_errors(workers: int, describe_loss: Callable[[], str] = str) -> Generator[None]:
     """Turn torch's traceback for a killed data worker into a one-line error that ends in what was lost."""
     try:
         yield
@@ -276,6 +276,6 @@ def identity_collate(batch: Batch) -> Batch:
     return batch
 
 
-def leave_process_group(_: int) -> None:
+def leave_unix_process_group(_: int) -> None:
     """Leave the group of processes that Ctrl-C and torchrun signal, so that workers live until the run is saved."""
     os.setpgrp()

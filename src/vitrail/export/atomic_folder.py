@@ -12,7 +12,7 @@ from time import sleep
 
 from vitrail.errors import CheckpointError, VitrailError, describe_error
 from vitrail.export.description import CONFIG_FILE, EXPORT_FILES, has_export_config
-from vitrail.files import is_temporary_file
+from vitrail.files import is_leftover_temporary_file
 from vitrail.locks import LOCK_FILE_NAME, InUseError, lock_folder
 
 LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 50, 0.1  # to wait for another process
@@ -36,7 +36,7 @@ def check_target_folder(folder: Path, *, overwrite: bool) -> None:
 def check_only_export_files(folder: Path) -> None:
     """Refuse a folder that contains anything but the files of an export."""
     for path in folder.iterdir():
-        known = path.name in (*EXPORT_FILES, LOCK_FILE_NAME) or is_temporary_file(path, CONFIG_FILE)
+        known = path.name in (*EXPORT_FILES, LOCK_FILE_NAME) or is_leftover_temporary_file(path, CONFIG_FILE)
         if not known or not stat.S_ISREG(path.lstat().st_mode):
             raise CheckpointError(
                 f"{folder} holds {path.name!r}, which is not part of an export, so nothing in it is replaced; "
@@ -48,7 +48,7 @@ def remove_export(folder: Path) -> None:
     """Delete an export in the cache, damaged or not; anything else in its place is an error and stays."""
     for left in reversed(range(LOCK_ATTEMPTS)):
         try:
-            remove_export_files(folder)
+            lock_and_remove_export(folder)
         except (InUseError, FileNotFoundError):  # another process is deleting it
             if not left:
                 raise
@@ -62,7 +62,7 @@ def remove_export(folder: Path) -> None:
             return
 
 
-def remove_export_files(folder: Path) -> None:
+def lock_and_remove_export(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise CheckpointError(f"{folder} is not a folder; expected an export or nothing: move it away")
     if folder.is_dir():

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
-from vitrail.files import check_regular_file, file_checksum, open_regular_file, read_text, write_text
+from vitrail.files import check_regular_file, file_checksum, open_regular_file_descriptor, read_text, write_text
 from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 
 ONNX_FILE, CONFIG_FILE, TORCH_PROGRAM_FILE = "model.onnx", "config.json", "model.pt2"
@@ -136,7 +136,7 @@ def is_exported(place: str | Path) -> bool:
 
 def has_export_config(folder: Path) -> bool:
     try:
-        with os.fdopen(open_regular_file(folder / CONFIG_FILE), "rb") as file:  # closes the descriptor, too
+        with os.fdopen(open_regular_file_descriptor(folder / CONFIG_FILE), "rb") as file:  # closes the descriptor, too
             return b'"exported": true' in file.read(100)
     except OSError:
         return False

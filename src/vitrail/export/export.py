@@ -22,13 +22,13 @@ from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FI
 from vitrail.export.export_module import (
     ExportModule,
     check_output_available,
-    compute_output,
+    compute_logits_or_features,
     make_channel_tensors,
-    normalise_pixels,
+    normalise_uint8_batch,
 )
-from vitrail.export.onnx_file import export_torch_program, find_size_multiple, write_onnx
+from vitrail.export.onnx_file import find_size_multiple, trace_to_exported_program, write_onnx
 from vitrail.export.onnx_session import run_onnx_file, silence_warnings
-from vitrail.export.quantise import import_onnx, quantise_onnx_file, write_description
+from vitrail.export.quantise import import_onnx, quantise_onnx_file, write_description_and_onnx_metadata
 from vitrail.models.checks import pair
 from vitrail.models.token_merging import add_token_merging
 
@@ -87,17 +87,17 @@ def export_model(
     expected = compute_torch_outputs(lighter, about, shown)
     with write_folder_atomically(folder, overwrite=overwrite) as place:
         if to == "torch-export":
-            checked = write_torch_program(lighter, place, about, shown, expected, dynamic=dynamic)
+            checked = write_and_check_torch_program(lighter, place, about, shown, expected, dynamic=dynamic)
         else:
             write_onnx(lighter, place / ONNX_FILE, preprocessing, output, dynamic=dynamic, portable=portable)
-            checked = check_onnx_file(place / ONNX_FILE, shown, expected, output, exact=True)
+            checked = compare_onnx_file_with_torch(place / ONNX_FILE, shown, expected, output, exact=True)
             if to == "onnx-int8":
                 (place / ONNX_FILE).rename(place / "exact.onnx")
                 quantise_onnx_file(place / "exact.onnx", place / ONNX_FILE, shown[:8])
                 (place / "exact.onnx").unlink()
-                checked = check_onnx_file(place / ONNX_FILE, shown, expected, output, exact=False)
+                checked = compare_onnx_file_with_torch(place / ONNX_FILE, shown, expected, output, exact=False)
                 about = replace(about, agreement={"pictures": checked.images, "same": checked.same})
-            write_description(place, about)
+            write_description_and_onnx_metadata(place, about)
     return about, checked
 
 
@@ -117,7 +117,7 @@ def make_check_images(preprocessing: Preprocessing, images: NDArray[np.uint8] | 
     return np.concatenate([*given, make_photo_views(PHOTO_COUNT, preprocessing), noise])
 
 
-def check_onnx_file(
+def compare_onnx_file_with_torch(
     path: Path, pixels: NDArray[np.uint8], expected: NDArray[np.float32], output: OutputKind, *, exact: bool
 ) -> ExportCheck:
     try:
@@ -131,8 +131,8 @@ def compute_torch_outputs(model: nn.Module, about: ExportDescription, pixels: ND
     """The outputs of the model, image by image."""
     mean, std = make_channel_tensors(about.preprocessing)
     with torch.inference_mode():
-        images = (normalise_pixels(each[None], mean, std) for each in pixels)
-        return torch.cat([compute_output(model, each, about.output).float() for each in images]).numpy()
+        images = (normalise_uint8_batch(each[None], mean, std) for each in pixels)
+        return torch.cat([compute_logits_or_features(model, each, about.output).float() for each in images]).numpy()
 
 
 def compare_outputs(
@@ -152,7 +152,7 @@ def compare_outputs(
     return ExportCheck(len(found), difference, count_agreeing_images(found, expected, output))
 
 
-def write_torch_program(
+def write_and_check_torch_program(
     model: nn.Module,
     place: Path,
     about: ExportDescription,
@@ -162,7 +162,9 @@ def write_torch_program(
     dynamic: bool,
 ) -> ExportCheck:
     """Write a program for torch.export.load, which needs torch but not vitrail."""
-    program = export_torch_program(ExportModule(model, about.preprocessing, about.output, fused=False), dynamic=dynamic)
+    program = trace_to_exported_program(
+        ExportModule(model, about.preprocessing, about.output, fused=False), dynamic=dynamic
+    )
     file = BytesIO()  # through memory: on a full disk, writing by torch ends the process
     with silence_warnings():
         torch.export.save(program, file, extra_files={METADATA_KEY: about.to_json()})

@@ -52,7 +52,7 @@ class ExportModule(nn.Module):
         images = pixels.float().permute(0, 3, 1, 2)
         if not self.folds_normalisation:
             images = (images / 255 - self.get_buffer("mean")) / self.get_buffer("std")
-        return compute_output(self.model, images, self.output)
+        return compute_logits_or_features(self.model, images, self.output)
 
 
 def make_channel_tensors(preprocessing: Preprocessing, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -61,13 +61,13 @@ def make_channel_tensors(preprocessing: Preprocessing, device: torch.device | No
     return mean, std
 
 
-def normalise_pixels(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> Tensor:
+def normalise_uint8_batch(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> Tensor:
     """Pixels from 0 to 255 as Pillow gives them, (B, rows, columns, C) → the model's input (B, C, rows, columns)."""
     images = torch.from_numpy(pixels).to(mean.device).permute(0, 3, 1, 2).float()
     return (images / 255 - mean) / std
 
 
-def compute_output(model: Any, images: Tensor, output: OutputKind) -> Tensor:
+def compute_logits_or_features(model: Any, images: Tensor, output: OutputKind) -> Tensor:
     """The logits of a model, or its features after the final norm."""
     if output == "logits":
         return model(images)

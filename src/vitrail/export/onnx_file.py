@@ -32,7 +32,7 @@ def write_onnx(
     With `portable`, all operators are in the ONNX standard; otherwise attention is a faster one of ONNX Runtime.
     """
     shipped = ExportModule(model, preprocessing, output, fused=not portable)
-    program = export_torch_program(shipped, dynamic=dynamic)
+    program = trace_to_exported_program(shipped, dynamic=dynamic)
     with silence_warnings():
         converted: Any = torch.onnx.export(
             program,
@@ -46,7 +46,7 @@ def write_onnx(
     converted.save(path, external_data=weights > MAX_INLINE_WEIGHT_BYTES)
 
 
-def export_torch_program(module: ExportModule, *, dynamic: bool) -> torch.export.ExportedProgram:
+def trace_to_exported_program(module: ExportModule, *, dynamic: bool) -> torch.export.ExportedProgram:
     """Export with torch.export, for any batch, and with `dynamic` for any number of patches."""
     config = module.model.config
     size = pair(module.preprocessing.image_size)

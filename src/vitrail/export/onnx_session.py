@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError, ConfigError, describe_error
-from vitrail.files import file_checksum, open_regular_file
+from vitrail.files import file_checksum, open_regular_file_descriptor
 
 MAX_ONNX_BYTES = 2**31  # bytes of an ONNX file: the limit of protobuf
 TIMEOUT_SECONDS = 60.0  # seconds to open a graph, and for its first image: a malicious one may loop forever
@@ -51,7 +51,7 @@ def read_external_data(model: Path) -> bytes:
     """The weights in the .data file next to the model; empty if there is none."""
     if not os.path.lexists(external_data_path(model)):
         return b""
-    with os.fdopen(open_regular_file(external_data_path(model)), "rb") as file:
+    with os.fdopen(open_regular_file_descriptor(external_data_path(model)), "rb") as file:
         return file.read()
 
 
@@ -60,7 +60,7 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
     size = model.stat().st_size
     if size > MAX_ONNX_BYTES:
         raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {MAX_ONNX_BYTES:,}")
-    found, before = dict[str, str](), get_file_state(model)
+    found, before = dict[str, str](), get_onnx_files_fingerprint(model)
     checked = [each for each in (model, external_data_path(model)) if each.name in checksums]
     # a daemon thread: opening computes constants, which may take hours
     opener = SessionOpener(model, threads)
@@ -79,7 +79,7 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
         raise CheckpointError(
             f"{model} cannot be run: {describe_error(opener.failure)}; expected a complete ONNX file: export it again"
         ) from None
-    if get_file_state(model) != before:
+    if get_onnx_files_fingerprint(model) != before:
         raise CheckpointError(f"{model} changed while it was opened; try again")
     return opener.session
 
@@ -108,7 +108,7 @@ def add_checksums(checksums: dict[str, str], files: Sequence[Path]) -> None:
             checksums[file.name] = describe_error(error)  # never equal to a checksum
 
 
-def get_file_state(file: Path) -> tuple[tuple[int, ...], ...]:
+def get_onnx_files_fingerprint(file: Path) -> tuple[tuple[int, ...], ...]:
     """Identifies the state of a model and its .data file: it changes when either is replaced or written to."""
     found = [os.stat(each) for each in (file, external_data_path(file)) if each.exists()]  # noqa: PTH116
     return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)

@@ -90,12 +90,12 @@ def write_int8_export(
                 f"{file} cannot be quantised to int8: {describe_error(error)}; expected an export"
             ) from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
-        write_description(place, about)
+        write_description_and_onnx_metadata(place, about)
         if checksum not in (None, file_checksum(file)):
             raise CheckpointError(f"{file} was replaced while it was quantised to int8; try again")
 
 
-def write_description(place: Path, about: ExportDescription) -> None:
+def write_description_and_onnx_metadata(place: Path, about: ExportDescription) -> None:
     """Write the description next to the ONNX file and into it, so that the file can be used alone."""
     onnx = import_onnx()
     model = onnx.load(str(place / ONNX_FILE), load_external_data=False)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, new_figure, pluralize, style_axes
+from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, format_count_with_noun, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def rank_values(values: NDArray[Any]) -> NDArray[Any]:
     return (np.cumsum(count) - (count + 1) / 2)[which]
 
 
-def rank_correlation(values: NDArray[Any]) -> float:
+def correlate_ranks_with_depth(values: NDArray[Any]) -> float:
     """Spearman correlation of a value per layer with depth, NaN if the value is constant: (L,) → ()."""
     values = values[~np.isnan(values)]
     a, b = rank_values(values), np.arange(len(values), dtype=np.float64)
@@ -79,7 +79,7 @@ def plot_attention_distance(
     counts = (~np.isnan(distances)).sum(-1)
     means = np.divide(np.nansum(distances, -1), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     layers, heads = distances.shape
-    sample = f"{pluralize(images, 'image')} of {image_size[0]}×{image_size[1]} pixels"
+    sample = f"{format_count_with_noun(images, 'image')} of {image_size[0]}×{image_size[1]} pixels"
 
     def draw() -> "Figure":
         figure = new_figure(7.2, 4.4)
@@ -102,7 +102,7 @@ def plot_attention_distance(
         f" The mean over heads is {means[0]:.1f} pixels in layer 0 and {means[-1]:.1f} pixels in layer {layers - 1}."
         " Only attention between patches is counted: prefix tokens are excluded and each row is renormalised."
     )
-    if not np.isnan(correlation := rank_correlation(means)):
+    if not np.isnan(correlation := correlate_ranks_with_depth(means)):
         caption += f" The rank correlation between this mean and depth is {correlation:.2f}."
     return CaptionedFigure(
         name="attention_distance",

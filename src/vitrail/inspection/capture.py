@@ -254,7 +254,7 @@ def prefix_token_names(model: Any, prefix: int) -> tuple[str, ...]:
     return (*names, *(f"register{number}" for number in range(prefix - len(names))))[:prefix]
 
 
-def head_token_shares(captured: AttentionCapture) -> Tensor:
+def compute_classifier_token_weights(captured: AttentionCapture) -> Tensor:
     """Weight of each token in the input of the head, (B or 1, N): 1 for a class token, 1/n for averaged patches."""
     if captured.pool_shares is not None:
         return captured.pool_shares

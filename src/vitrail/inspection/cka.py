@@ -73,7 +73,8 @@ def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
 
     caption = (
         f"Linear centred kernel alignment (unbiased) between the tokens {STATES_LABEL}."
-        f" A value of 1 means that two layers represent the images in the same way.{describe_largest_step(matrix)}"
+        " A value of 1 means that two layers represent the images in the same way."
+        f"{describe_least_similar_adjacent_states(matrix)}"
     )
     if undefined:
         caption += f" Grey: undefined, since state {', '.join(undefined)} is the same for all images."
@@ -82,7 +83,7 @@ def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
     )
 
 
-def describe_largest_step(matrix: NDArray[Any]) -> str:
+def describe_least_similar_adjacent_states(matrix: NDArray[Any]) -> str:
     """Sentence on the two adjacent states that differ most."""
     steps = matrix.diagonal(1)
     if not len(steps) or np.isnan(steps).all():

@@ -19,8 +19,8 @@ from vitrail.inspection.capture import (
     AttentionCapture,
     capture_attention,
     capture_tokens,
+    compute_classifier_token_weights,
     find_attention_layers,
-    head_token_shares,
     why_no_attention_maps,
 )
 from vitrail.inspection.explain_options import (
@@ -31,7 +31,7 @@ from vitrail.inspection.explain_options import (
     find_token_index,
     resolve_options,
 )
-from vitrail.inspection.overlay import PixelBox, draw_overlay, shrink_photo
+from vitrail.inspection.overlay import PixelBox, draw_overlay, shrink_photo_and_box
 from vitrail.inspection.rollout import (
     HEAD_FUSIONS,
     HeadFusion,
@@ -43,7 +43,7 @@ from vitrail.inspection.rollout import (
     token_rollout,
 )
 from vitrail.inspection.token_statistics import token_norms
-from vitrail.loading import GivenPreprocessing, LoadedModel, open_module
+from vitrail.loading import GivenPreprocessing, LoadedModel, open_torch_model
 from vitrail.predict.predictions import (
     ClassProbability,
     Prediction,
@@ -137,7 +137,7 @@ class Explainer:
         device: str | torch.device = "cpu",
     ) -> None:
         module = getattr(model, "_orig_mod", model)  # unwrap torch.compile, whose code ignores hooks
-        self.loaded = open_module(module, preprocessing=preprocessing, labels=labels, device=device)
+        self.loaded = open_torch_model(module, preprocessing=preprocessing, labels=labels, device=device)
         self.model: Any = self.loaded.model
         self.no_maps_reason = why_no_attention_maps(self.model)  # empty if there are maps
         self.layers = [] if self.no_maps_reason else find_attention_layers(self.model)
@@ -174,7 +174,7 @@ class Explainer:
     def explain_resolved(self, image: Any, options: ExplainOptions, name: str = "image") -> Explanation:
         """Explain an image with options from `resolve_options`."""
         picture = open_image(image)
-        photo, box = shrink_photo(
+        photo, box = shrink_photo_and_box(
             picture, compute_visible_box((picture.height, picture.width), self.loaded.preprocessing)
         )
         try:
@@ -205,7 +205,9 @@ class Explainer:
             rows = [[captured.pool_shares.cpu().numpy()]]
         else:
             attention = [each.cpu().numpy() for each in captured.maps]  # each (B, H, N, N)
-            rows = trace_attention(options, self.token_shares(captured, options.token), attention, gradients)
+            rows = compute_token_maps_by_layer(
+                options, self.token_shares(captured, options.token), attention, gradients
+            )
         maps = [np.stack([patch_map_from_row(each, captured.patch_grid) for each in row], axis=1) for row in rows]
         return logits, np.stack(maps, axis=1)
 
@@ -244,7 +246,7 @@ class Explainer:
         """Weights of all tokens, (B or 1, N), with 1 for the token that attends."""
         index = find_token_index(name, self.model, captured.prefix, captured.patch_grid)
         if index is None:
-            return head_token_shares(captured).cpu().numpy()
+            return compute_classifier_token_weights(captured).cpu().numpy()
         return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]
 
     @torch.no_grad()
@@ -258,7 +260,7 @@ class Explainer:
         return logits, np.stack(norms, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
 
-def trace_attention(
+def compute_token_maps_by_layer(
     options: ExplainOptions, token: NDArray[Any], maps: Sequence[NDArray[Any]], gradients: Sequence[NDArray[Any]]
 ) -> list[list[NDArray[Any]]]:
     """What the token attends to, (B, N), in rows of layers and columns of heads; the maps are (B, H, N, N)."""
@@ -267,7 +269,7 @@ def trace_attention(
         return [
             [
                 multiply_row(token, fill_missing_queries(fuse_heads(one, fuse)))
-                for (one,) in separate_heads([each], options)
+                for (one,) in separate_heads_if_all([each], options)
             ]
             for each in maps
         ]
@@ -275,12 +277,15 @@ def trace_attention(
     if options.method == "grad-rollout":
         return [[token_gradient_rollout(token, maps[:end], gradients[:end])] for end in ends]
     return [
-        [token_rollout(token, part, fuse, discard=options.discard) for part in separate_heads(maps[:end], options)]
+        [
+            token_rollout(token, part, fuse, discard=options.discard)
+            for part in separate_heads_if_all(maps[:end], options)
+        ]
         for end in ends
     ]
 
 
-def separate_heads(maps: Sequence[NDArray[Any]], options: ExplainOptions) -> Sequence[Sequence[NDArray[Any]]]:
+def separate_heads_if_all(maps: Sequence[NDArray[Any]], options: ExplainOptions) -> Sequence[Sequence[NDArray[Any]]]:
     """Maps of all layers, once with all heads, or once per head if `head` is 'all'."""
     if options.head != "all":
         return [maps]

@@ -11,8 +11,8 @@ import torch
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
-from vitrail.figures import list_figure_paths, make_unique_name, new_figure
-from vitrail.files import check_output_paths, make_writable_folder
+from vitrail.figures import list_figure_paths, new_figure, reserve_unique_name
+from vitrail.files import make_writable_folder, refuse_existing_outputs
 from vitrail.inspection.explain import Explainer, Explanation, figure_name
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.occlusion import probabilities_without_patches
@@ -126,8 +126,8 @@ def explain_files(
     if check:
         check_can_occlude(explainer, options)
     taken = set[str]()
-    names = [make_unique_name(figure_name(each.name, options.method), taken) for each in images]
-    check_output_paths(list_figure_paths(out, names, suffixes, arrays=arrays), overwrite=overwrite)
+    names = [reserve_unique_name(figure_name(each.name, options.method), taken) for each in images]
+    refuse_existing_outputs(list_figure_paths(out, names, suffixes, arrays=arrays), overwrite=overwrite)
     make_writable_folder(out)
     new_figure(1, 1)  # needs matplotlib
     taken.clear()

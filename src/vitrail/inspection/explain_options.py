@@ -72,7 +72,7 @@ def resolve_options(
         layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(model.blocks), "layer")
     check_late_class_token(options, layer, layers)
     if method in ("rollout", "attention"):
-        check_attention_shares(method, layer, layers, has_head=bool(model.config.classes))
+        check_rows_sum_to_one(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
         raise ConfigError(
             f"layer {layer} cannot be combined with method 'pool', which comes after all layers; leave it out"
@@ -122,7 +122,7 @@ def default_method(model: Any, layers: Sequence[AnyAttention]) -> ExplainMethod:
     return "grad-rollout" if model.config.classes else "attention"
 
 
-def check_attention_shares(
+def check_rows_sum_to_one(
     method: ExplainMethod, layer: int | Literal["all"], layers: Sequence[AnyAttention], *, has_head: bool
 ) -> None:
     """Refuse rollout and attention maps of layers whose attention rows do not sum to 1."""

@@ -28,7 +28,12 @@ from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.filters import find_first_filters, plot_filters, principal_filters
 from vitrail.inspection.occlusion import can_drop_tokens, plot_occlusion, probabilities_without_patches
 from vitrail.inspection.position_similarity import find_position_table, plot_position_similarity, position_similarity
-from vitrail.inspection.token_statistics import plot_token_norms, plot_token_similarity, token_norms, token_similarity
+from vitrail.inspection.token_statistics import (
+    plot_class_distillation_similarity,
+    plot_token_norms,
+    token_norms,
+    token_similarity,
+)
 
 Arrays = list[NDArray[Any]]  # one per batch
 OCCLUSION_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # removed share of the patches
@@ -191,7 +196,7 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
         plot_token_norms(np.concatenate(statistics.norms).swapaxes(0, 1), statistics.token_names, statistics.grid)
     )
     if statistics.cosines:
-        figures.append(plot_token_similarity(np.concatenate(statistics.cosines).mean(0)))
+        figures.append(plot_class_distillation_similarity(np.concatenate(statistics.cosines).mean(0)))
     if statistics.images < MIN_CKA_IMAGES:
         notes.append(f"similarity of layers: {MIN_CKA_IMAGES} images or more are needed, not {statistics.images}")
     else:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, new_figure, pluralize, style_axes
+from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, format_count_with_noun, new_figure, style_axes
 from vitrail.inspection.capture import find_attention_layers, force_eager
 from vitrail.layers.attention import Attention, SelfAttention
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROJECTIONS_WITHOUT_POSITIONS = (Attention.project, SelfAttention.project)  # subclasses may use positions
 
 
-def rank_patches(attended: NDArray[Any]) -> NDArray[np.intp]:
+def sort_patches_by_attention(attended: NDArray[Any]) -> NDArray[np.intp]:
     """Indices of the patches from least to most attended, ties in row-major order: (h, w) → (h·w,)."""
     if attended.ndim != 2 or not np.isfinite(attended).all():
         raise ConfigError(
@@ -35,7 +35,7 @@ def select_patches_to_remove(attended: NDArray[Any], share: float, most: bool) -
     """Mask of the most (or least) attended share of the patches, rounded; at least one patch stays: (h, w)."""
     if not 0 <= share <= 1:
         raise ConfigError(f"the share of removed patches is {share}; expected 0 to 1")
-    order = rank_patches(attended)
+    order = sort_patches_by_attention(attended)
     count = min(int(share * order.size + 0.5), order.size - 1)
     mask = np.zeros(attended.size, dtype=np.bool_)
     mask[order[::-1][:count] if most else order[:count]] = True
@@ -129,7 +129,7 @@ def plot_occlusion(
         axes.set(xlabel="patches removed (%)", ylabel="mean class probability", ylim=(0, None))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(title="order of removal", alignment="left", frameon=False)
-        style_axes(axes, f"occlusion check, {pluralize(images, 'image')}")
+        style_axes(axes, f"occlusion check, {format_count_with_noun(images, 'image')}")
         return figure
 
     return CaptionedFigure(
@@ -140,7 +140,7 @@ def plot_occlusion(
             "removing the most attended patches lowers it sooner than removing the least attended ones. The gap is "
             f"largest at {shares[largest]:.0%} of the patches: {most.mean(0)[largest]:.3f} without the most attended, "
             f"{least.mean(0)[largest]:.3f} without the least attended. "
-            f"Mean over {pluralize(images, 'image')}{'; bands show its standard error' * (images > 1)}."
+            f"Mean over {format_count_with_noun(images, 'image')}{'; bands show its standard error' * (images > 1)}."
         ),
         arrays={"shares": shares, **curves},
         draw=draw,

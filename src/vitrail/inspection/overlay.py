@@ -20,7 +20,7 @@ BRIGHTEST_QUANTILE = 0.99  # top of the colour scale of several maps, so that ou
 PixelBox = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def shrink_photo(photo: Image.Image, box: PixelBox) -> tuple[NDArray[np.uint8], PixelBox]:
+def shrink_photo_and_box(photo: Image.Image, box: PixelBox) -> tuple[NDArray[np.uint8], PixelBox]:
     """Downscale a photo to the size of a figure, and the box of what the model receives with it."""
     scale = min(1.0, MAX_PHOTO_SIDE / max(photo.size))
     if scale < 1:
@@ -65,7 +65,7 @@ def draw_overlay(
     for axes, panel, name in zip(grid[single:], flat, names, strict=False):
         drawn = draw_map_over_photo(axes, photo, box, panel, limits)
         if patch is not None:
-            draw_outline(axes, patch_box(box, panel.shape, patch))
+            draw_outline(axes, locate_patch_in_photo(box, panel.shape, patch))
         axes.set_title(name, fontsize=9 if width > 2 else 7)
     for axes in grid[len(flat) + single :]:
         axes.set_axis_off()
@@ -109,7 +109,7 @@ def draw_map_over_photo(
     return axes.imshow(panel, cmap=COLOUR_MAP, vmin=low, vmax=high, alpha=0.65, interpolation="bilinear", extent=extent)
 
 
-def patch_box(box: PixelBox, grid: Sequence[int], patch: Sequence[int]) -> PixelBox:
+def locate_patch_in_photo(box: PixelBox, grid: Sequence[int], patch: Sequence[int]) -> PixelBox:
     """Box of a patch, given by row and column, in the photo."""
     left, top, right, bottom = box
     height, width = (bottom - top) / grid[0], (right - left) / grid[1]

@@ -27,7 +27,7 @@ def attention_rollout(
     check_rollout_arguments(maps, residual, discard)
     result: Any = np.eye(maps[0].shape[-1], dtype=maps[0].dtype)
     for layer in maps:
-        result = residual * result + (1 - residual) * (layer_attention(layer, fuse, discard) @ result)
+        result = residual * result + (1 - residual) * (fuse_and_normalise_layer(layer, fuse, discard) @ result)
     return result
 
 
@@ -37,7 +37,7 @@ def token_rollout(
     """token · rollout for a row vector of token weights, without matrix-matrix products: (…, N) → (…, N)."""
     check_rollout_arguments(maps, residual, discard)
     for layer in reversed(maps):
-        token = residual * token + (1 - residual) * multiply_row(token, layer_attention(layer, fuse, discard))
+        token = residual * token + (1 - residual) * multiply_row(token, fuse_and_normalise_layer(layer, fuse, discard))
     return token
 
 
@@ -73,7 +73,7 @@ def multiply_row(token: Array, attended: Array) -> Array:
     return (token[..., None, :] @ attended)[..., 0, :]
 
 
-def layer_attention(layer: Array, fuse: HeadFusion, discard: float) -> Array:
+def fuse_and_normalise_layer(layer: Array, fuse: HeadFusion, discard: float) -> Array:
     """Attention of a layer with fused heads and rows that sum to 1: (…, H, Nq, N) → (…, N, N)."""
     return normalise_rows(discard_smallest(fill_missing_queries(fuse_heads(layer, fuse)), discard))
 

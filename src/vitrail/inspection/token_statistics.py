@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, COLOUR_MAP, COLOURS, CaptionedFigure, new_figure, pluralize, style_axes
+from vitrail.figures import BLUE, COLOUR_MAP, COLOURS, CaptionedFigure, format_count_with_noun, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
         for number, (line, name) in enumerate(zip(prefix_norms.T, names, strict=True)):
             colour = COLOURS[1 + number % (len(COLOURS) - 1)]
             left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"{name} token")
-        style_axes(left, f"token norms, {pluralize(images, 'image')}")
+        style_axes(left, f"token norms, {format_count_with_noun(images, 'image')}")
         left.set(xlabel=STATES_LABEL, ylabel="token norm")
         plotted = np.concatenate([levels.ravel(), prefix_norms.ravel()])
         if np.nanmin(plotted) > 0 and np.nanmax(plotted) > 20 * np.nanmin(plotted):
@@ -90,7 +90,7 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
         return figure
 
     caption = (
-        f"Token norms {STATES_LABEL}, over {pluralize(images, 'image')}. Left: median and quantiles of the"
+        f"Token norms {STATES_LABEL}, over {format_count_with_noun(images, 'image')}. Left: median and quantiles of the"
         f" patches{' and the mean of each prefix token' if prefix else ''}. Right: mean norm of the patches by position"
         f" after the last block. {describe_outliers(share)}"
     )
@@ -111,7 +111,7 @@ def describe_outliers(share: NDArray[Any]) -> str:
     return f"Outlier norms are most frequent in state {state}: {share[state]:.2%} of the patches."
 
 
-def plot_token_similarity(cosines: NDArray[Any]) -> CaptionedFigure:
+def plot_class_distillation_similarity(cosines: NDArray[Any]) -> CaptionedFigure:
     """Plot the cosine similarity of class and distillation token by depth: (S,)."""
     if cosines.ndim != 1 or not cosines.size:
         raise ConfigError(f"cosines have shape {cosines.shape}; expected (states,), at least one")

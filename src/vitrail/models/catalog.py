@@ -33,9 +33,12 @@ def create(name: str, /, **fields: Any) -> "ImageModel":
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of all presets that match by name or alias, with * and ? as in a shell: list_models("deit*")."""
-    named = {name for family in load_families() for name in family.presets if fnmatchcase(name, pattern)}
+    named = {name for family in load_built_in_families() for name in family.presets if fnmatchcase(name, pattern)}
     aliased = {
-        name for family in load_families() for alias, name in family.aliases.items() if fnmatchcase(alias, pattern)
+        name
+        for family in load_built_in_families()
+        for alias, name in family.aliases.items()
+        if fnmatchcase(alias, pattern)
     }
     return sorted(named | aliased, key=natural_sort_key)
 
@@ -44,7 +47,7 @@ def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
     """The family and config of a name; a family outside the package is imported only if it is `trusted`."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the model name is {name!r}; expected a string, for example 'ViT-B/16'")
-    if is_external_name(name) and name != trusted:
+    if is_external_family_name(name) and name != trusted:
         raise UntrustedCodeError(name)
     if name.endswith(".py"):
         example = next(iter(load_external_family(name).presets), "preset")
@@ -53,7 +56,7 @@ def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
         module, _, preset = name.rpartition(":")
         families = (load_external_family(module),)
     else:
-        preset, families = name, load_families()
+        preset, families = name, load_built_in_families()
     for family in families:
         preset = family.aliases.get(preset, preset)
         if preset in family.presets:
@@ -62,7 +65,7 @@ def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
     raise unknown_name_error("model", preset, names)
 
 
-def is_external_name(name: object) -> bool:
+def is_external_family_name(name: object) -> bool:
     """Whether a name refers to a family outside the package, whose code must be imported."""
     return isinstance(name, str) and (":" in name or name.endswith(".py"))
 
@@ -87,7 +90,7 @@ def resolve_external_name(name: str) -> str:
 
 
 @cache
-def load_families() -> tuple[Family, ...]:
+def load_built_in_families() -> tuple[Family, ...]:
     return tuple(import_module(f"vitrail.models.{name}").FAMILY for name in FAMILIES)
 
 

@@ -130,13 +130,13 @@ class HybridEmbed(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = HybridResNet(stages, channels, constants) if stages else make_resnet_stem(channels, constants)
-        self.proj = nn.Conv2d(feature_width(len(stages)), width, kernel_size=patch, stride=patch)
+        self.proj = nn.Conv2d(get_stage_channels(len(stages)), width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)
 
 
-def feature_width(stage: int) -> int:
+def get_stage_channels(stage: int) -> int:
     """Channels after a stage, counted from 1; 0 is the stem."""
     return 64 if stage == 0 else 128 * 2**stage
 
@@ -148,8 +148,8 @@ def group_norm(width: int, constants: Constants) -> nn.GroupNorm:
 def make_resnet_stem(channels: int, constants: Constants) -> nn.Sequential:
     """A quarter of the resolution in two strides: (B, C, H, W) → (B, 64, H/4, W/4)."""
     layers = OrderedDict[str, nn.Module]()
-    layers["conv"] = StdConv2d(channels, feature_width(0), 7, 2, constants)
-    layers["norm"] = group_norm(feature_width(0), constants)
+    layers["conv"] = StdConv2d(channels, get_stage_channels(0), 7, 2, constants)
+    layers["norm"] = group_norm(get_stage_channels(0), constants)
     layers["act"] = nn.ReLU()
     layers["pool"] = MaxPoolSame()
     return nn.Sequential(layers)
@@ -172,8 +172,8 @@ class HybridResNet(nn.Module):
 class HybridStage(nn.Module):
     def __init__(self, stage: int, depth: int, constants: Constants) -> None:
         super().__init__()
-        width, stride = feature_width(stage), 1 if stage == 1 else 2
-        first = HybridBottleneck(feature_width(stage - 1), width, stride, constants)
+        width, stride = get_stage_channels(stage), 1 if stage == 1 else 2
+        first = HybridBottleneck(get_stage_channels(stage - 1), width, stride, constants)
         self.blocks = nn.Sequential(first, *(HybridBottleneck(width, width, 1, constants) for _ in range(depth - 1)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrit
 MAX_SPEED_FILE_BYTES = 2**16
 
 
-def cache_folder() -> Path:
+def get_cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "vitrail"
     except RuntimeError as error:
@@ -37,10 +37,10 @@ def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision
     model: Any = loaded.model
     about = [__version__, type(model).__name__, asdict(model.config), asdict(loaded.preprocessing)]
     text = json.dumps([*about, compute_weights_digest(model), output, merge, precision], default=str)
-    return cache_folder() / "exports" / sha256(text.encode()).hexdigest()[:32]
+    return get_cache_folder() / "exports" / sha256(text.encode()).hexdigest()[:32]
 
 
-def get_cached_export(
+def get_or_write_cached_export(
     loaded: LoadedModel, output: Any, *, merge: int, precision: Literal["fp32", "int8"], rebuild: bool = False
 ) -> Path:
     """An export of the model, written on first use. It has no labels, since those may change."""
@@ -62,7 +62,7 @@ def get_cached_export(
     return path
 
 
-def get_cached_int8_export(exported: ExportedModel, *, rebuild: bool = False) -> Path:
+def get_or_write_int8_export(exported: ExportedModel, *, rebuild: bool = False) -> Path:
     """An exported model quantised to int8, written on first use. Needs onnx, but not torch."""
     from vitrail.data.photos import make_photo_views
     from vitrail.export.atomic_folder import remove_export
@@ -70,7 +70,7 @@ def get_cached_int8_export(exported: ExportedModel, *, rebuild: bool = False) ->
 
     about = exported.description
     checksums = compute_onnx_checksums(exported.file, about.files)
-    path = cache_folder() / "exports" / hash_texts(__version__, "int8", *checksums, about.to_json())
+    path = get_cache_folder() / "exports" / hash_texts(__version__, "int8", *checksums, about.to_json())
     if rebuild or not is_complete_export(path):
         remove_export(path)
         write_int8_export(exported.file, path, about, make_photo_views(32, about.preprocessing), checksums[0])
@@ -107,4 +107,4 @@ def write_engine_speeds(key: str, speeds: dict[str, Any]) -> None:
 
 
 def speed_file_path(key: str) -> Path:
-    return cache_folder() / SPEEDS_FOLDER / f"{hash_texts(key)}.json"
+    return get_cache_folder() / SPEEDS_FOLDER / f"{hash_texts(key)}.json"

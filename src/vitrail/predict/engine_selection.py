@@ -21,7 +21,7 @@ from vitrail.export.exported_model import ExportedModel
 from vitrail.loading import GivenPreprocessing, LoadedModel, open_model
 from vitrail.machine import count_cores, describe_machine
 from vitrail.models.checks import pair
-from vitrail.predict.engine_cache import get_cached_int8_export, read_engine_speeds, write_engine_speeds
+from vitrail.predict.engine_cache import get_or_write_int8_export, read_engine_speeds, write_engine_speeds
 from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine
 from vitrail.predict.predictor import DEFAULT_BATCH, EngineName, Predictor
@@ -70,7 +70,7 @@ class EngineChoice:
     notes: tuple[str, ...]  # for the user: what was chosen and why
 
 
-def choose_engine(
+def open_on_fastest_engine(
     model: str | Path,
     options: EngineOptions,
     count: int = 1,
@@ -105,7 +105,9 @@ def choose_engine(
     if options.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"`exact` for {model}, which is int8; expected a model exported to onnx", ("exact",))
     if options.fast and len(predictors) == len(names):
-        predictors = dict[EngineName, Predictor]({names[-1]: try_int8(predictors[names[-1]], options, sample, notes)})
+        predictors = dict[EngineName, Predictor](
+            {names[-1]: open_int8_if_accurate(predictors[names[-1]], options, sample, notes)}
+        )
     fixed = (
         options.streams is not None
         or options.threads is not None
@@ -169,7 +171,9 @@ def count_threads_per_stream(options: EngineOptions) -> int | None:
     return options.threads or (max(1, count_cores() // options.streams) if options.streams else None)
 
 
-def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageItem], notes: list[str]) -> Predictor:
+def open_int8_if_accurate(
+    exact: Predictor, options: EngineOptions, sample: Sequence[ImageItem], notes: list[str]
+) -> Predictor:
     """The model in int8, if it agrees with fp32 on enough images; the share goes into the notes."""
     engine = exact.engine
     if not isinstance(engine, ExportedModel):
@@ -186,9 +190,9 @@ def try_int8(exact: Predictor, options: EngineOptions, sample: Sequence[ImageIte
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         try:
-            quick = open_predictor(get_cached_int8_export(engine), settled, "auto")
+            quick = open_predictor(get_or_write_int8_export(engine), settled, "auto")
         except CheckpointError:  # the cached model is damaged
-            quick = open_predictor(get_cached_int8_export(engine, rebuild=True), settled, "auto")
+            quick = open_predictor(get_or_write_int8_export(engine, rebuild=True), settled, "auto")
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.formats.class_folders import SymlinkGuard, is_folder, is_image_name
+from vitrail.data.formats.class_folders import SymlinkGuard, is_folder_entry, is_image_name
 from vitrail.data.image_items import ImageItem
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, describe_error
@@ -246,7 +246,11 @@ def scan_visible_entries(folder: str, ordered: bool) -> Iterator[tuple[str, bool
     last = ""
     while True:
         with os.scandir(folder) as found:
-            shown = ((each.name, is_folder(each)) for each in found if each.name > last and is_visible_entry(each))
+            shown = (
+                (each.name, is_folder_entry(each))
+                for each in found
+                if each.name > last and is_visible_file_or_folder(each)
+            )
             if not ordered:
                 yield from shown
                 return
@@ -257,7 +261,7 @@ def scan_visible_entries(folder: str, ordered: bool) -> Iterator[tuple[str, bool
         last = part[-1][0]
 
 
-def is_visible_entry(entry: os.DirEntry[str]) -> bool:
+def is_visible_file_or_folder(entry: os.DirEntry[str]) -> bool:
     """Neither hidden nor a pipe, which would block; a broken link is listed, and reported when it is opened."""
     return not entry.name.startswith(".") and (entry.is_symlink() or entry.is_dir() or entry.is_file())
 

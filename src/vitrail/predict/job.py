@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from vitrail.data.image_items import ImageItem
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine
+from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
 from vitrail.predict.image_list import (
     ImageList,
     ImageListSummary,
@@ -64,7 +64,7 @@ class JobResult:
             raise error
 
 
-def ignore(_: object) -> None:
+def ignore_message(_: object) -> None:
     """Drop a message."""
 
 
@@ -81,10 +81,10 @@ class PredictJob:
     resume: bool = False  # continue with the rows in OUT.partial
     overwrite: bool = False  # replace OUT
     stdin: BinaryIO | None = None
-    write_text: Callable[[str], object] = ignore
-    on_note: Callable[[str], object] = ignore
-    on_error: Callable[[DataError], object] = ignore  # an image that could not be read
-    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]] = lambda _: nullcontext(ignore)
+    write_text: Callable[[str], object] = ignore_message
+    on_note: Callable[[str], object] = ignore_message
+    on_error: Callable[[DataError], object] = ignore_message  # an image that could not be read
+    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]] = lambda _: nullcontext(ignore_message)
 
     def run(self) -> JobResult:
         """Process all images; those that cannot be read are reported, counted and skipped."""
@@ -119,9 +119,9 @@ class PredictJob:
         return kind, partial_folder_for_features(self.out, kind)
 
     def open_engine(self, listing: ImageList, summary: ImageListSummary) -> EngineChoice:
-        readable = (each for each in listing if is_rereadable(each))
+        readable = (each for each in listing if is_regular_image_file(each))
         sample = list(islice(readable, ENGINE_SAMPLE_SIZE if summary.images > 1 else 0))
-        engine = choose_engine(self.model, self.options, summary.images, sample, self.on_note)
+        engine = open_on_fastest_engine(self.model, self.options, summary.images, sample, self.on_note)
         for note in engine.notes:
             self.on_note(note)
         return engine
@@ -186,7 +186,7 @@ class PredictJob:
         """Report finished images whose files have changed since; their rows describe the old contents."""
         changed, example = 0, ""
         for each in listing:
-            if is_rereadable(each) and done.has_changed(each.name, compute_file_stamp(each.source)):
+            if is_regular_image_file(each) and done.has_changed(each.name, compute_file_stamp(each.source)):
                 changed, example = changed + 1, example or each.name
         if changed:
             count = f"{changed:,} images" if changed > 1 else "1 image"
@@ -205,7 +205,7 @@ class PredictJob:
             raise
 
 
-def is_rereadable(image: ImageItem) -> bool:
+def is_regular_image_file(image: ImageItem) -> bool:
     """Whether it is a regular file, which can be read twice."""
     return isinstance(image.source, str) and os.path.isfile(image.source)  # noqa: PTH113
 

@@ -57,14 +57,14 @@ def run_pipeline(
 
     def run_batch(part: Sequence[ImageItem]) -> list[ImageResult]:
         stamps = [compute_file_stamp(each.source) for each in part]
-        prepared = [prepare_or_error(each, prepare) for each in part]
+        prepared = [prepare_image_or_return_error(each, prepare) for each in part]
         good = [found for found in prepared if isinstance(found, np.ndarray)]
         with gate:
             values = iter(engine.run(np.stack(good)) if good else ())
         return [
             ImageResult(each.name, None, found, stamp)
             if isinstance(found, DataError)
-            else make_result(each, next(values), stamp)
+            else make_finite_or_error_result(each, next(values), stamp)
             for each, found, stamp in zip(part, prepared, stamps, strict=True)
         ]
 
@@ -82,14 +82,14 @@ def run_pipeline(
                 each.cancel()
 
 
-def prepare_or_error(image: ImageItem, prepare: PrepareImage) -> NDArray[np.uint8] | DataError:
+def prepare_image_or_return_error(image: ImageItem, prepare: PrepareImage) -> NDArray[np.uint8] | DataError:
     try:
         return prepare(image.source)
     except DataError as error:
         return error
 
 
-def make_result(image: ImageItem, values: NDArray[np.float32], stamp: int) -> ImageResult:
+def make_finite_or_error_result(image: ImageItem, values: NDArray[np.float32], stamp: int) -> ImageResult:
     """A result; an error if values are NaN, +inf or all -inf. Some -inf are allowed, since they may mask classes."""
     if (values < np.inf).all() and np.isfinite(values).any():
         return ImageResult(image.name, values, None, stamp)

@@ -139,11 +139,13 @@ def open_cached_export(
     loaded: LoadedModel, engine: Literal["onnx", "int8"], output: OutputKind, merge: int, streams: int, threads: int
 ) -> ExportedModel:
     """The model on ONNX Runtime, from an export in the cache; a damaged one is written again."""
-    from vitrail.predict.engine_cache import get_cached_export
+    from vitrail.predict.engine_cache import get_or_write_cached_export
 
     if loaded.checkpoint is None and not hasattr(loaded.model, "config"):
         raise ConfigError(f"`engine` {engine} for {loaded.source}, which cannot be exported; use eager", ("engine",))
-    get = partial(get_cached_export, loaded, output, merge=merge, precision="int8" if engine == "int8" else "fp32")
+    get = partial(
+        get_or_write_cached_export, loaded, output, merge=merge, precision="int8" if engine == "int8" else "fp32"
+    )
     try:
         return ExportedModel(get(), streams=streams, threads=threads)
     except CheckpointError:

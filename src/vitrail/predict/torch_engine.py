@@ -11,7 +11,12 @@ from torch import nn
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, describe_error
 from vitrail.export.description import OutputKind
-from vitrail.export.export_module import check_output_available, compute_output, make_channel_tensors, normalise_pixels
+from vitrail.export.export_module import (
+    check_output_available,
+    compute_logits_or_features,
+    make_channel_tensors,
+    normalise_uint8_batch,
+)
 
 
 class TorchEngine:
@@ -31,7 +36,7 @@ class TorchEngine:
     ) -> None:
         check_output_available(model, output)
         self.name, self.streams, self.threads = name, streams, threads
-        run = partial(compute_output, model, output=output)
+        run = partial(compute_logits_or_features, model, output=output)
         self.output_function: Any = torch.compile(run, dynamic=True) if name == "compiled" else run
         weight = next(model.parameters())
         self.dtype = weight.dtype
@@ -50,7 +55,7 @@ class TorchEngine:
                 torch.set_num_threads(before)
 
     def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        images = normalise_pixels(pixels, self.mean, self.std).to(self.dtype)
+        images = normalise_uint8_batch(pixels, self.mean, self.std).to(self.dtype)
         try:
             return self.output_function(images).float().cpu().numpy()
         except torch.OutOfMemoryError as error:

@@ -7,7 +7,7 @@ from typing import Any
 from vitrail import __version__
 from vitrail.data.image_items import ImageItem, evenly_spaced_indices
 from vitrail.errors import DataError
-from vitrail.figures import pluralize
+from vitrail.figures import format_count_with_noun
 from vitrail.inspection.explain import Explainer, Explanation
 from vitrail.inspection.explain_options import ExplainMethod, ExplainOptions
 from vitrail.inspection.model_figures import look
@@ -79,7 +79,7 @@ def build_model_report(
 
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int) -> str:
     size = format_shape(summary.input[2:])
-    sample = f" Figures over {pluralize(images, 'image')}." if images else ""
+    sample = f" Figures over {format_count_with_noun(images, 'image')}." if images else ""
     classes = f", {explainer.loaded.classes:,} classes" if explainer.loaded.classes else ", without a head"
     return (
         f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, images of {size} pixels{classes}.{sample}"

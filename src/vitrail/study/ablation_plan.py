@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
 from vitrail.models import family
 from vitrail.train import recipe as recipes
-from vitrail.train.distillation import check_distillation, check_no_random_augmentation
+from vitrail.train.distillation import check_distill_token_fits_model, check_no_random_augmentation
 from vitrail.train.optim import freeze_all_but_last_blocks
 from vitrail.train.plan import Plan, plan_request
 from vitrail.train.request import Request
@@ -63,7 +63,7 @@ MAX_ROW_NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationRow:
+class AblationVariant:
     """A row of the table: training runs that differ in the seed alone."""
 
     name: str
@@ -89,7 +89,7 @@ def format_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class Ablation:
+class AblationPlanner:
     """A training request and its ingredients; `row_without` and `row_with` make rows of it."""
 
     def __init__(self, request: Request) -> None:
@@ -99,7 +99,7 @@ class Ablation:
         full = drop_unused_teacher(request)
         self.plan = self.check_request(full)
         self.full_settings = collect_settings(full, self.plan)
-        self.full_row = AblationRow(name="full", request=full)
+        self.full_row = AblationVariant(name="full", request=full)
 
     def list_ingredients(self) -> list[str]:
         """The ingredients that are enabled."""
@@ -110,7 +110,7 @@ class Ablation:
         value = self.full_settings.get(name, INGREDIENT_OFF_VALUES[name])
         return value != INGREDIENT_OFF_VALUES[name] and kind in (None, value)
 
-    def row_without(self, ingredient: str) -> AblationRow:
+    def row_without(self, ingredient: str) -> AblationVariant:
         word = ingredient.replace("-", "_").lower()
         known = (*INGREDIENT_OFF_VALUES, *INGREDIENT_ALIASES)
         if word not in known:
@@ -124,7 +124,7 @@ class Ablation:
         )
         return self.build_row(f"without-{word.replace('_', '-')}", request)
 
-    def row_with(self, values: Mapping[str, Any]) -> AblationRow:
+    def row_with(self, values: Mapping[str, Any]) -> AblationVariant:
         """Row with other settings or model fields, given by name."""
         name = "-".join(f"{each}-{format_value(value)}" for each, value in values.items())
         row = self.build_row(make_folder_name(name), self.change_request(values))
@@ -137,7 +137,7 @@ class Ablation:
 
     def build_rows(
         self, without: Sequence[str], replaced: Sequence[Mapping[str, Any]], *, each: bool = False
-    ) -> list[AblationRow]:
+    ) -> list[AblationVariant]:
         """Rows of the table, the full one first; `each` adds one row per enabled ingredient."""
         rows = [self.full_row, *map(self.row_without, without)]
         if each:
@@ -152,18 +152,18 @@ class Ablation:
                     )
         return rows
 
-    def check_teacher_fits(self, rows: Sequence[AblationRow], teacher: Teacher, device: torch.device) -> None:
+    def check_teacher_fits(self, rows: Sequence[AblationVariant], teacher: Teacher, device: torch.device) -> None:
         """Check that the teacher fits every row, before any is trained."""
         distilled = [row.request for row in rows if row.request.teacher is not None]
         for preprocessing in dict.fromkeys(self.check_request(request).preprocessing for request in distilled):
             TeacherView(teacher, self.data, preprocessing, device)
 
-    def build_row(self, name: str, request: Request) -> AblationRow:
+    def build_row(self, name: str, request: Request) -> AblationVariant:
         request = drop_unused_teacher(request)
         now = collect_settings(request, self.check_request(request))
         names = dict.fromkeys((*self.full_settings, *now))
         pairs = {each: (self.full_settings.get(each), now.get(each)) for each in names}
-        return AblationRow(
+        return AblationVariant(
             name=name, request=request, changes={n: pair for n, pair in pairs.items() if pair[0] != pair[1]}
         )
 
@@ -211,7 +211,7 @@ class Ablation:
         plan = replace(self.plans[key], recipe=recipe, request=request)
         freeze_all_but_last_blocks(plan.model, recipe.optimization.train_blocks)
         if request.teacher is not None:
-            check_distillation(recipe, plan.model)
+            check_distill_token_fits_model(recipe, plan.model)
         if request.teacher_cache is not None:
             check_no_random_augmentation(recipe)
         return plan

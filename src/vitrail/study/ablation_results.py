@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.study.ablation_plan import AblationRow
+from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_runs import AblationRun
-from vitrail.study.result_files import format_json, write_results
+from vitrail.study.result_files import format_json, write_texts_to_folder
 from vitrail.text import format_table
 from vitrail.train.run_list import read_run_summary
 
@@ -40,8 +40,8 @@ class RunOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationLine:
-    row: AblationRow
+class AblationVariantOutcomes:
+    row: AblationVariant
     outcomes: tuple[RunOutcome, ...]
 
     def list_values(self, name: str) -> list[float]:
@@ -61,15 +61,20 @@ class AblationLine:
 class AblationResults:
     recipe: str
     data: str
-    lines: tuple[AblationLine, ...]  # the full row is the first
+    lines: tuple[AblationVariantOutcomes, ...]  # the full row is the first
 
     @classmethod
     def read(
-        cls, recipe: str, data: str, rows: Sequence[AblationRow], runs: Sequence[AblationRun], failed: Mapping[str, str]
+        cls,
+        recipe: str,
+        data: str,
+        rows: Sequence[AblationVariant],
+        runs: Sequence[AblationRun],
+        failed: Mapping[str, str],
     ) -> "AblationResults":
         """Read the logs of the runs; `failed` maps folder names of unfinished runs to the reason."""
         lines = [
-            AblationLine(
+            AblationVariantOutcomes(
                 row=row,
                 outcomes=tuple(
                     RunOutcome.read(run.folder, run.seed, failed.get(run.folder.name, ""))
@@ -81,7 +86,7 @@ class AblationResults:
         ]
         return cls(recipe=recipe, data=data, lines=tuple(lines))
 
-    def gain_in_points(self, line: AblationLine) -> float | None:
+    def gain_in_points(self, line: AblationVariantOutcomes) -> float | None:
         """Top-1 relative to the full row, in percentage points."""
         own, full = line.mean("top1"), self.lines[0].mean("top1")
         return None if own is None or full is None else 100 * (own - full)
@@ -142,7 +147,7 @@ def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], align
 
 def write_table_files(folder: Path, data: Mapping[str, Any], markdown: str) -> list[Path]:
     """Write table.json and table.md."""
-    return write_results(folder, {"table.json": format_json(data), "table.md": markdown})
+    return write_texts_to_folder(folder, {"table.json": format_json(data), "table.md": markdown})
 
 
 def format_mean_and_std(mean: float | None, std: float | None, scale: float, digits: int) -> str:
@@ -151,11 +156,11 @@ def format_mean_and_std(mean: float | None, std: float | None, scale: float, dig
     return f"{mean * scale:.{digits}f}" + ("" if std is None else f" ± {std * scale:.{digits}f}")
 
 
-def format_failure(line: AblationLine) -> str:
+def format_failure(line: AblationVariantOutcomes) -> str:
     return "failed" if any(each.failed for each in line.outcomes) else ""
 
 
-def format_seed_count(line: AblationLine) -> str:
+def format_seed_count(line: AblationVariantOutcomes) -> str:
     """Number of finished runs, and of all if some did not finish."""
     finished, total = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
     return str(total) if finished == total else f"{finished} of {total}"

@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
-from vitrail.study.ablation_plan import AblationRow, format_value, json_round_trip
+from vitrail.study.ablation_plan import AblationVariant, format_value, json_round_trip
 from vitrail.train.distributed import Ranks, join_process_group
 from vitrail.train.loop import StoppedError
 from vitrail.train.request import Request, Runtime
-from vitrail.train.run import report_lines, resume_run, start_run
+from vitrail.train.run import report_from_first_rank, resume_run, start_run
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.teacher import Teacher
 from vitrail.train.trainer import DivergedError
@@ -21,7 +21,7 @@ from vitrail.train.trainer import DivergedError
 
 @dataclass(frozen=True, kw_only=True)
 class AblationRun:
-    row: AblationRow
+    row: AblationVariant
     seed: int
     folder: Path
     request: Request
@@ -29,7 +29,7 @@ class AblationRun:
 
 
 def list_ablation_runs(
-    rows: Sequence[AblationRow], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None
+    rows: Sequence[AblationVariant], seeds: Sequence[int], folder: Path, teacher: Teacher | None = None
 ) -> list[AblationRun]:
     """All training runs, row by row, with their state on disk."""
     if folder.exists() and not folder.is_dir():
@@ -42,7 +42,7 @@ def list_ablation_runs(
             place, request = folder / f"{row.name}-{seed}", row.request_for_seed(seed)
             state = find_run_state(place, request)
             if state != "new" and request.teacher is not None and teacher is not None:
-                check_same_teacher(place, teacher)
+                check_run_teacher_unchanged(place, teacher)
             runs.append(AblationRun(row=row, seed=seed, folder=place, request=request, state=state))
     return runs
 
@@ -64,7 +64,7 @@ def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", 
     return "finished" if is_run_finished(folder) else "stopped"
 
 
-def check_same_teacher(folder: Path, teacher: Teacher) -> None:
+def check_run_teacher_unchanged(folder: Path, teacher: Teacher) -> None:
     """Check that all rows have the same teacher, also if its file has changed since."""
     before: Any = RunFolder(folder).load_plan().get("teacher")
     if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
@@ -126,7 +126,7 @@ class TrainingStudy:
     """Rows that are trained with each seed and compared in a table."""
 
     title: str
-    rows: Sequence[AblationRow]
+    rows: Sequence[AblationVariant]
     runs: Sequence[AblationRun]
     folder: Path
     read_table: Callable[[Sequence[AblationRun], Mapping[str, str]], StudyTable]  # from the runs and why some failed
@@ -145,7 +145,7 @@ class TrainingStudy:
         A dry run only reports the rows.
         """
         with join_process_group() as ranks:
-            report_lines(runtime, ranks, *self.describe())
+            report_from_first_rank(runtime, ranks, *self.describe())
             failed = {} if dry_run else self.train(runtime, ranks)
         if not ranks.is_first:
             return None
@@ -160,7 +160,7 @@ class TrainingStudy:
             if run.state == "finished":
                 continue
             name = run.folder.name
-            report_lines(runtime, ranks, f"\n── {number}/{len(self.runs)} {name}: {run.row.description}")
+            report_from_first_rank(runtime, ranks, f"\n── {number}/{len(self.runs)} {name}: {run.row.description}")
             try:
                 if run.state == "stopped":
                     resume_run(run.folder, runtime, run.request.trusted_code)
@@ -172,5 +172,5 @@ class TrainingStudy:
                 raise StudyStoppedError(f"{name} stopped by SIGINT", 128 + signal.SIGINT) from None
             except DivergedError as error:
                 failed[name] = error
-                report_lines(runtime, ranks, f"failed {error}")
+                report_from_first_rank(runtime, ranks, f"failed {error}")
         return failed

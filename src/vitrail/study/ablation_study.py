@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.study.ablation_plan import Ablation
+from vitrail.study.ablation_plan import AblationPlanner
 from vitrail.study.ablation_results import AblationResults
 from vitrail.study.ablation_runs import TrainingStudy, list_ablation_runs
 from vitrail.train.distributed import Ranks, resolve_device
@@ -28,7 +28,7 @@ def plan_ablation_study(
     `without` are ingredients to leave out, `replaced` other values by name; `each` leaves out every ingredient in turn.
     """
     place, name = resolve_device(device, Ranks()), request.recipe.name
-    ablation = Ablation(request)
+    ablation = AblationPlanner(request)
     rows = ablation.build_rows(without, replaced, each=each)
     folder = folder or Path("runs") / f"{name}-ablation"
     teacher = Teacher.from_name(request.teacher) if request.teacher else None

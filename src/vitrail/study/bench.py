@@ -25,7 +25,7 @@ from vitrail.study.bench_engines import (
 )
 from vitrail.study.bench_results import BenchLine, BenchResults
 from vitrail.study.bench_startup import StartupError, StartupMeasurement, measure_startup
-from vitrail.study.timing import PROGRESS_PARTS, Progress, ProgressReporter, time_interleaved
+from vitrail.study.timing import PROGRESS_PARTS, FractionProgress, Progress, time_interleaved
 
 MAX_PEER_DIFFERENCE = 1e-3  # in a probability, for a peer with the same weights
 
@@ -132,7 +132,7 @@ class BenchCase:
         progress: Progress = lambda _: None,
     ) -> None:
         self.request, self.model_files, self.batch, self.threads = request, model_files, batch, threads
-        self.notes, self.progress = notes, ProgressReporter(progress)
+        self.notes, self.progress = notes, FractionProgress(progress)
 
     def measure_lines(self) -> list[BenchLine]:
         """Lines of all engines, all compared with the first: a peer, if there is one."""

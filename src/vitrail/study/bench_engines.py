@@ -183,18 +183,18 @@ def open_benchmark_model(
     import torch
 
     from vitrail.checkpoint.hub import is_hub_name
-    from vitrail.loading import choose_preprocessing, open_module
+    from vitrail.loading import choose_preprocessing, open_torch_model
     from vitrail.models.catalog import create
 
     fields = {**(fields or {}), **({} if size is None else {"image_size": size})}
     if Path(model).exists() or is_hub_name(model):
-        loaded = open_module(model, fields=fields, preprocessing=preprocessing)
+        loaded = open_torch_model(model, fields=fields, preprocessing=preprocessing)
     else:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             module = randomise_zero_head(create(model, **fields))
         given = choose_preprocessing(module.config, None, preprocessing)  # random weights have no preprocessing
-        loaded = open_module(module, preprocessing=given)
+        loaded = open_torch_model(module, preprocessing=given)
     if not loaded.classes:
         raise ConfigError(f"{model} has no head, so no outputs to compare; expected a model with classes")
     config: Any = loaded.module.config

@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.figures import COLOURS, GREY, CaptionedFigure, new_figure, pluralize, sanitize_label, style_axes
+from vitrail.figures import (
+    COLOURS,
+    GREY,
+    CaptionedFigure,
+    format_count_with_noun,
+    new_figure,
+    sanitize_label,
+    style_axes,
+)
 from vitrail.machine import describe_machine
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
-from vitrail.study.result_files import format_json, write_results
+from vitrail.study.result_files import format_json, write_texts_to_folder
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
 from vitrail.text import TableCells, format_table
 
@@ -156,7 +164,7 @@ class BenchResults:
     def write(self, folder: Path) -> list[Path]:
         """Write bench.json, bench.txt and bench.png."""
         texts = {"bench.json": format_json(self.to_json()), "bench.txt": f"{self}\n"}
-        return [*write_results(folder, texts), *self.figure().save(folder)]
+        return [*write_texts_to_folder(folder, texts), *self.figure().save(folder)]
 
 
 def format_row(line: BenchLine) -> tuple[str, ...]:
@@ -218,7 +226,7 @@ def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
         model, size, batch, threads = case
         # the end of a long path says most
         name = model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
-        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), pluralize(threads, "thread")
+        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), format_count_with_noun(threads, "thread")
         title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
         left.text(0.01, top - 0.55, title, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]

@@ -68,7 +68,7 @@ def read_peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
-def run_child_process() -> None:
+def measure_inside_child_process() -> None:
     """Print one line after the first prediction, and one with the peak memory in megabytes."""
     job: dict[str, Any] = json.loads(sys.argv[1])
     for name in job["imports"]:
@@ -92,4 +92,4 @@ def run_child_process() -> None:
 
 
 if __name__ == "__main__":
-    run_child_process()
+    measure_inside_child_process()

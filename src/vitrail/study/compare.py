@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
 from vitrail.data.loader import evaluation_batches
@@ -23,7 +23,7 @@ from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.inspection.capture import capture_tokens
 from vitrail.loading import LoadedModel, open_model
-from vitrail.study.compare_results import TRUTH, Comparison, TokenSimilarity, Voter
+from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.train.evaluate import temporary_eval_mode
 from vitrail.train.evaluation_data import get_validation_images, is_same_data_path, open_evaluation_data
 from vitrail.train.teacher import Teacher
@@ -90,7 +90,7 @@ def compare(
     opened = [open_compared_model(each) for each in models]
     splits = open_comparison_data(opened, data)
     compared = [
-        prepare_compared_model(each, name, splits)
+        match_model_to_data_classes(each, name, splits)
         for each, name in zip(opened, shorten_model_names(opened), strict=True)
     ]
     predictions = [
@@ -119,7 +119,7 @@ def compare(
         voters=tuple(Voter(*each, accuracy) for each, accuracy in zip(names, accuracies, strict=True)),
         disagreement=tuple(map(tuple, disagreement.tolist())),
         similarities=tuple(
-            average_token_similarity(each, found.cosines[:, kept])
+            average_class_distillation_similarity(each, found.cosines[:, kept])
             for each, found in zip(compared, predictions, strict=True)
             if found.cosines is not None
         ),
@@ -166,7 +166,7 @@ def open_comparison_data(
     return splits
 
 
-def prepare_compared_model(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
+def match_model_to_data_classes(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
     """Match the model's classes with the data's; an error, before any image is read, if that is impossible."""
     get_validation_images(data)
     module = opened.module
@@ -180,7 +180,7 @@ def prepare_compared_model(opened: LoadedModel, name: str, data: DatasetSplits) 
         names = len(opened.labels)
         raise ConfigError(f"{opened.source} has {names} labels for {opened.classes} classes; expected one per class")
     try:
-        columns, note = map_classes(opened.labels, opened.classes, data.classes)
+        columns, note = match_data_classes_to_model(opened.labels, opened.classes, data.classes)
     except DataError as error:
         raise DataError(f"{opened.source} cannot predict the classes of {data.name}: {error}") from None
     if len(columns) < opened.classes:
@@ -258,11 +258,11 @@ def class_distillation_cosine(tokens: Tensor) -> Tensor:
     return F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1)
 
 
-def average_token_similarity(compared: ComparedModel, cosines: Tensor) -> TokenSimilarity:
+def average_class_distillation_similarity(compared: ComparedModel, cosines: Tensor) -> ClassDistillationSimilarity:
     """Means over the images of cosines (L, P)."""
     *layers, end = cosines.double().mean(1).tolist()
     learned = F.cosine_similarity(compared.model.cls_token.float(), compared.model.dist_token.float(), dim=-1)
-    return TokenSimilarity(compared.name, learned.item(), tuple(layers), end)
+    return ClassDistillationSimilarity(compared.name, learned.item(), tuple(layers), end)
 
 
 def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:

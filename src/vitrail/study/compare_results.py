@@ -36,7 +36,7 @@ class VoterPair:
 
 
 @dataclass(frozen=True)
-class TokenSimilarity:
+class ClassDistillationSimilarity:
     """Cosine similarity of a model's class and distillation tokens, averaged over the images."""
 
     model: str
@@ -53,7 +53,7 @@ class Comparison:
     images: int
     voters: tuple[Voter, ...]  # the ground truth first
     disagreement: tuple[tuple[float, ...], ...]  # (voters, voters): share of the images classified differently
-    similarities: tuple[TokenSimilarity, ...] = ()  # one per distilled model
+    similarities: tuple[ClassDistillationSimilarity, ...] = ()  # one per distilled model
     skipped: tuple[str, ...] = ()  # unreadable images and why, one line each
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -115,7 +115,7 @@ class Comparison:
             )
             for column, number in enumerate(numbers)
         ]
-        return format_wide_table(left, "rlr", columns)
+        return format_table_in_parts(left, "rlr", columns)
 
     def format_pairs(self) -> str:
         pairs, short_names = self.pairs(), {each.name: each.shorten_name(MAX_NAME_LENGTH) for each in self.voters}
@@ -140,9 +140,8 @@ class Comparison:
             )
             for each in self.similarities
         ]
-        return (
-            f"cosine similarity of class and distillation tokens, by layer\n{format_wide_table([left], 'l', columns)}"
-        )
+        table = format_table_in_parts([left], "l", columns)
+        return f"cosine similarity of class and distillation tokens, by layer\n{table}"
 
     def format_skipped(self) -> str:
         if not self.skipped:
@@ -156,7 +155,7 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def format_wide_table(left: Sequence[Sequence[str]], alignments: str, columns: Sequence[Sequence[str]]) -> str:
+def format_table_in_parts(left: Sequence[Sequence[str]], alignments: str, columns: Sequence[Sequence[str]]) -> str:
     """Tables of the `left` columns and as many `columns` as fit, repeated until all are shown; headings come first."""
     blocks = list[str]()
     rest = list(columns)

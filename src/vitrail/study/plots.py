@@ -8,7 +8,7 @@ from vitrail.figures import BLUE, COLOURS, GREY, RED, new_figure, sanitize_label
 from vitrail.study.ablation_results import AblationResults, format_failure
 from vitrail.study.compare_results import MAX_NAME_LENGTH, Comparison
 from vitrail.study.position_study import PAPER_SETTING, POSITION_CELLS, PositionStudyResults
-from vitrail.study.result_files import format_json, write_results
+from vitrail.study.result_files import format_json, write_texts_to_folder
 
 COMPARISON_FILES = ("comparison.json", "comparison.png")
 MAX_VOTERS_WITH_NUMBERS, MAX_VOTERS_WITH_LABELS = 16, 60  # in the matrix
@@ -56,7 +56,7 @@ def save_comparison_plot(result: Comparison, path: Path) -> None:
 def write_comparison(result: Comparison, report: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the report as JSON and the plot of a comparison to a folder."""
     numbers, plot = COMPARISON_FILES
-    write_results(folder, {numbers: format_json(report)})
+    write_texts_to_folder(folder, {numbers: format_json(report)})
     save_comparison_plot(result, folder / plot)
     return [folder / numbers, folder / plot]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import find_preset
-from vitrail.study.ablation_plan import Ablation, AblationRow
+from vitrail.study.ablation_plan import AblationPlanner, AblationVariant
 from vitrail.study.ablation_results import (
-    AblationLine,
     AblationResults,
+    AblationVariantOutcomes,
     format_failure,
     format_mean_and_std,
     format_seed_count,
@@ -36,7 +36,7 @@ POSITION_FIELDS = ("positions", "positions_at")
 
 
 @dataclass(frozen=True)
-class PositionCell:
+class PaperPositionCell:
     """One cell of the paper's table."""
 
     name: str  # of its row and runs
@@ -59,27 +59,27 @@ class PositionCell:
         return f"{self.kind} {self.where}".rstrip()
 
 
-NO_POSITIONS = PositionCell("none", "none", "", "none", "stem", 0.61382)
+NO_POSITIONS = PaperPositionCell("none", "none", "", "none", "stem", 0.61382)
 POSITION_CELLS = (
     NO_POSITIONS,
-    PositionCell("1d-stem", "1-D", "at the stem", "learned", "stem", 0.64206),
-    PositionCell("1d-layers", "1-D", "every layer", "learned", "layers", 0.63964),
-    PositionCell("1d-shared", "1-D", "every layer, shared", "learned", "shared", 0.64292),
-    PositionCell("2d-stem", "2-D", "at the stem", "learned_2d", "stem", 0.64001),
-    PositionCell("2d-layers", "2-D", "every layer", "learned_2d", "layers", 0.64046),
-    PositionCell("2d-shared", "2-D", "every layer, shared", "learned_2d", "shared", 0.64022),
-    PositionCell("relative", "relative", "", "relative", "stem", 0.64032),
+    PaperPositionCell("1d-stem", "1-D", "at the stem", "learned", "stem", 0.64206),
+    PaperPositionCell("1d-layers", "1-D", "every layer", "learned", "layers", 0.63964),
+    PaperPositionCell("1d-shared", "1-D", "every layer, shared", "learned", "shared", 0.64292),
+    PaperPositionCell("2d-stem", "2-D", "at the stem", "learned_2d", "stem", 0.64001),
+    PaperPositionCell("2d-layers", "2-D", "every layer", "learned_2d", "layers", 0.64046),
+    PaperPositionCell("2d-shared", "2-D", "every layer, shared", "learned_2d", "shared", 0.64022),
+    PaperPositionCell("relative", "relative", "", "relative", "stem", 0.64032),
 )
 
 
-def build_position_rows(request: Request) -> tuple[Ablation, list[AblationRow]]:
+def plan_position_ablation(request: Request) -> tuple[AblationPlanner, list[AblationVariant]]:
     """Rows for all cells, the one without positions first; all are checked before any is trained."""
     name = request.recipe.model
     if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
         raise ConfigError(
             f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16", fields=("model",)
         )
-    ablation = Ablation(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
+    ablation = AblationPlanner(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
     others = [replace(ablation.row_with(cell.fields), name=cell.name) for cell in POSITION_CELLS[1:]]
     return ablation, [replace(ablation.full_row, name=NO_POSITIONS.name, unchanged_text="no positions"), *others]
 
@@ -91,10 +91,10 @@ class PositionStudyResults:
     ablation: AblationResults  # one line per cell
 
     @property
-    def pairs(self) -> list[tuple[PositionCell, AblationLine]]:
+    def pairs(self) -> list[tuple[PaperPositionCell, AblationVariantOutcomes]]:
         return list(zip(POSITION_CELLS, self.ablation.lines, strict=True))
 
-    def compute_gains(self) -> dict[PositionCell, float]:
+    def compute_gains(self) -> dict[PaperPositionCell, float]:
         """Points above no positions, for each cell with a result."""
         return {
             cell: points for cell, line in self.pairs[1:] if (points := self.ablation.gain_in_points(line)) is not None
@@ -180,7 +180,7 @@ def plan_position_study(
 ) -> TrainingStudy:
     """The rows of the study and their runs in the folder, by default one in runs/; one seed after the other."""
     resolve_device(device, Ranks())  # at once, not when the first is trained
-    recipe, (ablation, rows) = request.recipe, build_position_rows(request)
+    recipe, (ablation, rows) = request.recipe, plan_position_ablation(request)
     data = ablation.data.name
     folder = folder or Path("runs") / f"{Path(data).name or 'data'}-positions"
 
@@ -196,7 +196,7 @@ def plan_position_study(
     )
 
 
-def describe_gains(gains: Mapping[PositionCell, float]) -> str:
+def describe_gains(gains: Mapping[PaperPositionCell, float]) -> str:
     """Sentence on how many kinds of positions help, and how much they differ."""
     best, worst = max(gains, key=gains.__getitem__), min(gains, key=gains.__getitem__)
     above = sum(points > 0 for points in gains.values())

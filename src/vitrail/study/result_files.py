@@ -12,7 +12,7 @@ def format_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_results(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+def write_texts_to_folder(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     """Write each text to the file of its name in the folder; returns the paths."""
     make_folder(folder)
     for name, text in texts.items():

@@ -13,7 +13,7 @@ import torch
 from vitrail.errors import ConfigError
 from vitrail.machine import read_proc_kilobytes, read_resident_bytes, restore_threads
 from vitrail.study.sequence_cost_results import CostCell, CostResults
-from vitrail.study.timing import Progress, ProgressReporter
+from vitrail.study.timing import FractionProgress, Progress
 from vitrail.study.token_mixers import TOKEN_MIXERS, WINDOW_SIDE, MixerStep, TokenMixer
 
 DEFAULT_TOKENS = tuple(side * side for side in (8, 16, 24, 32, 48, 64, 96, 128))  # 64 … 16,384
@@ -41,7 +41,7 @@ class CostRequest:
                 raise ConfigError(
                     f"`tokens` is {each}; expected squares of multiples of {WINDOW_SIDE} up to {MAX_TOKENS:,}, which "
                     "axial and windowed attention need; "
-                    f"nearest: {' or '.join(map(str, find_valid_lengths(each)))}",
+                    f"nearest: {' or '.join(map(str, find_nearest_valid_lengths(each)))}",
                     fields=("tokens",),
                 )
         if not 1 <= self.width <= 1024:
@@ -56,7 +56,7 @@ def is_valid_length(tokens: int) -> bool:
     return 0 < tokens <= MAX_TOKENS and math.isqrt(tokens) ** 2 == tokens and math.isqrt(tokens) % WINDOW_SIDE == 0
 
 
-def find_valid_lengths(tokens: int) -> list[int]:
+def find_nearest_valid_lengths(tokens: int) -> list[int]:
     """The nearest valid lengths below and above."""
     below = math.isqrt(max(0, tokens)) // WINDOW_SIDE
     lengths = dict.fromkeys((WINDOW_SIDE * each) ** 2 for each in (below, below + 1))
@@ -94,7 +94,7 @@ def measure_sequence_cost(
             before = clock.seconds_left
             shuffle.shuffle(order)
             for run in order:
-                run.seconds.append(time_turn(run))
+                run.seconds.append(measure_mean_call_seconds(run))
                 clock.report_progress()
             longest, rounds = max(longest, before - clock.seconds_left), rounds + 1
     if not any(run.memory for run in runs):
@@ -131,7 +131,7 @@ def prepare_mixer_runs(
                 continue
             step = mixer.build(q, k, v)
             step.run()
-            once, memory = measure_call(step)
+            once, memory = measure_call_seconds_and_bytes(step)
             last_seconds[mixer.name] = tokens, once
             yield MixerRun(mixer, tokens, step, once, memory)
             clock.report_progress()
@@ -139,7 +139,7 @@ def prepare_mixer_runs(
         notes.append(f"{name} is left out at {', '.join(f'{each:,}' for each in lengths)} tokens: {reason}")
 
 
-def time_turn(run: MixerRun) -> float:
+def measure_mean_call_seconds(run: MixerRun) -> float:
     """Mean seconds per call in a turn; a short call is warmed up once, since others have emptied the caches."""
     calls = max(1, min(1000, round(TURN_SECONDS / run.call_seconds)))
     if calls > 1:
@@ -150,7 +150,7 @@ def time_turn(run: MixerRun) -> float:
     return (thread_time() - start) / calls
 
 
-def measure_call(step: MixerStep) -> tuple[float, int | None]:
+def measure_call_seconds_and_bytes(step: MixerStep) -> tuple[float, int | None]:
     """Seconds of a call, and bytes: its inputs plus the growth of the process at its peak.
 
     This includes memory of libraries below torch, which torch does not count, but not what they keep between calls.
@@ -183,7 +183,7 @@ class BudgetClock:
     """The remaining budget, reported as progress."""
 
     def __init__(self, budget: float, progress: Progress) -> None:
-        self.budget, self.progress, self.start_time = budget, ProgressReporter(progress), perf_counter()
+        self.budget, self.progress, self.start_time = budget, FractionProgress(progress), perf_counter()
 
     @property
     def seconds_left(self) -> float:

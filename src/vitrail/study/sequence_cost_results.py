@@ -12,7 +12,7 @@ import numpy as np
 from vitrail import __version__
 from vitrail.figures import COLOURS, CaptionedFigure, new_figure, style_axes
 from vitrail.study.bench_results import collect_environment
-from vitrail.study.result_files import format_json, write_results
+from vitrail.study.result_files import format_json, write_texts_to_folder
 from vitrail.study.timing import MedianAndQuartiles
 from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
 from vitrail.text import TableCells, format_table
@@ -194,7 +194,7 @@ class CostResults:
     def write(self, folder: Path) -> list[Path]:
         """Write cost.json, cost.txt and cost.png."""
         texts = {"cost.json": format_json(self.to_json()), "cost.txt": f"{self}\n"}
-        return [*write_results(folder, texts), *self.figure().save(folder)]
+        return [*write_texts_to_folder(folder, texts), *self.figure().save(folder)]
 
 
 def format_three_digits(number: float) -> str:

@@ -96,7 +96,7 @@ def time_call(function: Callable[[], object]) -> float:
     return perf_counter() - start
 
 
-class ProgressReporter:
+class FractionProgress:
     """Reports the share that is done to `progress`, in parts of PROGRESS_PARTS."""
 
     def __init__(self, progress: Progress) -> None:

@@ -31,7 +31,7 @@ def linformer_attention(q: Tensor, k: Tensor, v: Tensor, k_map: Tensor, v_map: T
 
 def axial_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention along rows, then columns of a square grid: (1, 1, n, d) → (1, 1, n, d) (Ho 2019, arXiv 1912.12180)."""
-    q, k, v = (x.unflatten(2, square_grid(x)).transpose(1, 2)[0] for x in (q, k, v))  # (rows, 1, columns, d)
+    q, k, v = (x.unflatten(2, find_square_grid_shape(x)).transpose(1, 2)[0] for x in (q, k, v))  # (rows, 1, columns, d)
     rows = attention(q, k, v)
     columns = attention(q.transpose(0, 2), k.transpose(0, 2), rows.transpose(0, 2))  # (columns, 1, rows, d)
     return columns.transpose(0, 2).reshape(1, 1, -1, columns.shape[-1])
@@ -39,14 +39,14 @@ def axial_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def windowed_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention within square windows of WINDOW_SIDE tokens on a square grid: (1, 1, n, d) → (1, 1, n, d)."""
-    rows, columns = square_grid(q)
+    rows, columns = find_square_grid_shape(q)
     cut = (rows // WINDOW_SIDE, WINDOW_SIDE, columns // WINDOW_SIDE, WINDOW_SIDE)
     q, k, v = (x.unflatten(2, cut).transpose(3, 4).reshape(-1, 1, KEYS_PER_QUERY, x.shape[-1]) for x in (q, k, v))
     out = attention(q, k, v).reshape(1, 1, cut[0], cut[2], WINDOW_SIDE, WINDOW_SIDE, -1)
     return out.transpose(3, 4).flatten(2, 5)
 
 
-def square_grid(x: Tensor) -> tuple[int, int]:
+def find_square_grid_shape(x: Tensor) -> tuple[int, int]:
     side = math.isqrt(x.shape[2])
     return side, side
 
@@ -63,22 +63,24 @@ class MixerStep:
         return sum(each.nbytes for each in self.inputs)
 
 
-def build_from_qkv(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], MixerStep]:
+def make_qkv_step_builder(
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Callable[[Tensor, Tensor, Tensor], MixerStep]:
     return lambda q, k, v: MixerStep(lambda: mix(q, k, v), (q, k, v))
 
 
-def build_linformer(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
+def build_linformer_step(q: Tensor, k: Tensor, v: Tensor) -> MixerStep:
     tokens = q.shape[2]
     k_map, v_map = torch.randn(2, tokens, min(KEYS_PER_QUERY, tokens)).div(math.sqrt(tokens)).unbind()
     return MixerStep(lambda: linformer_attention(q, k, v, k_map, v_map), (q, k, v, k_map, v_map))
 
 
-def build_lstm(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
+def build_lstm_step(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
     layer = nn.LSTM(q.shape[-1], q.shape[-1], batch_first=True).requires_grad_(False).eval()
     return MixerStep(lambda: layer(q[0])[0], (q, *layer.parameters()))
 
 
-def build_convolution(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
+def build_convolution_step(q: Tensor, _: Tensor, __: Tensor) -> MixerStep:
     layer = nn.Conv1d(q.shape[-1], q.shape[-1], KERNEL_SIZE, padding="same").requires_grad_(False).eval()
     x = q[0].transpose(1, 2).contiguous()  # (1, d, n)
     return MixerStep(lambda: layer(x), (x, *layer.parameters()))
@@ -100,11 +102,13 @@ class TokenMixer:
 
 
 TOKEN_MIXERS = (
-    TokenMixer("full, fused", build_from_qkv(attention), "n²·d", "1", "1", time=2, memory=1),
-    TokenMixer("full, explicit", build_from_qkv(explicit_attention), "n²·d", "1", "1", time=2, memory=2, scores=2),
-    TokenMixer("Linformer", build_linformer, "k·n·d", "1", "1", time=1, memory=1, vaswani=False),
-    TokenMixer("axial", build_from_qkv(axial_attention), "n·√n·d", "1", "1", time=1.5, memory=1, vaswani=False),
-    TokenMixer("windowed", build_from_qkv(windowed_attention), "r·n·d", "1", "n/r", time=1, memory=1),
-    TokenMixer("LSTM", build_lstm, "n·d²", "n", "n", time=1, memory=1),
-    TokenMixer("convolution", build_convolution, "k·n·d²", "1", "log_k n", time=1, memory=1),
+    TokenMixer("full, fused", make_qkv_step_builder(attention), "n²·d", "1", "1", time=2, memory=1),
+    TokenMixer(
+        "full, explicit", make_qkv_step_builder(explicit_attention), "n²·d", "1", "1", time=2, memory=2, scores=2
+    ),
+    TokenMixer("Linformer", build_linformer_step, "k·n·d", "1", "1", time=1, memory=1, vaswani=False),
+    TokenMixer("axial", make_qkv_step_builder(axial_attention), "n·√n·d", "1", "1", time=1.5, memory=1, vaswani=False),
+    TokenMixer("windowed", make_qkv_step_builder(windowed_attention), "r·n·d", "1", "n/r", time=1, memory=1),
+    TokenMixer("LSTM", build_lstm_step, "n·d²", "n", "n", time=1, memory=1),
+    TokenMixer("convolution", build_convolution_step, "k·n·d²", "1", "log_k n", time=1, memory=1),
 )

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError
 from vitrail.export.description import is_exported
-from vitrail.loading import GivenPreprocessing, LoadedModel, describe_model, open_model
+from vitrail.loading import GivenPreprocessing, LoadedModel, open_model, read_model_description
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.evaluate import evaluate
 from vitrail.train.evaluation_data import get_validation_images, open_evaluation_data
@@ -63,7 +63,7 @@ def open_checkpoint_evaluation(
     """
     fields = dict(fields or {})
     if head is not None:
-        if is_exported(checkpoint) or not describe_model(checkpoint, fields).config.get("distilled"):
+        if is_exported(checkpoint) or not read_model_description(checkpoint, fields).config.get("distilled"):
             raise ConfigError(
                 f"`head` {head} for {checkpoint}, which has one head; expected a model with a distillation token, "
                 "such as deit_tiny_distilled_patch16_224, or no `head`",
@@ -80,7 +80,7 @@ def open_checkpoint_evaluation(
         raise ConfigError(
             f"`real` for a model of {loaded.classes} classes; expected ImageNet's {IMAGENET_CLASSES}", ("real",)
         )
-    mapping, note = map_classes(loaded.labels, loaded.classes, found.classes)
+    mapping, note = match_data_classes_to_model(loaded.labels, loaded.classes, found.classes)
     notes = [*found.notes, *([note] if note else [])]
     return CheckpointEvaluation(
         loaded=loaded, data=found.name, images=images, mapping=mapping, notes=notes, device=place

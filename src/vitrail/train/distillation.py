@@ -19,7 +19,7 @@ DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1}  # as in the DeiT paper
 RANDOM_AUGMENTATIONS = ("flip", "jitter", "erase", "mixup", "cutmix")  # must be 0 to cache logits
 
 
-def check_distillation(recipe: Recipe, model: Any) -> None:
+def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
     """Check the settings before a teacher is opened."""
     asked, distilled = recipe.distillation, bool(getattr(model.config, "distilled", False))
     if asked.distill == "none":
@@ -38,7 +38,7 @@ def check_distillation(recipe: Recipe, model: Any) -> None:
         )
 
 
-def add_teacher(
+def add_distillation_to_plan(
     plan: Plan,
     teacher: Teacher | str | Path,
     *,
@@ -50,7 +50,7 @@ def add_teacher(
     `cache_folder` is a folder for the teacher's logits.
     """
     settings = plan.recipe.distillation
-    check_distillation(plan.recipe, plan.model)
+    check_distill_token_fits_model(plan.recipe, plan.model)
     if settings.distill == "none":
         return plan, []
     if cache_folder is not None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import ImageDataset
-from vitrail.data.loader import evaluation_batches, report_dead_workers
+from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.errors import ConfigError, DataError, describe_error
@@ -45,7 +45,7 @@ def evaluate(
     preprocessing = preprocessing or default_preprocessing(model)
     tally, skipped = MetricAccumulator(classes or model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
-    with report_dead_workers(workers), temporary_eval_mode(model, device), torch.inference_mode():
+    with wrap_dead_worker_errors(workers), temporary_eval_mode(model, device), torch.inference_mode():
         number = next(model.parameters()).dtype
         for each in evaluation_batches(
             dataset, preprocessing, batch=batch, workers=workers, rank=ranks.rank, world=ranks.world_size

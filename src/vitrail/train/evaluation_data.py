@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
 from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, sample_evenly
@@ -53,7 +53,7 @@ def select_images(loaded: LoadedModel, data: str | None, count: int) -> tuple[li
     chosen, labels = sample_evenly(get_validation_images(found), count), loaded.labels
     if labels:
         with suppress(DataError):  # other classes than the model's keep their own names
-            columns, _ = map_classes(labels, len(labels), found.classes)
+            columns, _ = match_data_classes_to_model(labels, len(labels), found.classes)
             meant = dict(zip(found.classes, columns, strict=True))
             chosen = [replace(each, label=labels[meant[each.label or ""]]) for each in chosen]
     return chosen, found.notes

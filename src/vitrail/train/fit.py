@@ -13,7 +13,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError
 from vitrail.train.callbacks import Callback
-from vitrail.train.distillation import add_teacher
+from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.evaluate import default_preprocessing
 from vitrail.train.loop import FitResult, run_training
@@ -78,7 +78,7 @@ def fit(
         transform=transform,
     )
     if teacher is not None:
-        plan, notes = add_teacher(plan, teacher, cache_folder=teacher_cache)
+        plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=teacher_cache)
         for note in notes:
             warnings.warn(note, stacklevel=2)
     return run_training(plan, run, callback, start=start)

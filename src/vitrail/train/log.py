@@ -12,13 +12,13 @@ LogRecord = dict[str, float]
 
 
 @dataclass(frozen=True)
-class TrainingLog:
+class ParsedLog:
     """The lines of a log with their finite values; None for a damaged line."""
 
     lines: tuple[tuple[str, LogRecord | None], ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> "TrainingLog":
+    def read(cls, path: Path) -> "ParsedLog":
         """Empty if there is no such file; OSError or ValueError if it cannot be read."""
         lines, total = list[tuple[str, LogRecord | None]](), 0
         try:

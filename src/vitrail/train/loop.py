@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 
-from vitrail.data.loader import report_dead_workers
+from vitrail.data.loader import wrap_dead_worker_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
 from vitrail.train.evaluate import evaluate
 from vitrail.train.metrics import Evaluation
 from vitrail.train.plan import Plan
-from vitrail.train.resume import ResumePoint, find_newest_checkpoint, load_checkpoint, restore_training
+from vitrail.train.resume import (
+    ResumePoint,
+    load_newest_checkpoint_on_ranks,
+    read_newest_checkpoint_and_damage,
+    restore_training,
+)
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
@@ -47,7 +52,7 @@ def run_training(
     """
     start, ranks = monotonic() if start is None else start, plan.ranks
     with run.hold_lock() if run and ranks.is_first else nullcontext():
-        state = load_checkpoint(run, ranks) if run else None
+        state = load_newest_checkpoint_on_ranks(run, ranks) if run else None
         if plan.fixed_steps is None:
             planned = state.metadata.get("steps") if state else None
             known = type(planned) is int and planned > 0
@@ -57,10 +62,10 @@ def run_training(
         trainer = Trainer(plan)
         torch.manual_seed(plan.recipe.loop.seed * 1009 + ranks.rank + 1)  # for dropout, not for initial weights
         loop = TrainingLoop(plan, trainer, run, callback or CallbackList())
-        with catch_signals() as received_signals:
+        with collect_stop_signals() as received_signals:
             loop.start(restore_training(trainer, state, run))
             del state  # as large as the model and its optimizer
-            with report_dead_workers(plan.workers, loop.describe_lost_steps):
+            with wrap_dead_worker_errors(plan.workers, loop.describe_lost_steps):
                 loop.run_steps(received_signals)
     skipped = set[str]().union(*ranks.all_gather_objects(loop.skipped))
     return FitResult(
@@ -173,7 +178,7 @@ class TrainingLoop:
 
     def describe_last_checkpoint(self) -> str:
         """The newest checkpoint that can be resumed from; only a verified one is called good."""
-        state, _ = find_newest_checkpoint(self.run) if self.run else (None, {})
+        state, _ = read_newest_checkpoint_and_damage(self.run) if self.run else (None, {})
         if state is None:
             return "there is no checkpoint to resume from"
         return f"the last {'good ' if state.verified else ''}checkpoint is {state.path}"
@@ -265,7 +270,7 @@ class TrainingLoop:
 
 
 @contextmanager
-def catch_signals() -> Generator[list[int]]:
+def collect_stop_signals() -> Generator[list[int]]:
     """Collect signals, to be handled between steps; a second Ctrl-C stops at once.
 
     A closed terminal (SIGHUP) counts too, unless that signal is ignored, as under nohup.

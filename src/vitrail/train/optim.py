@@ -113,7 +113,7 @@ def parameter_group_key(weight: NamedWeight) -> tuple[int, bool]:
     return weight.level, weight.decays
 
 
-def set_lr(optimizers: Sequence[Optimizer], lr: float) -> None:
+def set_scaled_lr(optimizers: Sequence[Optimizer], lr: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr * group["scale"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitrail import __version__
-from vitrail.checkpoint.reading import Checkpoint, get_family
+from vitrail.checkpoint.reading import Checkpoint, get_built_in_family
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
@@ -24,7 +24,7 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import Batch, BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.loading import describe_model, open_module
+from vitrail.loading import open_torch_model, read_model_description
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
@@ -240,15 +240,15 @@ def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
 def plan_from_checkpoint(request: Request, data: DatasetSplits) -> Plan:
     """A plan with the model of a checkpoint. Its head is kept if the classes are the same; a new one starts at zero."""
     recipe, fields = request.recipe, dict(request.recipe.fields)
-    if "classes" in fields or describe_model(str(request.init), fields).labels != data.classes:
+    if "classes" in fields or read_model_description(str(request.init), fields).labels != data.classes:
         fields["classes"] = len(data.classes)
-    loaded = open_module(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
+    loaded = open_torch_model(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
     assert loaded.checkpoint is not None
     init, description = str(loaded.source if loaded.run is None else loaded.run.model), loaded.checkpoint.description
     if recipe.model is not None:
         family, preset = find_preset(recipe.model, trusted=request.trusted)
         check_preset_matches_checkpoint(family, preset, loaded.checkpoint, init)
-    model = copy_weights_into_memory(loaded.module)
+    model = copy_weights_as_float32(loaded.module)
     size = pair(model.config.image_size)
     return Plan(
         model=model,
@@ -256,7 +256,7 @@ def plan_from_checkpoint(request: Request, data: DatasetSplits) -> Plan:
         recipe=recipe,
         preprocessing=replace(loaded.preprocessing, image_size=size).with_fields(recipe.preprocessing),
         request=request,
-        family=get_family(description.family, init),
+        family=get_built_in_family(description.family, init),
         resampling=description.resampling,
         started_from=init,
     )
@@ -274,7 +274,7 @@ def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoi
             )
 
 
-def copy_weights_into_memory(model: nn.Module) -> Any:
+def copy_weights_as_float32(model: nn.Module) -> Any:
     """The model with its weights copied into memory: loaded ones may be mapped from their file."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()

@@ -142,7 +142,7 @@ class Recipe:
             elif name in ("name", "model"):
                 rest[name] = value
             elif name in known:
-                parts[known[name]][name] = parse_number(value)
+                parts[known[name]][name] = parse_if_numeric_text(value)
             else:
                 raise unknown_name_error(
                     "setting", name, [*known, "model", "fields", "preprocessing"], synonyms=SETTING_ALIASES
@@ -193,22 +193,22 @@ def list_settings(sections: Iterable[str] = SECTIONS) -> Iterable[tuple[str, Fie
     return ((section, each) for section in sections for each in fields(SECTIONS[section]))
 
 
-def parse_number(value: Any) -> Any:
+def parse_if_numeric_text(value: Any) -> Any:
     """Convert text such as 1e-3, which YAML does not parse as a number."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) and value[:1] in "0123456789.-" else value
     return value
 
 
-def list_recipes() -> list[str]:
+def list_builtin_recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES_FOLDER.glob("*.yaml"))
 
 
 def open_recipe(name: str) -> Recipe:
     """Open a built-in recipe by name, or a .yaml file of your own."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES_FOLDER / f"{name}.yaml"
-    if path.parent == RECIPES_FOLDER and name not in list_recipes():
-        raise unknown_name_error("recipe", name, list_recipes())
+    if path.parent == RECIPES_FOLDER and name not in list_builtin_recipe_names():
+        raise unknown_name_error("recipe", name, list_builtin_recipe_names())
     try:
         data = parse_yaml(read_text(path))
     except (OSError, ValueError) as error:

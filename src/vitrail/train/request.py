@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.loading import TIMM_PREFIX
-from vitrail.models.catalog import UntrustedCodeError, is_external_name, resolve_external_name
+from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import check_teacher_is_trusted
 
@@ -78,7 +78,7 @@ class Request:
             raise ConfigError(
                 f"`trust_code` {left[0]} is not named in {where}; remove the option", fields=("trust_code",)
             )
-        external = model if is_external_name(model) else None
+        external = model if is_external_family_name(model) else None
         return replace(self, recipe=replace(self.recipe, model=model), trusted=external)
 
 
@@ -115,7 +115,7 @@ def make_request(
 
 def list_trusted_code(model: str | None, code: Sequence[str]) -> list[str]:
     """All external code that a user names: the model, if it is external, and `code`."""
-    by_model = [model] if model is not None and is_external_name(model) else []
+    by_model = [model] if model is not None and is_external_family_name(model) else []
     return list(dict.fromkeys([*by_model, *code]))
 
 
@@ -133,7 +133,7 @@ def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -
 
     An external model is imported from the path given by the user, not the file; both must name the same preset.
     """
-    if not is_external_name(recorded):
+    if not is_external_family_name(recorded):
         return recorded, list(code)
     models = [name for name in code if not name.startswith(TIMM_PREFIX)]
     if not models:

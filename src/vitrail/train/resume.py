@@ -25,7 +25,7 @@ UNCHANGED_PARTS = ("model", "data", "teacher")  # of run.json
 BIT_IDENTITY_PARTS = ("torch", "simplejpeg", "world", "threads")
 
 
-def find_newest_checkpoint(run: RunFolder) -> tuple[TrainingState | None, dict[Path, str]]:
+def read_newest_checkpoint_and_damage(run: RunFolder) -> tuple[TrainingState | None, dict[Path, str]]:
     """The newest checkpoint that passes its checksum, and why the newer ones are damaged."""
     damaged = dict[Path, str]()
     for path in reversed(run.list_checkpoints()):
@@ -36,7 +36,7 @@ def find_newest_checkpoint(run: RunFolder) -> tuple[TrainingState | None, dict[P
     return None, damaged
 
 
-def load_checkpoint(run: RunFolder, ranks: Ranks | None = None) -> TrainingState | None:
+def load_newest_checkpoint_on_ranks(run: RunFolder, ranks: Ranks | None = None) -> TrainingState | None:
     """The checkpoint to resume from. The first process chooses it, and renames damaged newer ones with a warning."""
     ranks = ranks or Ranks()
     state = load_checkpoint_and_rename_damaged(run) if ranks.is_first else None
@@ -45,7 +45,7 @@ def load_checkpoint(run: RunFolder, ranks: Ranks | None = None) -> TrainingState
 
 
 def load_checkpoint_and_rename_damaged(run: RunFolder) -> TrainingState | None:
-    state, damaged = find_newest_checkpoint(run)
+    state, damaged = read_newest_checkpoint_and_damage(run)
     if state is None and damaged:
         reasons = ", ".join(f"{path.name} is damaged ({reason})" for path, reason in damaged.items())
         raise CheckpointError(
@@ -125,7 +125,7 @@ def set_damaged_file_aside(path: Path, *, keep_original: bool = False) -> Path:
     return aside
 
 
-def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> list[str]:
+def check_unchanged_and_list_warnings(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> list[str]:
     """Refuse to resume if model, data or teacher have changed; return why the result will not be bit-identical."""
     for part in UNCHANGED_PARTS:
         if differences := find_differences(before.get(part), now[part]):

@@ -23,18 +23,18 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
 from vitrail.text import format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
-from vitrail.train.distillation import add_teacher, check_no_random_augmentation
+from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
 from vitrail.train.distributed import Ranks, join_process_group, resolve_device
 from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, plan_request
 from vitrail.train.plots import plot_training_curves
 from vitrail.train.recipe import Recipe, list_setting_names
 from vitrail.train.request import Request, Runtime
-from vitrail.train.resume import check_unchanged
+from vitrail.train.resume import check_unchanged_and_list_warnings
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
-from vitrail.train.run_list import get_recorded_name
+from vitrail.train.run_list import extract_name_or_empty
 from vitrail.train.teacher import Teacher
-from vitrail.train.thread_choice import choose_threads, get_recorded_threads
+from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
 MAX_LISTED_IMAGES = 10  # skipped images that are named
@@ -61,12 +61,12 @@ def start_run(
         plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
         choice = choose_threads(plan, runtime.threads)
         plan = use_threads(plan, choice.threads)
-        report_lines(runtime, ranks, *describe_plan(plan, request), str(choice))
+        report_from_first_rank(runtime, ranks, *describe_plan(plan, request), str(choice))
         if request.recipe.loop.minutes is not None or dry_run:
-            report_lines(runtime, ranks, "speed  measuring …")
+            report_from_first_rank(runtime, ranks, "speed  measuring …")
             speed = measure_throughput(plan)
             plan = fix_steps_by_minutes(plan, start, speed)
-            report_lines(runtime, ranks, *describe_speed(speed, plan))
+            report_from_first_rank(runtime, ranks, *describe_speed(speed, plan))
         if dry_run:
             return
         if folder is None and ranks.is_first:
@@ -77,7 +77,7 @@ def start_run(
         with run.hold_lock() if ranks.is_first else nullcontext():
             if ranks.is_first:
                 RunFolder.create(run.folder, plan.to_json())
-            report_lines(runtime, ranks, f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
+            report_from_first_rank(runtime, ranks, f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
             train_and_save(run, plan, runtime)
 
 
@@ -91,7 +91,9 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
     run = RunFolder(folder)
     with join_process_group() as ranks, restore_threads():
         if is_training_complete(run):
-            report_lines(runtime, ranks, f"run    {folder} is finished; evaluate it with: vitrail eval {folder}")
+            report_from_first_rank(
+                runtime, ranks, f"run    {folder} is finished; evaluate it with: vitrail eval {folder}"
+            )
             return
         with run.hold_lock() if ranks.is_first else nullcontext():
             recorded = run.load_plan()
@@ -99,13 +101,13 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
             steps = recorded.get("steps")
             if type(steps) is not int or steps < 1:
                 raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")
-            threads = get_recorded_threads(recorded, runtime.threads, str(folder))
+            threads = choose_asked_or_recorded_threads(recorded, runtime.threads, str(folder))
             plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
             now = plan.to_json()
             if request.trusted is not None:  # the user may name the same code by another path
-                now["model"]["name"] = get_recorded_name(recorded.get("model"))
-            for note in check_unchanged(recorded, now, folder):
-                report_lines(runtime, ranks, f"note   {note}")
+                now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
+            for note in check_unchanged_and_list_warnings(recorded, now, folder):
+                report_from_first_rank(runtime, ranks, f"note   {note}")
             train_and_save(run, plan, runtime, resumed=True)
 
 
@@ -118,7 +120,7 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
     """The plan of a request on this machine: images in memory if they fit, device, workers and teacher."""
     device = resolve_device(runtime.device, ranks)
     plan = plan_request(request)
-    report_lines(runtime, ranks, *(f"note   {note}" for note in plan.data.notes))
+    report_from_first_rank(runtime, ranks, *(f"note   {note}" for note in plan.data.notes))
     with runtime.progress(None if ranks.is_first else 0, "decoding") as advance:
         data = cache_if_small(plan.data, request.cache * 1e9, lambda: advance(1))
     workers = choose_worker_count(data, runtime.workers, ranks)
@@ -131,8 +133,8 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
     fields = request.teacher_fields
     with runtime.progress(len(plan.train_images) if cache_folder and ranks.is_first else 0, "teacher") as advance:
         teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
-        plan, notes = add_teacher(plan, teacher, cache_folder=cache_folder, progress=advance)
-    report_lines(runtime, ranks, *(f"note   {note}" for note in notes))
+        plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=cache_folder, progress=advance)
+    report_from_first_rank(runtime, ranks, *(f"note   {note}" for note in notes))
     return plan
 
 
@@ -186,7 +188,7 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         plot_training_curves({run.folder.name: run.read_records()}, run.folder / CURVES_FILE)
         curves = f", curves in {run.folder / CURVES_FILE}"
     done = evaluation and f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}{curves}"
-    report_lines(
+    report_from_first_rank(
         runtime,
         plan.ranks,
         *describe_skipped_images(result.skipped),
@@ -216,7 +218,7 @@ class ResumeCallback(CallbackList):
         self.report(f"run    {start.folder}: resuming from {where} of {start.steps} steps")
 
 
-def report_lines(runtime: Runtime, ranks: Ranks, *lines: str) -> None:
+def report_from_first_rank(runtime: Runtime, ranks: Ranks, *lines: str) -> None:
     """Only the first of several processes reports."""
     if ranks.is_first:
         for line in lines:

@@ -27,10 +27,10 @@ from vitrail.checkpoint.run_files import (
     read_plan,
 )
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import FILE_KINDS, is_temporary_file, make_folder, read_text, remove_file, write_text
+from vitrail.files import FILE_KINDS, is_leftover_temporary_file, make_folder, read_text, remove_file, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
 from vitrail.locks import LOCK_FILE_NAME, lock_folder
-from vitrail.train.log import LogRecord, TrainingLog
+from vitrail.train.log import LogRecord, ParsedLog
 from vitrail.train.training_state import TrainingState, write_training_state
 
 RUNS_FOLDER = Path("runs")
@@ -65,12 +65,12 @@ class RunFolder:
             raise CheckpointError(
                 f"{folder} already holds a run; continue it with `resume`, or choose a new folder", fields=("resume",)
             )
-        if PLAN_FILE in inside and is_plan_file(folder / PLAN_FILE):  # a run that was killed before its first step
+        if PLAN_FILE in inside and may_be_plan_file(folder / PLAN_FILE):  # a run that was killed before its first step
             inside -= {PLAN_FILE, LOG_FILE, CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER}
         others = [
             name
             for name in inside
-            if name != LOCK_FILE_NAME and not is_temporary_file(folder / name, re.escape(PLAN_FILE))
+            if name != LOCK_FILE_NAME and not is_leftover_temporary_file(folder / name, re.escape(PLAN_FILE))
         ]
         if others:
             raise CheckpointError(f"{folder} holds other files; expected a new or empty folder")
@@ -139,9 +139,9 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(f"cannot write {self.folder / LOG_FILE}: {describe_error(error)}") from None
 
-    def read_log(self) -> TrainingLog:
+    def read_log(self) -> ParsedLog:
         try:
-            return TrainingLog.read(self.folder / LOG_FILE)
+            return ParsedLog.read(self.folder / LOG_FILE)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{self.folder / LOG_FILE} cannot be read: {describe_error(error)}; expected what `vitrail train` wrote"
@@ -167,7 +167,7 @@ def create_numbered_folder(data: str, recipe: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def is_plan_file(path: Path) -> bool:
+def may_be_plan_file(path: Path) -> bool:
     """Whether vitrail may have written it, even if it was edited since; a run.json of other programs is kept."""
     try:
         found: Any = parse_json(read_text(path))
@@ -178,7 +178,7 @@ def is_plan_file(path: Path) -> bool:
 
 def is_unfinished_checkpoint(path: Path) -> bool:
     """Whether it is the unfinished file of a checkpoint that a crash left behind."""
-    return TEMPORARY_NAME.fullmatch(path.name) is not None or is_temporary_file(path, CHECKPOINT_NAME.pattern)
+    return TEMPORARY_NAME.fullmatch(path.name) is not None or is_leftover_temporary_file(path, CHECKPOINT_NAME.pattern)
 
 
 def step_from_file_name(path: Path) -> int:

@@ -9,7 +9,7 @@ from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, LOG_FILE, PLAN_FILE
 from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
 from vitrail.text import TableCells, format_duration, make_printable
-from vitrail.train.log import LogRecord, TrainingLog
+from vitrail.train.log import LogRecord, ParsedLog
 
 COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
 
@@ -109,25 +109,25 @@ def read_run_summary(folder: Path) -> RunSummary:
         name=folder.resolve().name,
         folder=folder,
         state=f"damaged: {fault or damage}" if fault or damage else state,
-        model=get_recorded_name(plan.get("model")),
-        data=get_recorded_name(plan.get("data")),
-        recipe=get_recorded_name(plan.get("recipe")),
+        model=extract_name_or_empty(plan.get("model")),
+        data=extract_name_or_empty(plan.get("data")),
+        recipe=extract_name_or_empty(plan.get("recipe")),
         step=step,
         steps=steps if type(steps) is int else None,
         records=tuple(rows),
     )
 
 
-def try_read_log(folder: Path) -> tuple[TrainingLog, str]:
+def try_read_log(folder: Path) -> tuple[ParsedLog, str]:
     """The log of a run, and a problem with it or ""."""
     try:
-        log = TrainingLog.read(folder / LOG_FILE)
+        log = ParsedLog.read(folder / LOG_FILE)
     except (OSError, ValueError) as error:
-        return TrainingLog(), f"{LOG_FILE}: {describe_error(error)}"
+        return ParsedLog(), f"{LOG_FILE}: {describe_error(error)}"
     return log, f"{log.damaged_lines} damaged lines in {LOG_FILE}" if log.damaged_lines else ""
 
 
-def get_recorded_name(part: object) -> str:
+def extract_name_or_empty(part: object) -> str:
     """The name of the model, data or recipe in a plan; empty if missing."""
     name = part.get("name") if isinstance(part, dict) else part
     return name if isinstance(name, str) else ""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoint.class_mapping import map_classes
+from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.loader import evaluation_batches
@@ -85,7 +85,7 @@ class TeacherView:
             names = len(teacher.labels)
             raise ConfigError(f"{teacher.name} has {names} labels for {classes} classes; expected one per class")
         try:
-            self.columns, note = map_classes(teacher.labels, classes, data.classes)
+            self.columns, note = match_data_classes_to_model(teacher.labels, classes, data.classes)
         except DataError as error:
             raise DataError(f"{teacher.name} cannot teach {data.name}: {error}") from None
         self.notes += [f"{teacher.name}: {note}"] if note else []

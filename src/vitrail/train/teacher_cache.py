@@ -19,7 +19,7 @@ from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, DataError, describe_error
-from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file, write_atomically, write_text
+from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
 from vitrail.npy_header import HEADER_BYTES, parse_npy_header
 from vitrail.train.distributed import Ranks
 from vitrail.train.losses import LossInputs
@@ -75,7 +75,7 @@ class TeacherCache:
         for number in range(ranks.rank, count, ranks.world_size):
             rows = range(number * IMAGES_PER_FILE, min((number + 1) * IMAGES_PER_FILE, len(pictures)))
             path = folder / f"{number:05}.npy"
-            if open_logits_file(path, (len(rows), len(data.classes))) is None:
+            if open_intact_logits_or_none(path, (len(rows), len(data.classes))) is None:
                 found = compute_teacher_logits(teacher_view, pictures, rows, progress)
                 write_atomically(path, lambda place, found=found: write_array_with_checksum(place, found))
             elif progress is not None:
@@ -83,7 +83,7 @@ class TeacherCache:
         ranks.all_reduce_sum(torch.zeros(1))  # wait until all processes have written
         last = len(pictures) - (count - 1) * IMAGES_PER_FILE
         files = [
-            open_logits_file(
+            open_intact_logits_or_none(
                 folder / f"{number:05}.npy", (last if number == count - 1 else IMAGES_PER_FILE, len(data.classes))
             )
             for number in range(count)
@@ -104,7 +104,7 @@ class LogitsFile:
     def read_row(self, row: int) -> NDArray[np.float32]:
         length = 4 * self.shape[1]
         try:
-            descriptor = open_regular_file(self.path)
+            descriptor = open_regular_file_descriptor(self.path)
             try:
                 data = os.pread(descriptor, length, HEADER_BYTES + row * length)
                 same = file_fingerprint(os.fstat(descriptor)) == self.fingerprint
@@ -157,15 +157,15 @@ def write_array_with_checksum(path: Path, array: NDArray[np.float32]) -> None:
         np.save(file, array, allow_pickle=False)
         size = file.tell()
         file.seek(0)
-        checksum = compute_file_checksum(file, size)
+        checksum = compute_checksum_of_first_bytes(file, size)
         file.seek(size)
         file.write(CHECKSUM_PREFIX + checksum)
 
 
-def open_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile | None:
+def open_intact_logits_or_none(path: Path, shape: tuple[int, int]) -> LogitsFile | None:
     """Open a file; None if it is missing, or, with a warning, if it is damaged."""
     try:
-        return verify_logits_file(path, shape)
+        return open_verified_logits_file(path, shape)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -177,9 +177,9 @@ def open_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile | None:
         return None
 
 
-def verify_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile:
+def open_verified_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile:
     """Open a file and verify its checksum; files of earlier versions have none."""
-    with os.fdopen(open_regular_file(path), "rb") as file:
+    with os.fdopen(open_regular_file_descriptor(path), "rb") as file:
         state = file_fingerprint(os.fstat(file.fileno()))
         if parse_npy_header(file.read(HEADER_BYTES)) != shape:
             raise ValueError(f"it is not an array of shape {shape}")
@@ -189,12 +189,12 @@ def verify_logits_file(path: Path, shape: tuple[int, int]) -> LogitsFile:
         if os.fstat(file.fileno()).st_size < size:
             raise ValueError("it is truncated")
         file.seek(0)
-        if trailer and trailer != CHECKSUM_PREFIX + compute_file_checksum(file, size):
+        if trailer and trailer != CHECKSUM_PREFIX + compute_checksum_of_first_bytes(file, size):
             raise ValueError("checksum mismatch")
     return LogitsFile(path, shape, state)
 
 
-def compute_file_checksum(file: BinaryIO, size: int) -> bytes:
+def compute_checksum_of_first_bytes(file: BinaryIO, size: int) -> bytes:
     found = hashlib.sha256()
     while size and (part := file.read(min(size, CHUNK_BYTES))):
         found.update(part)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.data.loader import report_dead_workers
+from vitrail.data.loader import wrap_dead_worker_errors
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import MAX_THREADS, count_cores
 from vitrail.train.plan import Plan
@@ -66,14 +66,14 @@ def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadC
         return ThreadChoice(most, f"not measured for {plan.steps} steps")
     if loop.minutes is not None and loop.minutes < SHORT:
         return ThreadChoice(most, f"not measured for {loop.minutes:.2g} minutes")
-    blocks = measure_threads(plan, list_candidates(most))
+    blocks = measure_step_seconds_by_threads(plan, list_candidate_thread_counts(most))
     speeds = {threads: loop.batch / median(seconds) for threads, seconds in blocks.items()}
-    best = choose_fewest(speeds)
+    best = choose_fewest_fast_threads(speeds)
     others = ", ".join(f"{each} thread{'s' * (each > 1)} {speeds[each]:,.4g}" for each in speeds if each != best)
     return ThreadChoice(best, f"{speeds[best]:,.4g} images/s, {others}")
 
 
-def get_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto"], where: str) -> int:
+def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto"], where: str) -> int:
     """The number that a run was started with; torch's default for old runs, which did not record it."""
     if asked != "auto":
         return check_threads(asked)
@@ -91,7 +91,7 @@ def check_threads(threads: int) -> int:
     return threads
 
 
-def list_candidates(most: int) -> list[int]:
+def list_candidate_thread_counts(most: int) -> list[int]:
     """All cores, all but one, half, a quarter and so on down to 1; largest first."""
     found = {most, max(1, most - 1)}
     while most > 1:
@@ -100,20 +100,20 @@ def list_candidates(most: int) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def choose_fewest(speeds: Mapping[int, float]) -> int:
+def choose_fewest_fast_threads(speeds: Mapping[int, float]) -> int:
     """The smallest number of threads within a few percent of the fastest."""
     best = max(speeds.values())
     return min(threads for threads, speed in speeds.items() if speed * GAIN >= best)
 
 
-def measure_threads(plan: Plan, numbers: Sequence[int]) -> Blocks:
+def measure_step_seconds_by_threads(plan: Plan, numbers: Sequence[int]) -> Blocks:
     """Seconds per step for each number of threads, in interleaved blocks; restores the RNG and torch's threads."""
     chance, before = torch.get_rng_state(), torch.get_num_threads()
     trainer = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
     if trainer.uses_early_size:  # with progressive resizing, the large images take most of the time
         trainer.steps_done = trainer.steps - 1000
     try:
-        with report_dead_workers(plan.workers):
+        with wrap_dead_worker_errors(plan.workers):
             batches = plan.load_batches(range(10**6))
             return time_interleaved_steps(lambda: trainer.step(batches), numbers)
     finally:
@@ -125,16 +125,20 @@ def time_interleaved_steps(step: Callable[[], object], numbers: Sequence[int]) -
     blocks, begun = Blocks(), perf_counter()
     for threads in numbers:
         blocks[threads] = [min(time_steps(step, threads, 1) for _ in range(2))]  # the first step fills caches
-        if blocks[threads][0] > HOPELESS * find_fastest(blocks):
+        if blocks[threads][0] > HOPELESS * find_shortest_step_seconds(blocks):
             break  # fewer would be even slower
     lengths = {
         threads: max(1, ceil(BLOCK / seconds[0]))
         for threads, seconds in blocks.items()
-        if seconds[0] <= HOPELESS * find_fastest(blocks)
+        if seconds[0] <= HOPELESS * find_shortest_step_seconds(blocks)
     }
     for done in count(1):
         spent = perf_counter() - begun
-        if len(lengths) == 1 or is_clearly_fastest(blocks) or spent > (SECONDS if done > ROUNDS else LONGEST):
+        if (
+            len(lengths) == 1
+            or has_clear_fastest_thread_count(blocks)
+            or spent > (SECONDS if done > ROUNDS else LONGEST)
+        ):
             return blocks
         for threads, steps in lengths.items():
             blocks[threads].append(time_steps(step, threads, steps))
@@ -150,11 +154,11 @@ def time_steps(step: Callable[[], object], threads: int, steps: int) -> float:
     return (perf_counter() - start) / steps
 
 
-def find_fastest(blocks: Blocks) -> float:
+def find_shortest_step_seconds(blocks: Blocks) -> float:
     return min(map(min, blocks.values()))
 
 
-def is_clearly_fastest(blocks: Blocks) -> bool:
+def has_clear_fastest_thread_count(blocks: Blocks) -> bool:
     """Whether one number is clearly the fastest in every block, after at least two blocks."""
     best = min(blocks, key=lambda threads: median(blocks[threads]))
     rest = [seconds for threads, each in blocks.items() if threads != best for seconds in each]

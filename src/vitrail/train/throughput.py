@@ -11,7 +11,7 @@ from time import monotonic
 import torch
 
 from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import Batch, report_dead_workers
+from vitrail.data.loader import Batch, wrap_dead_worker_errors
 from vitrail.errors import ConfigError
 from vitrail.train.evaluate import evaluate
 from vitrail.train.plan import Plan
@@ -49,7 +49,7 @@ def measure_throughput(plan: Plan) -> Throughput:
     """Time a few steps on a copy of the model and an evaluation of a few images; the plan and the RNG do not change."""
     before, recipe, data = torch.get_rng_state(), plan.recipe, plan.data
     training = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
-    with report_dead_workers(plan.workers):
+    with wrap_dead_worker_errors(plan.workers):
         batches = plan.load_batches(range(2000))
         step = measure_step_seconds(training, batches)
         if training.uses_early_size:  # both parts of progressive resizing

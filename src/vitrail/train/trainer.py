@@ -21,7 +21,7 @@ from vitrail.train.optim import (
     create_optimizers,
     freeze_all_but_last_blocks,
     set_frozen_batch_norms_to_eval,
-    set_lr,
+    set_scaled_lr,
 )
 from vitrail.train.plan import Plan
 from vitrail.train.schedule import lr_factor
@@ -100,7 +100,7 @@ class Trainer:
         return skipped
 
     def update_weights(self) -> None:
-        set_lr(self.optimizers, self.lr)
+        set_scaled_lr(self.optimizers, self.lr)
         if self.recipe.optimization.clip:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)

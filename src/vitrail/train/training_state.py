@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, add_checksum_to_header, is_intact
+from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, add_checksum_to_header, matches_header_checksum
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import open_regular_file, write_atomically
+from vitrail.files import open_regular_file_descriptor, write_atomically
 from vitrail.json_yaml import parse_json
 
 HEADER_KEY = "vitrail-training"
@@ -59,13 +59,13 @@ def read_training_state(path: Path) -> TrainingState:
 
 
 def read_verified_state(path: Path) -> TrainingState:
-    os.close(open_regular_file(path))
+    os.close(open_regular_file_descriptor(path))
     with safe_open(path, "pt") as file:
         header: dict[str, str] = dict(file.metadata() or {})
         if header.keys() - {HEADER_KEY, CHECKSUM_KEY} or HEADER_KEY not in header:  # finds a damaged key, too
             raise ValueError("its header is not that of a training checkpoint")
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    intact = is_intact(tensors, header)
+    intact = matches_header_checksum(tensors, header)
     if intact is False:
         raise ValueError("checksum mismatch")
     numbers = parse_json(header[HEADER_KEY])

@@ -12,7 +12,12 @@ from safetensors.torch import load_file, save_file
 from support.noisy_weights import add_weight_noise
 
 import vitrail
-from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, add_checksum_to_header, checksum_tensors, is_intact
+from vitrail.checkpoint.files.checksums import (
+    CHECKSUM_KEY,
+    add_checksum_to_header,
+    checksum_tensors,
+    matches_header_checksum,
+)
 from vitrail.errors import CheckpointError
 
 FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
@@ -44,11 +49,11 @@ def test_checksum_depends_on_names_shapes_dtypes_values_and_texts() -> None:
 def test_checksum_covers_all_entries_of_the_header() -> None:
     tensors = {"a": torch.ones(3)}
     header = add_checksum_to_header(tensors, {"x": "1"})
-    assert is_intact(tensors, header)
-    assert is_intact(tensors, {"x": "1"}) is None
-    assert not is_intact(tensors, {**header, "x": "2"})
-    assert not is_intact(tensors, {**header, "y": "2"})
-    assert not is_intact({"a": torch.zeros(3)}, header)
+    assert matches_header_checksum(tensors, header)
+    assert matches_header_checksum(tensors, {"x": "1"}) is None
+    assert not matches_header_checksum(tensors, {**header, "x": "2"})
+    assert not matches_header_checksum(tensors, {**header, "y": "2"})
+    assert not matches_header_checksum({"a": torch.zeros(3)}, header)
 
 
 def test_flipped_bits_are_detected_or_change_nothing(saved: Path, tmp_path: Path, mutations: int) -> None:

@@ -100,7 +100,7 @@ def test_bit_identical_to_pillow_at_every_size(options: dict[str, Any]) -> None:
         image = Image.open(io.BytesIO(data))
         if by > 1:
             image.draft(image.mode, (image.width // by, image.height // by))
-        pixels = jpeg.decode_jpeg(data, header, by)
+        pixels = jpeg.try_decode_jpeg(data, header, by)
         assert pixels is not None
         assert np.array_equal(pixels, np.asarray(image.convert("RGB")))
 
@@ -114,6 +114,6 @@ def test_unsupported_files_are_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -
     assert jpeg.read_jpeg_header(data[:50]) is None
     header = jpeg.read_jpeg_header(data)
     assert header is not None
-    assert jpeg.decode_jpeg(data[: len(data) // 2], header) is None  # Pillow reports the error
+    assert jpeg.try_decode_jpeg(data[: len(data) // 2], header) is None  # Pillow reports the error
     monkeypatch.setattr(jpeg, "simplejpeg", None)
     assert jpeg.read_jpeg_header(data) is None

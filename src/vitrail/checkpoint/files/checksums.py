@@ -34,7 +34,7 @@ def add_checksum_to_header(tensors: Mapping[str, Tensor], header: Mapping[str, s
     return {**header, CHECKSUM_KEY: checksum_tensors(tensors, *list_header_entries(header))}
 
 
-def is_intact(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bool | None:
+def matches_header_checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bool | None:
     """Whether the checksum in the header matches; None without a checksum, as in public and older files."""
     if CHECKSUM_KEY not in header:
         return None

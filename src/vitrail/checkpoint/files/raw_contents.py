@@ -33,13 +33,13 @@ from vitrail.checkpoint.files.torch_pickles import (
 from vitrail.checkpoint.files.zip_archives import (
     check_zip_directory,
     check_zip_entries,
-    read_into_memory,
-    read_into_memory_at,
+    fill_memory_at_offset,
+    fill_memory_from_file,
     read_npz_arrays,
     read_zip_entry,
 )
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import WEIGHTS_FILE_SUFFIXES, open_regular_file, read_text
+from vitrail.files import WEIGHTS_FILE_SUFFIXES, open_regular_file_descriptor, read_text
 from vitrail.json_yaml import parse_json
 from vitrail.machine import count_cores
 from vitrail.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
@@ -104,7 +104,7 @@ class RawContents:
 
 def read_raw_contents(path: Path) -> RawContents:
     """Read a file, or a folder as on a hub: weights in one or more files, config.json, preprocessor_config.json."""
-    with report_damaged_file(path):
+    with wrap_damaged_file_errors(path):
         if path.is_dir():
             files, folder = find_weight_files(path), path
         elif path.is_file():
@@ -118,8 +118,8 @@ def read_raw_contents(path: Path) -> RawContents:
         parts[0],
         path=path,
         tensors={name: tensor for part in parts for name, tensor in part.tensors.items()},
-        config=None if folder is None else read_json_object(folder / CONFIG_FILE),
-        preprocessor=None if folder is None else read_json_object(folder / PREPROCESSOR_FILE),
+        config=None if folder is None else read_json_if_exists(folder / CONFIG_FILE),
+        preprocessor=None if folder is None else read_json_if_exists(folder / PREPROCESSOR_FILE),
     )
 
 
@@ -156,7 +156,7 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 def list_shards(index_path: Path) -> list[str] | None:
     """Names of the files that an index of weights refers to; None if there is no such index."""
-    index = read_json_object(index_path)
+    index = read_json_if_exists(index_path)
     if index is None:
         return None
     weight_map = index.get("weight_map")
@@ -168,7 +168,7 @@ def list_shards(index_path: Path) -> list[str] | None:
     return sorted(set(shards))
 
 
-def read_json_object(path: Path) -> dict[str, Any] | None:
+def read_json_if_exists(path: Path) -> dict[str, Any] | None:
     """Read the JSON object in a small file; None if the file does not exist."""
     try:
         data = parse_json(read_text(path, MAX_JSON_BYTES))
@@ -185,13 +185,13 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
 
 def read_weight_file(path: Path) -> RawContents:
     """Read one file; its kind is detected from its first bytes, not from its name."""
-    with report_damaged_file(path):
+    with wrap_damaged_file_errors(path):
         if not path.is_file():
             raise CheckpointError(f"{path} is missing or is not a file; expected weights")
-        with os.fdopen(open_regular_file(path), "rb") as file:
+        with os.fdopen(open_regular_file_descriptor(path), "rb") as file:
             start, size = file.read(32), os.fstat(file.fileno()).st_size
             if start[:2] == b"PK":
-                return read_zip_file(path, file, size)
+                return read_torch_or_npz_zip(path, file, size)
             if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
                 return read_safetensors(path, file, size)
             if start[:1] == b"\x80":
@@ -228,11 +228,11 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> RawContents:
         offsets.append(8 + length + start)
     memories = [tensor.flatten().view(torch.uint8).numpy().data for tensor in tensors.values()]
     with ThreadPoolExecutor(min(4, count_cores())) as pool:  # half of the time is spent on fresh memory pages
-        list(pool.map(read_into_memory_at, repeat(file.fileno()), offsets, memories))
+        list(pool.map(fill_memory_at_offset, repeat(file.fileno()), offsets, memories))
     return RawContents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 
 
-def read_zip_file(path: Path, file: IO[bytes], size: int) -> RawContents:
+def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int) -> RawContents:
     check_zip_directory(path, file, size)
     with zipfile.ZipFile(file) as archive:
         check_zip_entries(path, file, size, archive)
@@ -280,7 +280,7 @@ def read_legacy_torch_file(path: Path, file: IO[bytes], size: int) -> RawContent
     offsets = find_legacy_offsets(file, pickles.storages, keys, size)
 
     def read(key: str, memory: memoryview) -> None:
-        read_into_memory(file, offsets[key], memory)
+        fill_memory_from_file(file, offsets[key], memory)
 
     return read_pickled_tensors(path, data, size, StorageReader(pickles.storages, read, "little"))
 
@@ -308,7 +308,7 @@ def read_pickled_tensors(path: Path, data: Any, size: int, reader: StorageReader
     if not isinstance(data, dict):
         kind = "Tensor" if isinstance(data, TensorLocation | UnsupportedTensor) else type(data).__name__
         raise CheckpointError(f"{path} contains a {kind}; expected a dict of names and tensors")
-    wrapper = find_wrapper_key(data)
+    wrapper = find_state_dict_key(data)
     values = data[wrapper] if wrapper else data
     unsupported = [name for name, each in values.items() if isinstance(each, UnsupportedTensor)]
     locations = {name: each for name, each in values.items() if isinstance(each, TensorLocation)}
@@ -324,7 +324,7 @@ def read_pickled_tensors(path: Path, data: Any, size: int, reader: StorageReader
     return RawContents(path=path, kind="pickle", tensors=tensors, wrapper=wrapper, other_keys=other_keys)
 
 
-def find_wrapper_key(data: Mapping[Any, Any]) -> str:
+def find_state_dict_key(data: Mapping[Any, Any]) -> str:
     """Key of the tensors. Averaged weights are preferred; "teacher" counts only together with "student"."""
     candidates = [key for key in WRAPPER_KEYS if isinstance(data.get(key), dict) and contains_tensor(data[key])]
     return next((key for key in candidates if key != "teacher" or "student" in data), "")
@@ -345,7 +345,7 @@ def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def report_damaged_file(path: Path) -> Generator[None]:
+def wrap_damaged_file_errors(path: Path) -> Generator[None]:
     """Turn whatever a damaged file makes the libraries raise into a one-line CheckpointError."""
     try:
         with warnings.catch_warnings():

@@ -129,7 +129,7 @@ class TorchPickleReader:
         """Stand-ins for the names that plain checkpoints need; any other name is refused."""
         calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": self.make_ordered_dict,
-            "collections.Counter": make_counter,
+            "collections.Counter": make_counter_stand_in,
             "argparse.Namespace": NamespaceStandIn,
             "torch.Size": make_torch_size,
             "torch.device": make_opaque,
@@ -245,7 +245,7 @@ class TorchPickleReader:
         return location if isinstance(kind, OpaqueGlobal | AllowedCall) else UnsupportedTensor()
 
 
-def make_counter(_entries: Any = None) -> OrderedDictStandIn:
+def make_counter_stand_in(_entries: Any = None) -> OrderedDictStandIn:
     return OrderedDictStandIn()
 
 

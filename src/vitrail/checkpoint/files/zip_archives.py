@@ -78,13 +78,13 @@ def find_entry_offset(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
 def read_zip_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo, memory: memoryview) -> None:
     """Fill `memory` with the first bytes of an entry; an uncompressed entry is read without a copy."""
     if entry.compress_type == zipfile.ZIP_STORED:
-        read_into_memory(file, find_entry_offset(file, entry), memory)
+        fill_memory_from_file(file, find_entry_offset(file, entry), memory)
     else:
         with archive.open(entry) as stream:
-            read_into_memory(stream, 0, memory)
+            fill_memory_from_file(stream, 0, memory)
 
 
-def read_into_memory(file: IO[bytes], start: int, memory: memoryview) -> None:
+def fill_memory_from_file(file: IO[bytes], start: int, memory: memoryview) -> None:
     """Fill `memory` with the bytes of a file, starting at offset `start`."""
     file.seek(start)
     done = 0
@@ -95,7 +95,7 @@ def read_into_memory(file: IO[bytes], start: int, memory: memoryview) -> None:
         done += count
 
 
-def read_into_memory_at(descriptor: int, start: int, memory: memoryview) -> None:
+def fill_memory_at_offset(descriptor: int, start: int, memory: memoryview) -> None:
     """Like `read_into_memory`, without moving the file position, so that several threads can read at once."""
     done = 0
     while done < len(memory):

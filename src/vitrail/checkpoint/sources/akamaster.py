@@ -12,12 +12,12 @@ from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
     IMAGENET_MEAN_STD,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
+    UntranslatedModel,
     check_representable,
-    strip_prefixes,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.data.preprocessing import Preprocessing
@@ -40,15 +40,15 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_prefixes(contents.tensors, WRAPPER_PREFIX)
+    names = strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
     return "linear.weight" in names and "layer1.0.conv1.weight" in names
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = strip_prefixes(contents.tensors, WRAPPER_PREFIX)
+    tensors = strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
     head = tensors.get("linear.weight")
     cifar10 = head is not None and len(head) == len(CIFAR10_CLASSES)  # its code supports no other data set
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="akamaster",
         family="resnet",
         tensors=tensors,
@@ -69,7 +69,7 @@ def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
     check_representable("akamaster", {**config, "number of stages": len(config["stages"])}, SUPPORTED_VALUES)
-    write_renamed_tensors("akamaster", tensors, WRAPPED_NAME_TABLE, 1, path, wrapper="state_dict")
+    rename_and_write_tensors("akamaster", tensors, WRAPPED_NAME_TABLE, 1, path, wrapper="state_dict")
     return {}
 
 

@@ -14,13 +14,13 @@ from vitrail.checkpoint.layout import (
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
+    UntranslatedModel,
     check_representable,
     find_heads_by_width,
-    strip_prefixes,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sources import timm
@@ -48,7 +48,7 @@ SUPPORTED_VALUES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    names = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     others = {"fc_norm.weight", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
     own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
     cait = timm.CAIT_MARKER in names  # timm has the same names without a wrapper
@@ -63,12 +63,12 @@ def matches(contents: RawContents) -> bool:
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     timm.refuse_incompatible_model(contents.path.name)
-    tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     cait = timm.CAIT_MARKER in tensors
     # facebook's files have no other keys; others used its code for other models, such as MoCo v3 with 12 heads
     published = not contents.other_keys and not cait
     heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if published else {}
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="deit",
         family="cait" if cait else "deit",
         tensors=tensors,
@@ -91,7 +91,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     cait = description.family == "cait"
     table = WRAPPED_CAIT_TABLE if cait else NAME_TABLE
     check_representable("deit", description.config, {} if cait else SUPPORTED_VALUES)  # shapes tell all about a CaiT
-    write_renamed_tensors("deit", tensors, table, description.config["heads"], path, wrapper="model")
+    rename_and_write_tensors("deit", tensors, table, description.config["heads"], path, wrapper="model")
     return timm.ASSUMED_FIELDS
 
 

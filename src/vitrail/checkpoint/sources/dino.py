@@ -17,16 +17,16 @@ from vitrail.checkpoint.layout import (
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
-    add_prefix_rows,
-    add_register_rows,
+    UntranslatedModel,
+    add_zero_prefix_positions,
     check_representable,
     find_heads_by_width,
-    remove_register_rows,
-    strip_prefixes,
+    insert_zero_register_positions,
+    remove_zero_register_positions,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sources import timm
@@ -54,13 +54,13 @@ SUPPORTED_VALUES = {
 
 def get_backbone_tensors(contents: RawContents) -> dict[str, Tensor]:
     """Tensors with the names of the backbone; blocks that training grouped into chunks are numbered consecutively."""
-    tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     if "backbone.patch_embed.proj.weight" in tensors:
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
     return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
 
 
-def find_dinov2_tensors(names: Mapping[str, object]) -> set[str]:
+def find_dinov2_tensor_names(names: Mapping[str, object]) -> set[str]:
     """Names of tensors that only DINOv2 has."""
     return {"mask_token", "register_tokens"} & names.keys()
 
@@ -68,7 +68,7 @@ def find_dinov2_tensors(names: Mapping[str, object]) -> set[str]:
 def matches(contents: RawContents) -> bool:
     names = get_backbone_tensors(contents)
     other = {"decoder_embed.weight", "head.weight"} & names.keys()
-    own = contents.wrapper == "teacher" or (find_dinov2_tensors(names) and not other)
+    own = contents.wrapper == "teacher" or (find_dinov2_tensor_names(names) and not other)
     others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone", "blocks_token_only")
     flat = contents.kind == "pickle" and not contents.wrapper and not any(name.startswith(others) for name in names)
     return "patch_embed.proj.weight" in names and bool(own or flat)
@@ -79,15 +79,15 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     tensors = {name: tensor for name, tensor in backbone.items() if not re.fullmatch(PROJECTION_PATTERN, name)}
     head = "head.weight" in backbone
     owned = (  # any other backbone may not be DINO's
-        bool(known.get(LAYOUT_NAMED_KEY) or find_dinov2_tensors(backbone))
+        bool(known.get(LAYOUT_NAMED_KEY) or find_dinov2_tensor_names(backbone))
         or contents.wrapper == "teacher"
         or PUBLISHED_FILE_NAME.match(contents.path.name) is not None
     )
     if "register_tokens" in tensors and "pos_embed" in tensors:
-        tensors["pos_embed"] = add_register_rows(tensors["pos_embed"], tensors["register_tokens"])
+        tensors["pos_embed"] = insert_zero_register_positions(tensors["pos_embed"], tensors["register_tokens"])
     ignored = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION_PATTERN})$", name)]
     heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="dino",
         family="vit",
         tensors=tensors,
@@ -110,8 +110,10 @@ def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
     check_representable("dino", config, SUPPORTED_VALUES)
-    renamed = remove_register_rows("dino", add_prefix_rows(tensors, config, 1 + config.get("registers", 0)), config)
-    write_renamed_tensors(
+    renamed = remove_zero_register_positions(
+        "dino", add_zero_prefix_positions(tensors, config, 1 + config.get("registers", 0)), config
+    )
+    rename_and_write_tensors(
         "dino", renamed, SWIGLU_TABLE if config.get("activation") == "swiglu" else NAME_TABLE, config["heads"], path
     )
     return timm.ASSUMED_FIELDS

@@ -17,13 +17,13 @@ from vitrail.checkpoint.layout import (
     OWNER_FIXED_FIELDS,
     STEM_POSITION_VALUES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
+    UntranslatedModel,
     check_representable,
     merge_agreeing_fields,
     translate_checkpoint,
 )
-from vitrail.checkpoint.name_table import IDENTITY, NameEntry, TensorTransform, make_entry, rename_to_theirs
+from vitrail.checkpoint.name_table import IDENTITY, NameEntry, TensorTransform, convert_to_their_tensors, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.files import write_atomically
@@ -48,7 +48,7 @@ SUPPORTED_VALUES = {
 }
 
 
-def split_kernel_transform(parts: int) -> TensorTransform:
+def make_split_kernel_transform(parts: int) -> TensorTransform:
     """`parts` kernels (D, H, K) in the layout; one matrix of `parts`·H·K rows in ours."""
     return TensorTransform(
         lambda each: torch.cat([kernel.reshape(kernel.shape[0], -1).T for kernel in each]),
@@ -56,7 +56,7 @@ def split_kernel_transform(parts: int) -> TensorTransform:
     )
 
 
-def split_bias_transform(parts: int) -> TensorTransform:
+def make_split_bias_transform(parts: int) -> TensorTransform:
     return TensorTransform(
         lambda each: torch.cat([bias.reshape(-1) for bias in each]),
         lambda vector, heads: [part.reshape(heads, -1) for part in vector.chunk(parts)],
@@ -97,10 +97,12 @@ class GoogleVariant:
             make_entry(
                 [f"{attention}{part}/kernel" for part in QKV_NAMES],
                 "blocks.#.attn.qkv.weight",
-                split_kernel_transform(3),
+                make_split_kernel_transform(3),
             ),
             make_entry(
-                [f"{attention}{part}/bias" for part in QKV_NAMES], "blocks.#.attn.qkv.bias", split_bias_transform(3)
+                [f"{attention}{part}/bias" for part in QKV_NAMES],
+                "blocks.#.attn.qkv.bias",
+                make_split_bias_transform(3),
             ),
             make_entry(f"{attention}out/kernel", "blocks.#.attn.proj.weight", OUTPUT_TRANSFORM),
             make_entry(f"{attention}out/bias", "blocks.#.attn.proj.bias"),
@@ -127,13 +129,13 @@ def dense_entries(theirs: str, ours: str) -> tuple[NameEntry, NameEntry]:
 def attention_pool_entries() -> Iterator[NameEntry]:
     _, attention, _, mlp = (f"MAPHead_0/{part}/" for part in NEW_PART_NAMES)
     yield make_entry("MAPHead_0/probe", "attn_pool.latent")
-    yield make_entry(f"{attention}query/kernel", "attn_pool.q.weight", split_kernel_transform(1))
-    yield make_entry(f"{attention}query/bias", "attn_pool.q.bias", split_bias_transform(1))
+    yield make_entry(f"{attention}query/kernel", "attn_pool.q.weight", make_split_kernel_transform(1))
+    yield make_entry(f"{attention}query/bias", "attn_pool.q.bias", make_split_bias_transform(1))
     yield make_entry(
-        [f"{attention}{part}/kernel" for part in QKV_NAMES[1:]], "attn_pool.kv.weight", split_kernel_transform(2)
+        [f"{attention}{part}/kernel" for part in QKV_NAMES[1:]], "attn_pool.kv.weight", make_split_kernel_transform(2)
     )
     yield make_entry(
-        [f"{attention}{part}/bias" for part in QKV_NAMES[1:]], "attn_pool.kv.bias", split_bias_transform(2)
+        [f"{attention}{part}/bias" for part in QKV_NAMES[1:]], "attn_pool.kv.bias", make_split_bias_transform(2)
     )
     yield make_entry(f"{attention}out/kernel", "attn_pool.proj.weight", OUTPUT_TRANSFORM)
     yield make_entry(f"{attention}out/bias", "attn_pool.proj.bias")
@@ -155,16 +157,16 @@ def resnet_entries(staged: bool) -> Iterator[NameEntry]:
     yield from norm_entries(f"{unit}gn_proj/", f"{ours}downsample.norm.", GROUP_NORM_TRANSFORM)
 
 
-def find_prefix(contents: RawContents) -> str | None:
+def find_tensor_name_prefix(contents: RawContents) -> str | None:
     return next((p for p in PREFIXES if f"{p}embedding/kernel" in contents.tensors), None)
 
 
 def matches(contents: RawContents) -> bool:
-    return find_prefix(contents) is not None
+    return find_tensor_name_prefix(contents) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    prefix = find_prefix(contents)
+    prefix = find_tensor_name_prefix(contents)
     if prefix is None:
         raise CheckpointError(f"{contents.path} has no embedding/kernel; expected a ViT of Google")
     tensors = {n.removeprefix(prefix): tensor for n, tensor in contents.tensors.items() if n.startswith(prefix)}
@@ -182,7 +184,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
             f"{contents.path} has no {positions}; expected learned positions, not the fixed ones of big_vision"
         )
     owner_fields: dict[str, Any] = {"activation": "gelu_tanh", "constants": "google"}
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="google",
         family="hybrid" if "conv_root/kernel" in tensors else "vit",
         tensors=tensors,
@@ -239,9 +241,9 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         check_representable("google", config, {"class_token": (False,)})
     if path.suffix != ".npz":
         raise CheckpointError(f"{path} has the suffix {path.suffix!r}; expected a file .npz")
-    variant = choose_variant(description)
+    variant = choose_variant_for_writing(description)
     table = variant.make_name_table(staged=bool(config.get("stages")))
-    renamed = rename_to_theirs(tensors, table, config["heads"])
+    renamed = convert_to_their_tensors(tensors, table, config["heads"])
     if variant.scanned:
         renamed = stack_layers(renamed, config["depth"])
     arrays = {variant.prefix + name: array_from_tensor(tensor) for name, tensor in renamed.items()}
@@ -254,7 +256,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return {"activation": "gelu_tanh", "constants": "google", "norm_eps": 1e-6}
 
 
-def choose_variant(description: Description) -> GoogleVariant:
+def choose_variant_for_writing(description: Description) -> GoogleVariant:
     """The variant that the model was read from, if it still fits; else a default one.
 
     Only big_vision has class tokens without a position, and the pool "map".

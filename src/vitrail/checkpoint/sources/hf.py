@@ -17,17 +17,17 @@ from vitrail.checkpoint.layout import (
     OWNER_FIXED_FIELDS,
     STEM_POSITION_VALUES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
-    add_prefix_rows,
-    add_register_rows,
+    UntranslatedModel,
+    add_zero_prefix_positions,
     check_representable,
     get_typed_field,
+    insert_zero_register_positions,
     merge_agreeing_fields,
-    remove_register_rows,
-    strip_prefixes,
+    remove_zero_register_positions,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
@@ -99,7 +99,7 @@ SUPPORTED_VALUES = {
 
 def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
     """Remove the name of the model, which is a prefix of all names but those of the heads."""
-    tensors = strip_prefixes(contents.tensors, "module.")
+    tensors = strip_common_prefixes(contents.tensors, "module.")
     prefix = next((p for p in PREFIXES if f"{p}embeddings.cls_token" in tensors), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
@@ -121,7 +121,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     if ignored:
         warnings.append("the head of a DINOv2 takes two vectors per image, ours takes one: the head is ignored")
     if "embeddings.register_tokens" in tensors and "embeddings.position_embeddings" in tensors:
-        tensors["embeddings.position_embeddings"] = add_register_rows(
+        tensors["embeddings.position_embeddings"] = insert_zero_register_positions(
             tensors["embeddings.position_embeddings"], tensors["embeddings.register_tokens"]
         )
     distilled = "distillation_classifier.weight" in tensors
@@ -130,7 +130,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
     fields = fields_from_config(config, kind, swiglu, "pooler.dense.weight" in tensors)
     processor_fields, processor_warnings = fields_from_processor(contents.preprocessor, kind)
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="hf",
         family="deit" if distilled else "vit",
         tensors=tensors,
@@ -148,7 +148,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     )
     translated = translate_checkpoint(contents, model)
     rows, columns = translated.description.config["image_size"]
-    cropped, size_warnings = read_crop_size(contents.preprocessor or {}), list[str]()
+    cropped, size_warnings = read_processor_output_size(contents.preprocessor or {}), list[str]()
     if cropped not in (None, (rows, columns)):
         size_warnings.append(f"{PREPROCESSOR_FILE} makes images of {cropped[0]}×{cropped[1]}: {rows}×{columns} is used")
     return replace(
@@ -202,7 +202,7 @@ def labels_from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(ordered)
 
 
-def read_crop_size(processor: Mapping[str, Any]) -> tuple[int, int] | None:
+def read_processor_output_size(processor: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of the images that the processor makes."""
     cropped = get_typed_field(
         processor, "do_center_crop", bool, "crop_size" in processor and "do_center_crop" not in processor
@@ -236,9 +236,9 @@ def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tup
             defaults["fit"] = "short_side"
         return defaults, []
     size = processor.get("size")
-    warnings, resized, cropped = list[str](), parse_processor_size(size), read_crop_size(processor)
+    warnings, resized, cropped = list[str](), parse_processor_size(size), read_processor_output_size(processor)
     fields: dict[str, Any] = {
-        "crop": crop_fraction(cropped[0], resized[0]) if cropped and resized else 1.0,
+        "crop": compute_crop_fraction(cropped[0], resized[0]) if cropped and resized else 1.0,
         "fit": "short_side" if isinstance(size, dict) and "shortest_edge" in size else "squash",
         "middle": "floored",
         "interpolation": PILLOW_RESAMPLING.get(
@@ -263,7 +263,7 @@ def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tup
     return fields, warnings
 
 
-def crop_fraction(cropped: int, resized: int) -> float:
+def compute_crop_fraction(cropped: int, resized: int) -> float:
     """cropped/resized, rounded so that cropped/fraction is not slightly less than the integer it came from."""
     ratio = cropped / max(resized, 1)
     return ratio if floor(cropped / ratio) == resized else ratio * (1 - 1e-12)
@@ -276,10 +276,10 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     registers = config.get("registers", 0)
     table, renamed = (
         NAME_TABLES[kind],
-        add_prefix_rows(tensors, config, 1 + (registers or config.get("distilled", False))),
+        add_zero_prefix_positions(tensors, config, 1 + (registers or config.get("distilled", False))),
     )
     if kind.startswith("dinov2"):
-        renamed = remove_register_rows("transformers", renamed, config)
+        renamed = remove_zero_register_positions("transformers", renamed, config)
         table = SWIGLU_TABLE if config.get("activation") == "swiglu" else table
     elif registers:
         table = tuple(
@@ -289,7 +289,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     table = tuple(add_entry_prefix(row, prefix) for row in table)
     card = make_hf_config(description, kind)
     make_folder(path)
-    write_renamed_tensors("hf", renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    rename_and_write_tensors("hf", renamed, table, config["heads"], path / WEIGHT_FILES[0])
     texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
         texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing)

@@ -14,13 +14,13 @@ from vitrail.checkpoint.layout import (
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
+    UntranslatedModel,
     check_representable,
     find_heads_by_width,
-    strip_prefixes,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
@@ -43,7 +43,7 @@ SUPPORTED_VALUES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    names = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
@@ -52,7 +52,7 @@ def matches(contents: RawContents) -> bool:
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     owned = (
         bool(known.get(LAYOUT_NAMED_KEY))
         or "norm.weight" not in tensors
@@ -60,7 +60,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         or is_sincos_table(tensors.get("pos_embed"), columns_first=True)
     )
     heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="mae",
         family="vit",
         tensors=tensors,
@@ -78,7 +78,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write the encoder or the fine-tuned model; our models have no decoder."""
     check_representable("mae", description.config, SUPPORTED_VALUES)
-    write_renamed_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
+    rename_and_write_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
     return timm.ASSUMED_FIELDS
 
 

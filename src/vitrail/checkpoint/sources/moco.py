@@ -19,14 +19,14 @@ from vitrail.checkpoint.layout import (
     PATCH_FAMILIES,
     STEM_POSITION_VALUES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
-    add_prefix_rows,
+    UntranslatedModel,
+    add_zero_prefix_positions,
     check_representable,
     find_heads_by_width,
-    strip_prefixes,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sincos_tables import is_sincos_table
@@ -52,7 +52,7 @@ SUPPORTED_VALUES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_prefixes(contents.tensors, "module.")
+    names = strip_common_prefixes(contents.tensors, "module.")
     if ENCODER_PREFIX + PATCH_KERNEL in names:
         return True
     kernel = names.get(PATCH_KERNEL)
@@ -62,11 +62,11 @@ def matches(contents: RawContents) -> bool:
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
     """Read the encoder without its projector, or the probe with its head."""
-    tensors, ignored = strip_prefixes(contents.tensors, "module."), list[str]()
+    tensors, ignored = strip_common_prefixes(contents.tensors, "module."), list[str]()
     if ENCODER_PREFIX + PATCH_KERNEL in tensors:
         ignored = [n for n in tensors if not n.startswith(ENCODER_PREFIX) or n.startswith(f"{ENCODER_PREFIX}head.")]
         tensors = {n.removeprefix(ENCODER_PREFIX): each for n, each in tensors.items() if n not in ignored}
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="moco",
         family="vit",
         tensors=tensors,
@@ -96,9 +96,9 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
             f"moco can store {config['classes']} classes only with its own position table; expected 0 classes"
         )
     prefix = "module." if config["classes"] else f"module.{ENCODER_PREFIX}"
-    renamed = add_prefix_rows(tensors, config, 1)
+    renamed = add_zero_prefix_positions(tensors, config, 1)
     table = [make_entry([prefix + name for name in row.theirs], row.ours, row.transform) for row in timm.BASE_TABLE]
-    write_renamed_tensors("moco", renamed, table, config["heads"], path, wrapper="state_dict")
+    rename_and_write_tensors("moco", renamed, table, config["heads"], path, wrapper="state_dict")
     return timm.ASSUMED_FIELDS
 
 

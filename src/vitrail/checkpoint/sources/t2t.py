@@ -20,17 +20,17 @@ from vitrail.checkpoint.layout import (
     IMAGENET_MEAN_STD,
     OWNER_FIXED_FIELDS,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
-    strip_prefixes,
+    UntranslatedModel,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import NameEntry, TensorTransform, make_entry
 from vitrail.checkpoint.sources import timm
-from vitrail.checkpoint.tensor_shapes import count_classes, count_numbered_names, get_tensor_shape
+from vitrail.checkpoint.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.catalog import load_families
+from vitrail.models.catalog import load_built_in_families
 
 STAGE_PREFIX = "tokens_to_token.attention#"
 FIRST_STAGE = "tokens_to_token.attention1"
@@ -79,13 +79,13 @@ NAME_TABLES = {
 
 
 def matches(contents: RawContents) -> bool:
-    return "tokens_to_token.project.weight" in strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    return "tokens_to_token.project.weight" in strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
 
 
 def read(contents: RawContents, known: Mapping[str, Any], layout: str = "t2t") -> TranslatedCheckpoint:
-    tensors = strip_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     stage = "performer" if f"{FIRST_STAGE}.w" in tensors else "transformer"
-    model = SourceModel(
+    model = UntranslatedModel(
         layout=layout,
         family="t2t",
         tensors=tensors,
@@ -103,7 +103,7 @@ def read(contents: RawContents, known: Mapping[str, Any], layout: str = "t2t") -
 def find_published_heads(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Number of heads, if a published model has this shape."""
     hidden = tuple(tensors["blocks.0.mlp.fc1.weight"].shape) if "blocks.0.mlp.fc1.weight" in tensors else ()
-    presets = next(each.presets for each in load_families() if each.name == "t2t").values()
+    presets = next(each.presets for each in load_built_in_families() if each.name == "t2t").values()
     return next(({"heads": each.heads} for each in presets if (get_mlp_width(each), each.width) == hidden), {})
 
 
@@ -125,7 +125,7 @@ def infer_t2t_config(
         "stage": "performer" if f"{FIRST_STAGE}.w" in shapes else "transformer",
         "stage_width": get_tensor_shape(shapes, f"{FIRST_STAGE}.proj.weight", 2)[0],
         "width": width,
-        "depth": count_numbered_names(shapes, r"blocks\.(\d+)\."),
+        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
         "mlp_width": hidden,
     }
     fields |= {name: known[name] for name in ("heads", "norm_eps") if name in known}
@@ -141,7 +141,7 @@ def write(
     tensors: Mapping[str, Tensor], description: Description, path: Path, layout: str = "t2t"
 ) -> Mapping[str, Any]:
     config = description.config
-    write_renamed_tensors(
+    rename_and_write_tensors(
         layout, tensors, NAME_TABLES[config["stage"]], config["heads"], path, wrapper="state_dict_ema"
     )
     return {"norm_eps": 1e-5}

@@ -19,20 +19,20 @@ from vitrail.checkpoint.layout import (
     OWNER_FIXED_FIELDS,
     TRANSFORMER_FAMILIES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
+    UntranslatedModel,
     check_representable,
     get_typed_field,
     merge_agreeing_fields,
-    strip_prefixes,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.files import make_folder, write_text
-from vitrail.models.catalog import load_families
+from vitrail.models.catalog import load_built_in_families
 
 STEM_PREFIXES = ("patch_embed.backbone.stem.", "patch_embed.backbone.")
 UNIT_PREFIX = "patch_embed.backbone.stages.#.blocks.#."
@@ -87,12 +87,12 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_prefixes(contents.tensors, *WRAPPER_PREFIXES)
+    names = strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES)
     return "patch_embed.proj.weight" in names or find_convnet_family(names) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = unflatten_patch_kernel(strip_prefixes(contents.tensors, *WRAPPER_PREFIXES))
+    tensors = unflatten_patch_kernel(strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES))
     if (convnet := find_convnet_family(tensors)) is not None:
         return read_convnet(contents, tensors, convnet, known)
     if "patch_embed.proj.weight" not in tensors:
@@ -115,16 +115,16 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     named_fields = {} if family == "cait" else fields_from_model_name(name, family, width)
     only_timm = family in ("cait", "hybrid")  # whose names no other library has
     owned = only_timm or "architecture" in card or find_preset_of_width(name, family, width) is not None
-    card_fields = merge_agreeing_fields(fields_from_card(card, tensors), known)
-    model = SourceModel(
+    card_fields = merge_agreeing_fields(fields_from_timm_config(card, tensors), known)
+    model = UntranslatedModel(
         layout="timm",
         family=family,
         tensors=tensors,
         table=CAIT_TABLE if family == "cait" else NAME_TABLE,
-        known={**image_size_from_card(pretrained), **named_fields, **card_fields},
+        known={**image_size_from_timm_config(pretrained), **named_fields, **card_fields},
         policy="timm",
-        preprocessing=lambda config: preprocessing_from_card(config, pretrained, imagenet),
-        labels=labels_from_card(card, pretrained),
+        preprocessing=lambda config: preprocessing_from_timm_config(config, pretrained, imagenet),
+        labels=labels_from_timm_config(card, pretrained),
         fixed_fields=("heads", *OWNER_FIXED_FIELDS) if owned else (),
         assumed_preprocessing="mean" not in pretrained and not (owned and tag in (*HALF_TAGS, *IMAGENET_TAGS)),
     )
@@ -145,15 +145,15 @@ def read_convnet(
     for key, value in unsupported.items():
         raise CheckpointError(f"{key} is {repr(value)[:40]}, which is not supported; expected a plain {family}")
     defaults = {**CONVNET_DEFAULTS[family], **pretrained}
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="timm",
         family=family,
         tensors=tensors,
         table=tuple(map(make_entry, CONVNETS[family], CONVNETS[family])),
-        known={**image_size_from_card(pretrained), **known},
+        known={**image_size_from_timm_config(pretrained), **known},
         policy="timm",
-        preprocessing=lambda config: preprocessing_from_card(config, defaults, imagenet=True),
-        labels=labels_from_card(card, pretrained),
+        preprocessing=lambda config: preprocessing_from_timm_config(config, defaults, imagenet=True),
+        labels=labels_from_timm_config(card, pretrained),
         assumed_preprocessing="mean" not in pretrained,
     )
     return translate_checkpoint(contents, model)
@@ -176,17 +176,17 @@ def fields_from_model_name(name: str, family: str, width: int) -> dict[str, Any]
 
 def find_preset_of_width(name: str, family: str, width: int) -> Any:
     """The preset of this name if it has this width, else None."""
-    preset = next(each.presets.get(name) for each in load_families() if each.name == family)
+    preset = next(each.presets.get(name) for each in load_built_in_families() if each.name == family)
     return preset if preset is not None and preset.width == width else None
 
 
-def image_size_from_card(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+def image_size_from_timm_config(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     if "input_size" not in pretrained:
         return {}
     return {"image_size": tuple(get_typed_field(pretrained, "input_size", list, [])[1:])}
 
 
-def fields_from_card(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def fields_from_timm_config(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Fields of the folder's config.json that the shapes do not tell."""
     fields, arguments = dict[str, Any](), get_typed_field(card, "model_args", dict, {})
     if "num_heads" in arguments:
@@ -219,7 +219,9 @@ def unflatten_patch_kernel(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def preprocessing_from_card(config: Mapping[str, Any], pretrained: Mapping[str, Any], imagenet: bool) -> Preprocessing:
+def preprocessing_from_timm_config(
+    config: Mapping[str, Any], pretrained: Mapping[str, Any], imagenet: bool
+) -> Preprocessing:
     size = config["image_size"]
     constants = IMAGENET_MEAN_STD if imagenet else HALF_MEAN_STD
     return Preprocessing(
@@ -232,7 +234,7 @@ def preprocessing_from_card(config: Mapping[str, Any], pretrained: Mapping[str, 
     )
 
 
-def labels_from_card(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
+def labels_from_timm_config(card: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
     names = card.get("label_names", pretrained.get("label_names"))
     descriptions = card.get("label_descriptions", pretrained.get("label_descriptions"))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -248,14 +250,14 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     check_representable("timm", config, SUPPORTED_VALUES)
     table = CAIT_TABLE if description.family == "cait" else NAME_TABLE
     if path.suffix:
-        write_renamed_tensors("timm", tensors, table, config["heads"], path)
+        rename_and_write_tensors("timm", tensors, table, config["heads"], path)
         mean_pool = config.get("class_token") and config["pool"] == "mean"
         return ASSUMED_FIELDS | ({"pool": "class"} if mean_pool else {})
     if config.get("distilled") and not config["prefix_positions"]:
         raise CheckpointError("distilled models of timm have positions for both tokens; expected prefix_positions=True")
     if description.family == "hybrid":
         raise CheckpointError("timm cannot open a folder of a custom hybrid; expected OUT.safetensors or OUT.pth")
-    write_timm_folder(tensors, table, config["heads"], make_timm_card(description), path)
+    write_timm_folder(tensors, table, config["heads"], make_timm_config(description), path)
     return {"norm_eps": ASSUMED_FIELDS["norm_eps"]}
 
 
@@ -264,9 +266,9 @@ def write_convnet(tensors: Mapping[str, Tensor], description: Description, path:
     check_representable("timm", config, CONVNET_SUPPORTED_VALUES)
     table = tuple(map(make_entry, CONVNETS[family], CONVNETS[family]))
     if path.suffix:
-        write_renamed_tensors("timm", tensors, table, 1, path)
+        rename_and_write_tensors("timm", tensors, table, 1, path)
         return {}
-    presets = next(each.presets for each in load_families() if each.name == family)
+    presets = next(each.presets for each in load_built_in_families() if each.name == family)
     shape = config.keys() - {"image_size", "channels", "classes"}
     name = next((n for n, preset in presets.items() if all(getattr(preset, key) == config[key] for key in shape)), None)
     if name is None:
@@ -284,11 +286,11 @@ def write_timm_folder(
 ) -> None:
     text = json.dumps(card, indent=2, ensure_ascii=False)
     make_folder(path)
-    write_renamed_tensors("timm", tensors, table, heads, path / WEIGHT_FILES[0])
+    rename_and_write_tensors("timm", tensors, table, heads, path / WEIGHT_FILES[0])
     write_text(path / CONFIG_FILE, text)
 
 
-def make_timm_card(description: Description) -> dict[str, Any]:
+def make_timm_config(description: Description) -> dict[str, Any]:
     config = description.config
     distilled, activation = config.get("distilled", False), config.get("activation", "gelu")
     hidden = (config.get("mlp_width") or 4 * config["width"]) * (2 if activation == "swiglu" else 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.convnet_tensors import RESNET_NAMES, batch_norm_names, find_convnet_family
+from vitrail.checkpoint.convnet_tensors import RESNET_NAMES, find_convnet_family, list_batch_norm_names
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import (
@@ -19,14 +19,14 @@ from vitrail.checkpoint.layout import (
     STEM_POSITION_VALUES,
     TRANSFORMER_FAMILIES,
     Layout,
-    SourceModel,
     TranslatedCheckpoint,
-    add_prefix_rows,
+    UntranslatedModel,
+    add_zero_prefix_positions,
     check_representable,
     find_heads_by_width,
-    strip_prefixes,
+    rename_and_write_tensors,
+    strip_common_prefixes,
     translate_checkpoint,
-    write_renamed_tensors,
 )
 from vitrail.checkpoint.name_table import NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
@@ -79,7 +79,7 @@ def make_regnety_table(block: str) -> tuple[NameEntry, ...]:
     norms = [
         pair
         for theirs, ours in both.items()
-        for pair in zip(batch_norm_names(f"{theirs}.1"), batch_norm_names(f"{ours}.bn"), strict=True)
+        for pair in zip(list_batch_norm_names(f"{theirs}.1"), list_batch_norm_names(f"{ours}.bn"), strict=True)
     ]
     return (
         *(make_entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in both.items()),
@@ -97,15 +97,15 @@ NAME_TABLES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_prefixes(contents.tensors, "module.")
+    names = strip_common_prefixes(contents.tensors, "module.")
     return "encoder.pos_embedding" in names or any(map(THEIR_BLOCK_PATTERN.match, names))
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = strip_prefixes(contents.tensors, "module.")
+    tensors = strip_common_prefixes(contents.tensors, "module.")
     family = "regnety" if any(map(THEIR_BLOCK_PATTERN.match, tensors)) else find_convnet_family(tensors) or "vit"
     heads = find_heads_by_width(tensors, "conv_proj.weight", HEADS_BY_WIDTH)
-    model = SourceModel(
+    model = UntranslatedModel(
         layout="torchvision",
         family=family,
         tensors={
@@ -140,15 +140,17 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         check_representable(
             "torchvision", {**config, "number of stages": len(config["stages"])}, RESNET_SUPPORTED_VALUES
         )
-        write_renamed_tensors("torchvision", tensors, NAME_TABLES["resnet"], 1, path)
+        rename_and_write_tensors("torchvision", tensors, NAME_TABLES["resnet"], 1, path)
         return {}
     if description.family == "regnety":
         check_representable("torchvision", config, {"channels": (3,)})
         renamed = {OUR_BLOCK_PATTERN.sub(rename_regnety_block, name): each for name, each in tensors.items()}
-        write_renamed_tensors("torchvision", renamed, make_regnety_table("trunk_output.block#.block#-#."), 1, path)
+        rename_and_write_tensors("torchvision", renamed, make_regnety_table("trunk_output.block#.block#-#."), 1, path)
         return {}
     check_representable("torchvision", config, SUPPORTED_VALUES)
-    write_renamed_tensors("torchvision", add_prefix_rows(tensors, config, 1), NAME_TABLE, config["heads"], path)
+    rename_and_write_tensors(
+        "torchvision", add_zero_prefix_positions(tensors, config, 1), NAME_TABLE, config["heads"], path
+    )
     return {"activation": "gelu", "norm_eps": 1e-6}
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.files.checksums import add_checksum_to_header, is_intact
+from vitrail.checkpoint.files.checksums import add_checksum_to_header, matches_header_checksum
 from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, WEIGHT_FILES, RawContents
 from vitrail.checkpoint.layout import Layout, TranslatedCheckpoint
 from vitrail.errors import CheckpointError
@@ -32,7 +32,7 @@ def matches(contents: RawContents) -> bool:
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:  # noqa: ARG001  # the file specifies all fields
-    if is_intact(contents.tensors, contents.header) is False:
+    if matches_header_checksum(contents.tensors, contents.header) is False:
         raise CheckpointError(
             f"{contents.path}: the weights do not match their checksum, so the file is damaged; "
             "restore it from a copy or save the model again"

@@ -21,11 +21,11 @@ def open_explainer(
     config_fields, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
 
     from vitrail.inspection.explain import Explainer
-    from vitrail.loading import open_module
+    from vitrail.loading import open_torch_model
     from vitrail.train.distributed import Ranks, resolve_device
 
     return Explainer(
-        open_module(
+        open_torch_model(
             checkpoint,
             fields=config_fields,
             preprocessing=how or None,

@@ -13,9 +13,9 @@ def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrit
     if folder is None:
         return
     from vitrail.figures import new_figure
-    from vitrail.files import check_output_paths, make_writable_folder
+    from vitrail.files import make_writable_folder, refuse_existing_outputs
 
-    check_output_paths((folder / name for name in files), overwrite=overwrite)
+    refuse_existing_outputs((folder / name for name in files), overwrite=overwrite)
     make_writable_folder(folder)
     new_figure(1, 1)
 
@@ -28,7 +28,7 @@ def print_report(result: object, report: Mapping[str, Any], written: Sequence[Pa
         print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
 
 
-def print_measurements(found: Any, out: Path | None, *, as_json: bool, tables: Sequence[str] = ()) -> None:
+def write_and_print_benchmark(found: Any, out: Path | None, *, as_json: bool, tables: Sequence[str] = ()) -> None:
     """The results of a benchmark: notes, then the machine and the tables, or only JSON. Writes its files to `out`."""
     print_notes(found.notes)
     written = [] if out is None else found.write(out)

@@ -27,7 +27,7 @@ def augment_image(source: Any, augmentation: Augmentation, preprocessing: Prepro
     """
     keys = np.array([key], np.uint64)
     if augmentation.crop == "resized":
-        pixels = random_resized_crop(source, augmentation, preprocessing, keys)
+        pixels = random_resized_crop_and_flip(source, augmentation, preprocessing, keys)
     else:
         with prefix_errors_with_path(source):
             pixels = image_to_tensor(resize_and_crop(open_image(source), preprocessing))
@@ -39,7 +39,7 @@ def augment_image(source: Any, augmentation: Augmentation, preprocessing: Prepro
     return image_to_tensor(apply_policy_and_jitter(image, augmentation, preprocessing, Random(key)))
 
 
-def random_resized_crop(
+def random_resized_crop_and_flip(
     source: Any, augmentation: Augmentation, preprocessing: Preprocessing, keys: NDArray[np.uint64]
 ) -> Tensor:
     """A random part of the image at the model's size, randomly flipped."""

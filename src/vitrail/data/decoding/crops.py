@@ -12,15 +12,15 @@ from vitrail.data.decoding import jpeg
 from vitrail.data.decoding.image_formats import (
     ImageLimits,
     check_file_size,
-    check_jpeg,
+    check_jpeg_pixels_and_scans,
     open_undecoded,
-    read_source,
+    read_encoded_bytes_and_name,
     wrap_image_errors,
 )
 from vitrail.data.decoding.rgb_image import (
     EXIF_TRANSPOSES,
     SWAPPED_ORIENTATIONS,
-    get_pillow_limits,
+    get_pillow_or_default_limits,
     open_image,
     read_exif_orientation,
     to_rgb,
@@ -59,8 +59,8 @@ def decode_crop(source: Any, choose: Callable[[int, int], CropBox], min_size: tu
 
     A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as the box keeps at least `min_size`.
     """
-    limits = get_pillow_limits()
-    data, where = read_source(source, limits)
+    limits = get_pillow_or_default_limits()
+    data, where = read_encoded_bytes_and_name(source, limits)
     if data is not None:
         return decode_crop_from_bytes(data, where, choose, min_size, limits)
     image = open_image(source)
@@ -79,7 +79,7 @@ def decode_crop_from_bytes(
         swapped = read_exif_orientation(image) in SWAPPED_ORIENTATIONS
         rows, columns = (image.width, image.height) if swapped else (image.height, image.width)
         box = choose(rows, columns)
-        divisor = jpeg.largest_divisor((box.rows, box.columns), min_size)
+        divisor = jpeg.find_largest_jpeg_divisor((box.rows, box.columns), min_size)
         reduced_size = (image.width // divisor, image.height // divisor)
         if divisor > 1 and image.draft(image.mode, reduced_size):  # None unless it is a JPEG
             box = scale_down_box(box, divisor, -(-rows // divisor), -(-columns // divisor))
@@ -94,10 +94,10 @@ def decode_crop_with_simplejpeg(
     header = jpeg.read_jpeg_header(data)
     if header is None or header.orientation in EXIF_TRANSPOSES:
         return None
-    check_jpeg(data, header.rows, header.columns, where, limits, full_size=True)
+    check_jpeg_pixels_and_scans(data, header.rows, header.columns, where, limits, full_size=True)
     box = choose(header.rows, header.columns)
-    divisor = jpeg.largest_divisor((box.rows, box.columns), min_size)
-    pixels = jpeg.decode_jpeg(data, header, divisor)
+    divisor = jpeg.find_largest_jpeg_divisor((box.rows, box.columns), min_size)
+    pixels = jpeg.try_decode_jpeg(data, header, divisor)
     if pixels is None:
         return None
     top, left, height, width = scale_down_box(box, divisor, pixels.shape[0], pixels.shape[1])

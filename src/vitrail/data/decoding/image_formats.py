@@ -149,7 +149,7 @@ def read_stream(file: Any, where: str, limits: ImageLimits) -> bytes:
     return data
 
 
-def read_source(source: Any, limits: ImageLimits) -> tuple[bytes | None, str]:
+def read_encoded_bytes_and_name(source: Any, limits: ImageLimits) -> tuple[bytes | None, str]:
     """The encoded bytes of a path, bytes or a binary file, None for other sources; and the name in error messages."""
     if isinstance(source, str | Path):
         where = repr(str(source))
@@ -178,11 +178,11 @@ def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, full_size: b
         module, opener = PLUGINS[kind]
         image: Any = getattr(import_module(module), opener)(BytesIO(data), "")
         if kind == "JPEG":
-            check_jpeg(data, image.height, image.width, where, limits, full_size=full_size)
+            check_jpeg_pixels_and_scans(data, image.height, image.width, where, limits, full_size=full_size)
         else:
             check_pixels(image.height, image.width, where, limits, get_pixel_limit(image, kind))
         if kind == "TIFF":
-            check_tiff(image, where, limits)
+            check_tiff_compression_and_tiles(image, where, limits)
         if len(image.tile) > MAX_TILES:
             raise DataError(
                 f"{where} has {len(image.tile)} tiles; expected at most {MAX_TILES}: save it with larger strips"
@@ -263,7 +263,9 @@ def check_pixels(rows: int, columns: int, where: str, limits: ImageLimits, forma
         raise DataError(f"{where} is {rows}×{columns} pixels; expected sides of at most {MAX_SIDE}: crop it first")
 
 
-def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: ImageLimits, *, full_size: bool) -> None:
+def check_jpeg_pixels_and_scans(
+    data: bytes, rows: int, columns: int, where: str, limits: ImageLimits, *, full_size: bool
+) -> None:
     """Check pixels and scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
     if not jpeg.needs_full_image_in_memory(data):
         check_pixels(rows, columns, where, limits, MAX_FULL_JPEG_PIXELS if full_size else MAX_REDUCED_JPEG_PIXELS)
@@ -274,7 +276,7 @@ def check_jpeg(data: bytes, rows: int, columns: int, where: str, limits: ImageLi
         raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {max_scans} at this size: save it again")
 
 
-def check_tiff(image: Any, where: str, limits: ImageLimits) -> None:
+def check_tiff_compression_and_tiles(image: Any, where: str, limits: ImageLimits) -> None:
     compression = image.info.get("compression")
     if compression not in TIFF_COMPRESSIONS:
         raise DataError(f"{where} is a TIFF file with compression {compression}; expected a common one: save it as PNG")

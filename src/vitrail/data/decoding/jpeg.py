@@ -44,12 +44,12 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     return JpegHeader(rows, columns, orientation)
 
 
-def largest_divisor(size: tuple[int, int], min_size: tuple[int, int]) -> int:
+def find_largest_jpeg_divisor(size: tuple[int, int], min_size: tuple[int, int]) -> int:
     """The largest of 8, 4, 2 and 1 that the decoder may divide `size` by without falling below `min_size`."""
     return next((n for n in (8, 4, 2) if size[0] >= n * min_size[0] and size[1] >= n * min_size[1]), 1)
 
 
-def decode_jpeg(data: bytes, header: JpegHeader, divisor: int = 1) -> NDArray[np.uint8] | None:
+def try_decode_jpeg(data: bytes, header: JpegHeader, divisor: int = 1) -> NDArray[np.uint8] | None:
     """Decode to RGB at size / divisor (1, 2, 4 or 8), rounded up, without applying the orientation; None on failure."""
     rows, columns = -(-header.rows // divisor), -(-header.columns // divisor)
     try:

@@ -13,11 +13,11 @@ from vitrail.data.decoding.image_formats import (
     MAX_REDUCED_JPEG_PIXELS,
     ImageLimits,
     check_file_size,
-    check_jpeg,
+    check_jpeg_pixels_and_scans,
     check_pixels,
     open_undecoded,
     prefix_errors_with_path,
-    read_source,
+    read_encoded_bytes_and_name,
     wrap_image_errors,
 )
 from vitrail.data.decoding.rgb_image import (
@@ -49,7 +49,7 @@ def decode_for_model(
     `reduce_jpeg` a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which changes them slightly.
     """
     with prefix_errors_with_path(source):
-        data, where = read_source(source, limits)
+        data, where = read_encoded_bytes_and_name(source, limits)
         with wrap_image_errors(where):
             if isinstance(source, Image.Image):
                 check_pixels(source.height, source.width, where, limits, MAX_REDUCED_JPEG_PIXELS)
@@ -66,12 +66,12 @@ def decode_bytes_for_model(
     check_file_size(data, where, limits)
     header = jpeg.read_jpeg_header(data)
     if header is not None:
-        check_jpeg(data, header.rows, header.columns, where, limits, full_size=False)
+        check_jpeg_pixels_and_scans(data, header.rows, header.columns, where, limits, full_size=False)
         divisor = jpeg_divisor_for_model(header, preprocessing) if reduce_jpeg else 1
         if divisor == 1:
             check_pixels(header.rows, header.columns, where, limits, MAX_FULL_JPEG_PIXELS)
         small = header.rows * header.columns <= MAX_SIMPLEJPEG_PIXELS * divisor * divisor
-        pixels = jpeg.decode_jpeg(data, header, divisor) if small else None
+        pixels = jpeg.try_decode_jpeg(data, header, divisor) if small else None
         if pixels is not None:
             return resize_decoded_jpeg(Image.fromarray(pixels), header, divisor, preprocessing)
     image = open_undecoded(data, where, limits, full_size=False)
@@ -89,7 +89,7 @@ def jpeg_divisor_for_model(header: jpeg.JpegHeader, preprocessing: Preprocessing
     """The divisor of the decoded size that leaves enough pixels for the resize."""
     columns, rows = compute_stored_resize_size(header, preprocessing)
     min_size = (MIN_OVERSAMPLING * rows, MIN_OVERSAMPLING * columns)
-    return jpeg.largest_divisor((header.rows, header.columns), min_size)
+    return jpeg.find_largest_jpeg_divisor((header.rows, header.columns), min_size)
 
 
 def compute_stored_resize_size(header: jpeg.JpegHeader, preprocessing: Preprocessing) -> tuple[int, int]:

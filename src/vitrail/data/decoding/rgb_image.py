@@ -12,7 +12,7 @@ from vitrail.data.decoding.image_formats import (
     PILLOW_FORMATS,
     ImageLimits,
     open_undecoded,
-    read_source,
+    read_encoded_bytes_and_name,
     wrap_image_errors,
 )
 from vitrail.errors import DataError
@@ -39,8 +39,8 @@ def open_image(source: Any) -> Image.Image:
     `source` is a path, bytes, a binary file, a Pillow image, an array (rows, columns[, 1, 3 or 4]) or a tensor
     (1 or 3, rows, columns), these two of uint8, of bool or of floats from 0 to 1.
     """
-    limits = get_pillow_limits()
-    data, where = read_source(source, limits)
+    limits = get_pillow_or_default_limits()
+    data, where = read_encoded_bytes_and_name(source, limits)
     if data is not None:
         with wrap_image_errors(where), open_undecoded(data, where, limits) as image:
             return to_rgb(to_upright_8_bit(image, where))
@@ -50,15 +50,15 @@ def open_image(source: Any) -> Image.Image:
             return to_rgb(to_upright_8_bit(source, where), shared=source)
     if isinstance(source, np.ndarray):
         with wrap_image_errors("the given array"):
-            return to_rgb(to_upright_8_bit(image_from_array(source), "the given array"))
+            return to_rgb(to_upright_8_bit(pillow_image_from_array(source), "the given array"))
     if hasattr(source, "detach") and hasattr(source, "numpy"):
         with wrap_image_errors("the given tensor"):
-            return to_rgb(to_upright_8_bit(image_from_tensor(source), "the given tensor"))
+            return to_rgb(to_upright_8_bit(pillow_image_from_tensor(source), "the given tensor"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {EXPECTED_ARRAY} or {EXPECTED_TENSOR}"
     raise DataError(f"the image is a {type(source).__name__}; expected {kinds}")
 
 
-def get_pillow_limits() -> ImageLimits:
+def get_pillow_or_default_limits() -> ImageLimits:
     """PIL.Image.MAX_IMAGE_PIXELS if it was changed (None: no limit), otherwise the limits by format."""
     if Image.MAX_IMAGE_PIXELS == PILLOW_DEFAULT_MAX_PIXELS:
         return DEFAULT_LIMITS
@@ -91,7 +91,7 @@ def to_upright_8_bit(image: Image.Image, where: str) -> Image.Image:
     if transpose is not None:
         image = image.transpose(transpose)
     if image.mode.startswith("I"):
-        return convert_16_bit_image(image, where)
+        return reduce_image_to_8_bits(image, where)
     if image.mode == "F":
         raise DataError(f"{where} has float pixels; expected 8 or 16 bits: pass an array of floats from 0 to 1")
     return convert_in_strips(image, "RGB", blend_over_white) if image.has_transparency_data else image
@@ -118,7 +118,7 @@ def blend_over_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def convert_16_bit_image(image: Image.Image, where: str) -> Image.Image:
+def reduce_image_to_8_bits(image: Image.Image, where: str) -> Image.Image:
     """Scale 16-bit values to 8 bits, which Pillow would clip; its mode I has 32 bits, of which 16 may be used."""
     extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot exceed 16 bits
     low, high = extremes
@@ -131,7 +131,7 @@ def scale_16_to_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-def image_from_array(array: np.ndarray[Any, Any], expected: str = EXPECTED_ARRAY) -> Image.Image:
+def pillow_image_from_array(array: np.ndarray[Any, Any], expected: str = EXPECTED_ARRAY) -> Image.Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if 0 in array.shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
@@ -153,7 +153,7 @@ def is_channels_first(array: np.ndarray[Any, Any]) -> bool:
     return array.ndim == 3 and array.shape[0] in (1, 3, 4)
 
 
-def image_from_tensor(tensor: Any) -> Image.Image:
+def pillow_image_from_tensor(tensor: Any) -> Image.Image:
     """Convert through numpy, without importing torch."""
     shape = tuple(tensor.shape)
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -162,4 +162,4 @@ def image_from_tensor(tensor: Any) -> Image.Image:
         )
     tensor = tensor.detach().cpu()
     values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # numpy has no bfloat16
-    return image_from_array(np.moveaxis(values, 0, -1), EXPECTED_TENSOR)
+    return pillow_image_from_array(np.moveaxis(values, 0, -1), EXPECTED_TENSOR)

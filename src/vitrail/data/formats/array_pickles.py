@@ -23,7 +23,7 @@ MAX_DIMENSIONS = 8
 def read_array_pickle(data: bytes, path: Path) -> Any:
     """The object in a pickle; if it is a dictionary, its values may be arrays of bytes."""
     try:
-        contents = evaluate_pickle(BytesIO(data), allowed_pickle_names(budget := StepBudget(len(data))), budget)
+        contents = evaluate_pickle(BytesIO(data), make_allowed_pickle_globals(budget := StepBudget(len(data))), budget)
     except VitrailError:
         raise
     except ForbiddenGlobalError as error:
@@ -39,7 +39,7 @@ def read_array_pickle(data: bytes, path: Path) -> Any:
     return contents
 
 
-def allowed_pickle_names(budget: StepBudget) -> dict[str, object]:
+def make_allowed_pickle_globals(budget: StepBudget) -> dict[str, object]:
     """The names that pickles of numpy arrays use, with their stand-ins."""
 
     def encode(text: Any, _: Any) -> bytes:
@@ -51,8 +51,8 @@ def allowed_pickle_names(budget: StepBudget) -> dict[str, object]:
 
     core = ("numpy.core", "numpy._core")
     return {
-        **{f"{each}.multiarray._reconstruct": AllowedCall(make_empty_array) for each in core},
-        **{f"{each}.numeric._frombuffer": AllowedCall(array_from_buffer) for each in core},
+        **{f"{each}.multiarray._reconstruct": AllowedCall(make_empty_array_stand_in) for each in core},
+        **{f"{each}.numeric._frombuffer": AllowedCall(make_filled_array_stand_in) for each in core},
         "numpy.ndarray": AllowedCall(ArrayStandIn),
         "numpy.dtype": AllowedCall(DTypeStandIn),
         "_codecs.encode": AllowedCall(encode),
@@ -90,11 +90,11 @@ class ArrayStandIn:
         self.values = np.frombuffer(values, np.uint8).reshape(shape, order="F" if columns_first else "C")
 
 
-def make_empty_array(_class: Any, _shape: Any, _code: Any) -> ArrayStandIn:
+def make_empty_array_stand_in(_class: Any, _shape: Any, _code: Any) -> ArrayStandIn:
     return ArrayStandIn()
 
 
-def array_from_buffer(values: Any, _kind: Any, shape: Any, order: Any) -> ArrayStandIn:
+def make_filled_array_stand_in(values: Any, _kind: Any, shape: Any, order: Any) -> ArrayStandIn:
     array = ArrayStandIn()
     array.fill(values, shape, columns_first=isinstance(order, str) and order == "F")
     return array

@@ -106,7 +106,7 @@ def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
         names = read_cifar_bytes(path).decode("utf-8", "replace").split("\n")
     else:
         listed: Any = read_pickled_dict(path).get(layout.names_key)
-        names = [decode_text(name) for name in listed] if is_list_of(listed, str, bytes) else []
+        names = [decode_if_bytes(name) for name in listed] if is_list_of(listed, str, bytes) else []
     names = [name.strip() for name in names if name.strip()]
     if len(names) != layout.classes:
         raise DataError(f"{path} has {len(names)} class names; expected {layout.classes}")
@@ -118,7 +118,7 @@ def read_pickled_dict(path: Path) -> Mapping[str, Any]:
     contents: Any = read_array_pickle(read_cifar_bytes(path), path)
     if not isinstance(contents, dict):
         raise DataError(f"{path} holds a {type(contents).__name__}; expected the dictionary of a CIFAR batch")
-    return {decode_text(key): value for key, value in contents.items() if isinstance(key, str | bytes)}
+    return {decode_if_bytes(key): value for key, value in contents.items() if isinstance(key, str | bytes)}
 
 
 def is_list_of(values: Any, *kinds: type) -> bool:
@@ -126,7 +126,7 @@ def is_list_of(values: Any, *kinds: type) -> bool:
     return isinstance(values, list) and all(type(value) in kinds for value in values)
 
 
-def decode_text(value: str | bytes) -> str:
+def decode_if_bytes(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 

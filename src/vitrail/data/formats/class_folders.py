@@ -196,12 +196,14 @@ def list_entries(folder: str | Path) -> list[tuple[str, str, bool]]:
     """Sorted (name, path, is folder) of the entries that are not hidden."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((each.name, each.path, is_folder(each)) for each in entries if not each.name.startswith("."))
+            return sorted(
+                (each.name, each.path, is_folder_entry(each)) for each in entries if not each.name.startswith(".")
+            )
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {describe_error(error)}; expected a readable folder") from None
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder_entry(entry: os.DirEntry[str]) -> bool:
     return Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir()
 
 

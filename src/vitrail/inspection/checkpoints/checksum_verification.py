@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, is_intact
+from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, matches_header_checksum
 from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, read_weight_file
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, MODEL_FOLDER, is_run_folder
 from vitrail.errors import CheckpointError, describe_error
@@ -44,7 +44,7 @@ def verify_file(path: Path, name: str) -> Iterator[FileCheck]:
     try:
         check_regular_file(path.stat())
         if path.suffix == ".json":
-            yield from verify_json(path, name)
+            yield from verify_json_and_listed_files(path, name)
         elif path.suffix == ".safetensors":
             yield FileCheck(name, verify_weights(path))
         else:
@@ -53,7 +53,7 @@ def verify_file(path: Path, name: str) -> Iterator[FileCheck]:
         yield FileCheck(name, "damaged", describe_error(error))
 
 
-def verify_json(path: Path, name: str) -> Iterator[FileCheck]:
+def verify_json_and_listed_files(path: Path, name: str) -> Iterator[FileCheck]:
     data: Any = parse_json(read_text(path))
     if not isinstance(data, dict):
         raise CheckpointError("it is not a JSON object")
@@ -73,6 +73,6 @@ def verify_weights(path: Path) -> ChecksumVerdict:
         if CHECKSUM_KEY not in (file.metadata() or {}):
             return "no checksum"
     contents = read_weight_file(path)
-    if not is_intact(contents.tensors, contents.header):
+    if not matches_header_checksum(contents.tensors, contents.header):
         raise CheckpointError("the weights do not match their checksum")
     return "intact"

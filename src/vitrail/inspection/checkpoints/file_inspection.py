@@ -13,8 +13,8 @@ from vitrail.checkpoint.layout import TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.reading import (
     TRAINED_SIZE,
     build_meta_model,
-    get_family,
-    locate_checkpoint,
+    get_built_in_family,
+    locate_or_download_checkpoint,
     parse_trained_size,
     translate_with_layout,
 )
@@ -24,12 +24,12 @@ from vitrail.inspection.checkpoints.checksum_verification import verify_checksum
 from vitrail.inspection.checkpoints.report import CheckpointInspection, TensorGroup
 from vitrail.inspection.checkpoints.weight_checks import (
     TensorStatistics,
-    block_pattern,
     compute_tensor_statistics,
     find_suspicious_weights,
+    replace_block_number,
 )
 from vitrail.inspection.summary import format_shape
-from vitrail.models.catalog import load_families
+from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 
@@ -44,8 +44,8 @@ def inspect_file(path: str | Path, /, *, source: str | None = None, **known: Any
     `source` overrides layout detection; `known` are config fields that the file does not specify, such as heads.
     """
     known = parse_trained_size(known)
-    check_known_fields(known)
-    place = locate_checkpoint(path)
+    check_given_field_names(known)
+    place = locate_or_download_checkpoint(path)
     contents = read_raw_contents(place)
     rows = tuple(compute_tensor_statistics(name, tensor) for name, tensor in contents.tensors.items())
     inspection = CheckpointInspection(
@@ -56,7 +56,7 @@ def inspect_file(path: str | Path, /, *, source: str | None = None, **known: Any
         others=contents.other_keys,
         numbers=sum(row.count for row in rows),
         dtypes=dict(Counter(row.dtype for row in rows)),
-        groups=group_tensors(rows),
+        groups=group_tensors_over_blocks(rows),
         tensors=rows,
         suspicious=tuple(find_suspicious_weights(rows, contents.tensors)),
         checksums=verify_checksums(place),
@@ -73,16 +73,16 @@ def inspect_file(path: str | Path, /, *, source: str | None = None, **known: Any
     return add_description(inspection, translated, known)
 
 
-def group_tensors(rows: Sequence[TensorStatistics]) -> tuple[TensorGroup, ...]:
+def group_tensors_over_blocks(rows: Sequence[TensorStatistics]) -> tuple[TensorGroup, ...]:
     """Group tensors over blocks, in the file's order but with equal names together."""
-    counts = Counter((block_pattern(row.name), row.shape, row.dtype) for row in rows)
+    counts = Counter((replace_block_number(row.name), row.shape, row.dtype) for row in rows)
     first_index = {name: index for index, name in reversed([*enumerate(name for name, *_ in counts)])}
     ordered = sorted(counts.items(), key=lambda each: first_index[each[0][0]])
     return tuple(TensorGroup(name, count, shape, dtype) for (name, shape, dtype), count in ordered)
 
 
-def check_known_fields(known: Mapping[str, Any]) -> None:
-    all_fields = {each.name for family in load_families() for each in fields(family.config)}
+def check_given_field_names(known: Mapping[str, Any]) -> None:
+    all_fields = {each.name for family in load_built_in_families() for each in fields(family.config)}
     names = all_fields - {*CHANGEABLE_FIELDS} | {"image_size", TRAINED_SIZE}
     for name in known:
         if name not in names:
@@ -106,7 +106,7 @@ def add_description(
         assumed=dict(translated.assumed),
     )
     try:
-        family = get_family(about.family, inspection.path)
+        family = get_built_in_family(about.family, inspection.path)
         config = build_meta_model(translated, family, inspection.path).config
     except CheckpointError as error:
         return replace(inspection, reason=str(error), suspicious=(*inspection.suspicious, *findings))

@@ -91,7 +91,7 @@ def flatten_to_float(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
-def block_pattern(name: str) -> str:
+def replace_block_number(name: str) -> str:
     """The tensor's name with # for the block's number, equal for all blocks."""
     return BLOCK_NUMBER.sub(r"\1#", name)
 
@@ -101,7 +101,7 @@ def find_suspicious_weights(rows: Sequence[TensorStatistics], tensors: Mapping[s
     floats = [row for row in rows if row.is_float]
     constant = [row for row in floats if row.is_constant and row.lowest]
     zero = [row.name for row in floats if row.is_constant and not row.lowest]
-    blocks, single = find_copies([row for row in floats if row.is_varied], tensors)
+    blocks, single = find_identical_blocks_and_tensors([row for row in floats if row.is_varied], tensors)
     found = {
         "NaN": [f"{row.name} ({row.nan:,} of {row.count:,} values)" for row in rows if row.nan],
         "infinite": [f"{row.name} ({row.infinite:,} of {row.count:,} values)" for row in rows if row.infinite],
@@ -111,13 +111,13 @@ def find_suspicious_weights(rows: Sequence[TensorStatistics], tensors: Mapping[s
             if row.largest_magnitude > MAX_PLAUSIBLE_WEIGHT
         ],
         "head of zeros, as in Google's ImageNet-21k files": [name for name in zero if HEAD_NAME.search(name)],
-        "all zeros": [block_pattern(name) for name in zero if not HEAD_NAME.search(name)],
-        "constant, as before training": [f"{block_pattern(row.name)} ({row.lowest:.4g})" for row in constant],
-        "equal position embeddings, as before training": find_equal_positions(floats, tensors),
+        "all zeros": [replace_block_number(name) for name in zero if not HEAD_NAME.search(name)],
+        "constant, as before training": [f"{replace_block_number(row.name)} ({row.lowest:.4g})" for row in constant],
+        "equal position embeddings, as before training": find_mostly_constant_position_tables(floats, tensors),
         "blocks with the same weights": blocks,
         "identical tensors": single,
         "not floating point": [
-            f"{block_pattern(row.name)} ({row.dtype})"
+            f"{replace_block_number(row.name)} ({row.dtype})"
             for row in rows
             if not row.is_float and not BATCH_COUNTER_NAME.search(row.name)
         ],
@@ -129,7 +129,9 @@ def find_suspicious_weights(rows: Sequence[TensorStatistics], tensors: Mapping[s
     return [f"{what}: {abbreviate_list(list(dict.fromkeys(where)))}" for what, where in found.items() if where]
 
 
-def find_copies(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+def find_identical_blocks_and_tensors(
+    rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
     """Identical blocks, and other identical tensors; only tensors with equal statistics are compared."""
     first_name, copies = dict[object, str](), dict[str, str]()
     for row in rows:
@@ -153,7 +155,7 @@ def find_copies(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor])
     return list(blocks.values()), single
 
 
-def find_equal_positions(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]) -> list[str]:
+def find_mostly_constant_position_tables(rows: Sequence[TensorStatistics], tensors: Mapping[str, Tensor]) -> list[str]:
     """Position tables in which most rows equal the last; those of prefix tokens may differ."""
     found = list[str]()
     for row in rows:

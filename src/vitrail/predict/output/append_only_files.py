@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitrail.files import open_regular_file
+from vitrail.files import open_regular_file_descriptor
 
 MAX_RECORD_BYTES = 2**26  # bytes of one record: labels may be long, but not that long
 SAFE_OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-def open_file_without_links(path: Path) -> int:
+def open_for_writing_refusing_links(path: Path) -> int:
     """Opens or creates a file for writing; a symbolic or hard link is an OSError, since another file would change."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | SAFE_OPEN_FLAGS, 0o666)
     found = os.fstat(descriptor)
@@ -34,7 +34,7 @@ class AppendOnlyFile:
 
     def __init__(self, path: Path, size: int) -> None:
         """Truncate the file to `size`: what follows is an incomplete record."""
-        self.handle = open_file_without_links(path)
+        self.handle = open_for_writing_refusing_links(path)
         os.ftruncate(self.handle, size)
         os.lseek(self.handle, 0, os.SEEK_END)
 
@@ -55,7 +55,7 @@ class AppendOnlyFile:
 def read_complete_lines(path: Path) -> Iterator[bytes]:
     """Each complete line, up to one that is truncated or too long to be ours."""
     if path.exists():
-        with os.fdopen(open_regular_file(path), "rb") as file:
+        with os.fdopen(open_regular_file_descriptor(path), "rb") as file:
             while (line := file.readline(MAX_RECORD_BYTES)).endswith(b"\n"):
                 yield line
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.files import open_regular_file
+from vitrail.files import open_regular_file_descriptor
 from vitrail.predict.output.append_only_files import AppendOnlyFile
 
 RECORD_BYTES = 24  # bytes: name, file, row
@@ -55,7 +55,7 @@ class CompletionLog:
         self.path, self.count, self.file = path, 0, None
         self.records = np.zeros((0, 3), np.uint64)
         if path.exists():
-            with os.fdopen(open_regular_file(path), "rb") as file:  # closes the descriptor, too
+            with os.fdopen(open_regular_file_descriptor(path), "rb") as file:  # closes the descriptor, too
                 data = file.read()
             self.records = np.frombuffer(data[: len(data) // RECORD_BYTES * RECORD_BYTES], "<u8").reshape(-1, 3)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import CheckpointError
-from vitrail.files import open_regular_file
+from vitrail.files import open_regular_file_descriptor
 from vitrail.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
 from vitrail.predict.output.append_only_files import AppendOnlyFile, create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder
@@ -70,7 +70,7 @@ def open_stored_features(path: Path) -> Generator[StoredFeatures]:
     if not path.exists():
         yield StoredFeatures(None)
         return
-    with os.fdopen(open_regular_file(path), "rb") as file:
+    with os.fdopen(open_regular_file_descriptor(path), "rb") as file:
         yield StoredFeatures(file)
 
 
@@ -137,7 +137,7 @@ class FeatureFile:
         many = max(1, GROUP_BYTES // (4 * max(1, prod(shape))))
         rows = (row for row, _ in islice(self.names.read_records(), 1, None))
         with (
-            os.fdopen(open_regular_file(self.array_path), "rb") as numbers,
+            os.fdopen(open_regular_file_descriptor(self.array_path), "rb") as numbers,
             create_empty_file(self.partial.folder / PARQUET_FILE) as place,
             parquet.ParquetWriter(place, schema) as file,
         ):
