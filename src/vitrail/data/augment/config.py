@@ -29,7 +29,7 @@ class Augmentation:
     shift: int = field_with_help(4, "For crop shift: largest shift in pixels.", MAY_BE_ZERO)
     flip: float = field_with_help(0.0, "Probability of a horizontal flip.", SHARE)
     policy: Literal["none", "rand", "auto", "three"] = field_with_help(
-        "none", "Policy: none, rand (RandAugment), auto (AutoAugment for ImageNet) or three (grey, solarize or blur)."
+        "none", "Policy: none, rand (RandAugment), auto (AutoAugment) or three (grey, solarize or blur)."
     )
     magnitude: float = field_with_help(9.0, "For policy rand: magnitude of the operations, 0 to 10.", MAY_BE_ZERO)
     magnitude_std: float = field_with_help(0.5, "For policy rand: standard deviation of the magnitude.", MAY_BE_ZERO)
