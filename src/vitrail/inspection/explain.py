@@ -173,12 +173,12 @@ class Explainer:
 
     def explain_resolved(self, image: Any, options: ExplainOptions, name: str = "image") -> Explanation:
         """Explain an image with options from `resolve_options`."""
-        picture = open_image(image)
+        opened_image = open_image(image)
         photo, box = shrink_photo_and_box(
-            picture, compute_visible_box((picture.height, picture.width), self.loaded.preprocessing)
+            opened_image, compute_visible_box((opened_image.height, opened_image.width), self.loaded.preprocessing)
         )
         try:
-            pixels = self.loaded.make_batch([picture])
+            pixels = self.loaded.make_batch([opened_image])
         except DataError as error:  # which does not know the image's name
             raise DataError(f"{name!r}: {error}") from None
         logits, maps = self.compute_maps(pixels, options)

@@ -96,11 +96,11 @@ class TeacherView:
 
     def check_outputs_and_count_classes(self, data: DatasetSplits) -> int:
         """Check that the teacher returns finite logits for some images, and return its number of classes."""
-        pictures = data.train if data.train is not None and len(data.train) else data.val
-        if pictures is None or not len(pictures):
+        train_images = data.train if data.train is not None and len(data.train) else data.val
+        if train_images is None or not len(train_images):
             raise DataError(f"{data.name} has no images; expected at least one")
         name = self.teacher.name
-        for batch in evaluation_batches(pictures, self.student_preprocessing, batch=TRIAL_BATCH_SIZE):
+        for batch in evaluation_batches(train_images, self.student_preprocessing, batch=TRIAL_BATCH_SIZE):
             if not len(batch.labels):
                 continue  # none of these could be read; try the next ones
             try:

@@ -63,25 +63,25 @@ class TeacherCache:
 
         Each combination of teacher and images has a subfolder of its own.
         """
-        pictures = data.train
-        if pictures is None:
+        train_images = data.train
+        if train_images is None:
             raise DataError(f"{data.name} has no images to train on; expected some in train/")
-        folder = folder / compute_cache_key(teacher_view, pictures)
+        folder = folder / compute_cache_key(teacher_view, train_images)
         make_folder(folder)
         if ranks.is_first:
-            about = {"teacher": teacher_view.teacher.name, "data": data.name, "pictures": len(pictures)}
+            about = {"teacher": teacher_view.teacher.name, "data": data.name, "pictures": len(train_images)}
             write_text(folder / DESCRIPTION_FILE, json.dumps(about, indent=2))
-        count = -(-len(pictures) // IMAGES_PER_FILE)
+        count = -(-len(train_images) // IMAGES_PER_FILE)
         for number in range(ranks.rank, count, ranks.world_size):
-            rows = range(number * IMAGES_PER_FILE, min((number + 1) * IMAGES_PER_FILE, len(pictures)))
+            rows = range(number * IMAGES_PER_FILE, min((number + 1) * IMAGES_PER_FILE, len(train_images)))
             path = folder / f"{number:05}.npy"
             if open_intact_logits_or_none(path, (len(rows), len(data.classes))) is None:
-                found = compute_teacher_logits(teacher_view, pictures, rows, progress)
+                found = compute_teacher_logits(teacher_view, train_images, rows, progress)
                 write_atomically(path, lambda place, found=found: write_array_with_checksum(place, found))
             elif progress is not None:
                 progress(len(rows))
         ranks.all_reduce_sum(torch.zeros(1))  # wait until all processes have written
-        last = len(pictures) - (count - 1) * IMAGES_PER_FILE
+        last = len(train_images) - (count - 1) * IMAGES_PER_FILE
         files = [
             open_intact_logits_or_none(
                 folder / f"{number:05}.npy", (last if number == count - 1 else IMAGES_PER_FILE, len(data.classes))
