@@ -41,12 +41,12 @@ USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, e
 def build_app(names: Sequence[str] = COMMANDS) -> App:
     table = App(
         name="vitrail",
-        help="The Vision Transformer toolbox. Start with: vitrail train, then vitrail eval and vitrail runs; "
-        "for what is in a photo: vitrail predict MODEL PHOTO.jpg, and vitrail export MODEL OUT; "
-        "for what it looks at: vitrail explain MODEL PHOTO.jpg, vitrail report MODEL; "
-        "for what architectures cost and need: vitrail study cost, vitrail study positions; "
-        "for what there is: vitrail models 'vit_base*', vitrail summary ViT-B/16; "
-        "with a file of weights: vitrail inspect-checkpoint FILE, then vitrail convert FILE my_model --to vitrail",
+        help="Train, explain and ship Vision Transformers. Train: vitrail train, then vitrail eval and vitrail runs. "
+        "Classify photos: vitrail predict MODEL PHOTO.jpg; without torch: vitrail export MODEL OUT. "
+        "See what a model attends to: vitrail explain MODEL PHOTO.jpg, vitrail report MODEL. "
+        "Compare architectures: vitrail study cost, vitrail study positions. "
+        "List models: vitrail models 'vit_base*', vitrail summary ViT-B/16. "
+        "Open a file of weights: vitrail inspect-checkpoint FILE, then vitrail convert FILE my_model --to vitrail",
         version=f"vitrail {__version__}",
         version_flags=["--version"],
         help_format="plaintext",

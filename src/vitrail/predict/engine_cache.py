@@ -27,7 +27,7 @@ def get_cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "vitrail"
     except RuntimeError as error:
-        raise CheckpointError(f"{describe_error(error)} There is no folder to cache exports in: set HOME") from None
+        raise CheckpointError(f"no folder to cache exports in ({describe_error(error)}); set HOME") from None
 
 
 def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision: str) -> Path:

@@ -185,7 +185,7 @@ def list_images(arguments: Sequence[str], *, stdin: BinaryIO | None = None, max_
 
 
 def collect_images(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[ImageItem], list[str]]:
-    """All images at once, and the problems with other arguments; DataError if there is no image at all."""
+    """A list of all images, and the problems with other arguments; DataError if no image is found."""
     listing = list_images(arguments, stdin=stdin)
     summary = listing.summarize()
     check_has_images(summary)

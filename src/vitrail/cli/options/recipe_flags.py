@@ -9,10 +9,10 @@ from cyclopts import Group, Parameter
 from vitrail.train.recipe import SECTIONS, list_settings
 
 SECTION_GROUPS = {
-    "loop": Group("Length and portions (else the recipe's)", sort_key=1),
-    "optimization": Group("Optimizer (else the recipe's)", sort_key=2),
-    "augmentation": Group("Augmentation and mixing (else the recipe's)", sort_key=3),
-    "distillation": Group("Distillation (else the recipe's)", sort_key=0),
+    "loop": Group("Training length and batches (default: the recipe)", sort_key=1),
+    "optimization": Group("Optimizer (default: the recipe)", sort_key=2),
+    "augmentation": Group("Augmentation and mixing (default: the recipe)", sort_key=3),
+    "distillation": Group("Distillation (default: the recipe)", sort_key=0),
 }
 
 
