@@ -1,6 +1,8 @@
 # make demo and make test each set up all they need; nothing else has to be called first.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE := .venv/core-ready
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
 
@@ -8,12 +10,16 @@ export HF_HUB_OFFLINE := 1
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,log,fast,export,embed,test,parity]'
+	$(PIP) -e .
 	touch $@
 
-demo: setup  ## a small ViT learns the embedded pictures from nothing
+$(READY): $(CORE)
+	$(PIP) -e '.[log,fast,export,embed,test,parity]'
+	touch $@
+
+demo: $(CORE)  ## train a small ViT on the bundled images and show what it attends to; installs only what this needs
 	$(BIN)/python examples/demo.py
 
 test: setup  ## everything that is fast

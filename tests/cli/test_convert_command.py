@@ -54,6 +54,11 @@ def test_there_and_back(to: str, out: str, run: Callable[[str], object], capsys:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_dtype_casts_the_weights(run: Callable[[str], object]) -> None:
+    run("convert weights.pth half --to vitrail --dtype float16")
+    assert {tensor.dtype for tensor in vitrail.load("half").state_dict().values()} == {torch.float16}
+
+
 def test_another_size_classes_and_the_policy_are_recorded(run: Callable[[str], object]) -> None:
     run("convert weights.pth larger --to vitrail --image-size 64x48 --classes 7 --policy google")
     data = json.loads(Path("larger/config.json").read_text())

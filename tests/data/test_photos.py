@@ -2,19 +2,22 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.photos import PHOTO_FOLDER, built_in_photos, make_photo_views
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.photos import PHOTO_FOLDER, list_example_photos
+from vitrail.data.photos.views import make_photo_views
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 
 
 def test_eight_small_photos_with_their_sources() -> None:
-    photos = built_in_photos()
+    photos = list_example_photos()
     assert len(photos) == 8
     sources = (PHOTO_FOLDER / "SOURCES.txt").read_text()
     lines = {line.split()[0]: line for line in sources.splitlines() if ".jpg " in line}
@@ -43,7 +46,7 @@ def test_all_views_differ(preprocessing: Preprocessing) -> None:
 def test_views_start_with_the_uncropped_photos_and_are_reproducible() -> None:
     preprocessing = Preprocessing(image_size=64)
     views = make_photo_views(20, preprocessing)
-    for view, path in zip(views, built_in_photos(), strict=False):
+    for view, path in zip(views, list_example_photos(), strict=False):
         assert np.array_equal(view, decode_for_model(path, preprocessing))
     assert np.array_equal(make_photo_views(9, preprocessing), views[:9])
     assert np.array_equal(make_photo_views(1, preprocessing), views[:1])
@@ -56,10 +59,23 @@ def test_less_than_one_view_is_refused() -> None:
 
 def test_torch_is_not_needed() -> None:
     program = (
-        "import sys; from vitrail.data.photos import make_photo_views; "
+        "import sys; from vitrail.data.photos.views import make_photo_views; "
         "from vitrail.data.preprocessing import Preprocessing; "
         "make_photo_views(2, Preprocessing(image_size=32)); "
         "print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output == "[]\n"
+
+
+def test_example_photos_open_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_image("example:cat").tobytes() == open_image(PHOTO_FOLDER / "cat.jpg").tobytes()
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("file.png")
+    Path("file.png").rename("example:cat")
+    assert open_image("example:cat").size == (8, 8)  # an existing file wins
+
+
+def test_an_unknown_example_photo_is_one_line() -> None:
+    with pytest.raises(DataError, match=r"'example:catt'.*did you mean 'example:cat'"):
+        open_image("example:catt")

@@ -28,7 +28,7 @@ from vitrail.checkpoint import read
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import ImageItem
-from vitrail.data.photos import built_in_photos
+from vitrail.data.photos import list_example_photos
 from vitrail.data.preprocessing import Preprocessing, resize_and_crop
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE
@@ -38,7 +38,7 @@ from vitrail.predict.predictor import Predictor
 from vitrail.predict.torch_engine import TorchEngine
 
 COMPILING = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of itself
-PHOTOS = [str(path) for path in built_in_photos()]
+PHOTOS = [str(path) for path in list_example_photos()]
 
 
 @pytest.mark.parametrize("name", ["onnx", "any size", "portable"])

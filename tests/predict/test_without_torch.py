@@ -16,7 +16,7 @@ from PIL import Image
 from support.toy_exports import LABELS, PREPROCESSING, ExportFinder, make_toy_model, random_pixels, save_toy_model
 
 from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.photos import built_in_photos
+from vitrail.data.photos import list_example_photos
 from vitrail.predict.predictor import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def photos(tmp_path: Path) -> Path:
     """One of each kind that is decoded in a way of its own."""
     (tmp_path / "photos").mkdir()
     Image.fromarray(random_pixels(1, (60, 70))[0]).save(tmp_path / "photos" / "a.png")
-    (tmp_path / "photos" / "b.jpg").write_bytes(built_in_photos()[0].read_bytes())
+    (tmp_path / "photos" / "b.jpg").write_bytes(list_example_photos()[0].read_bytes())
     Image.fromarray(random_pixels(1, (60, 70))[0]).convert("L").save(tmp_path / "photos" / "c.webp")
     return tmp_path / "photos"
 
@@ -116,7 +116,7 @@ def test_where_torch_is_not_installed(bare: Path, exported: ExportFinder, photos
 
 def test_pixels_there_are_the_same(bare: Path, photos: Path, tmp_path: Path) -> None:
     """By the same function, without simplejpeg: bit for bit, of files decoded in full."""
-    paths = [*sorted(photos.iterdir()), *built_in_photos()]
+    paths = [*sorted(photos.iterdir()), *list_example_photos()]
     program = (
         "import sys\nimport numpy as np\n"
         "from vitrail.data.decoding.model_input import decode_for_model\n"

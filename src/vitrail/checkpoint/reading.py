@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint import hub
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
@@ -81,6 +82,8 @@ def read(
     if policy is not None and policy not in tuple(INTERPOLATION_RULES):
         raise unknown_name_error("position policy", policy, INTERPOLATION_RULES)
     fields = parse_trained_size(fields)
+    if dtype is None and find_bundled_model(path) is not None:
+        dtype = torch.float32  # stored in half precision, to be small
     translated = read_translated_checkpoint(path, source, fields)
     description, where = translated.description, str(path)
     family = family or get_built_in_family(description.family, where)
@@ -171,6 +174,8 @@ def locate_or_download_checkpoint(path: str | Path) -> Path:
         raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
     if hub.is_hub_name(path):
         return hub.download_model(str(path))
+    if (bundled := find_bundled_model(path)) is not None:
+        return bundled
     if not Path(path).exists() and any(
         str(path) in (*each.presets, *each.aliases) for each in load_built_in_families()
     ):

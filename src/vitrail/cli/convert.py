@@ -41,6 +41,7 @@ def convert(
     patch_size: str | None = None,
     classes: int | None = None,
     policy: Literal["timm", "deit", "google", "torchvision", "dino"] | None = None,
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -58,6 +59,7 @@ def convert(
         vitrail convert weights.pth for_transformers --to hf --labels labels.txt
         vitrail convert my_model larger --to vitrail --image-size 64 --policy deit
         vitrail convert my_model weights.npz --to google
+        vitrail convert my_model half --to vitrail --dtype float16
 
     Parameters
     ----------
@@ -76,6 +78,8 @@ def convert(
         Replace the head by one for this many classes, which starts at zero; 0 removes it.
     policy
         How positions are resampled: timm, deit, google, torchvision, dino. [default: as the authors of the checkpoint]
+    dtype
+        Cast the weights: float32, float16 or bfloat16. [default: as in the checkpoint]
     """
     given, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
     for name, text in (("image_size", image_size), ("patch_size", patch_size)):
@@ -85,12 +89,15 @@ def convert(
         given["classes"] = classes
     refuse_existing_outputs([out], overwrite=overwrite)
 
+    import torch
+
     from vitrail.checkpoint import read, write
     from vitrail.cli import name_options
     from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
 
     refuse_load_arguments_as_fields(given)
-    found = read(checkpoint, source=source, policy=policy, **given)
+    to_dtype = None if dtype is None else getattr(torch, dtype)
+    found = read(checkpoint, source=source, policy=policy, dtype=to_dtype, **given)
     about = found.description
     if how:
         about = replace(about, preprocessing=choose_preprocessing(found.model.config, about.preprocessing, how))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.checkpoint.files.checksums import checksum_tensors
-from vitrail.data.photos import make_photo_views
+from vitrail.data.photos.views import make_photo_views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images

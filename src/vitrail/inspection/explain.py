@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.data.preprocessing import compute_visible_box
 from vitrail.errors import DataError, VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
@@ -115,7 +116,7 @@ class Explanation:
 
 def figure_name(image: str, method: str) -> str:
     """The name of an image's figure, without a suffix: photo.rollout."""
-    return f"{truncate_stem(Path(image).name or 'image')}.{method}"
+    return f"{truncate_stem(Path(image.removeprefix(EXAMPLE_PREFIX)).name or 'image')}.{method}"
 
 
 def truncate_stem(name: str) -> str:

@@ -64,7 +64,7 @@ def get_or_write_cached_export(
 
 def get_or_write_int8_export(exported: ExportedModel, *, rebuild: bool = False) -> Path:
     """An exported model quantised to int8, written on first use. Needs onnx, but not torch."""
-    from vitrail.data.photos import make_photo_views
+    from vitrail.data.photos.views import make_photo_views
     from vitrail.export.atomic_folder import remove_export
     from vitrail.export.quantise import write_int8_export
 

@@ -143,7 +143,7 @@ class ModelFiles:
 
     def write_export(self, folder: Path, *, int8: bool) -> None:
         """Export to ONNX; int8 is quantised from the float32 file."""
-        from vitrail.data.photos import make_photo_views
+        from vitrail.data.photos.views import make_photo_views
         from vitrail.export.description import find_onnx_file, read_description
         from vitrail.export.export import export_model
         from vitrail.export.quantise import write_int8_export

@@ -28,7 +28,7 @@ BLOCK = 0.1  # minimum seconds of consecutive steps with the same number of thre
 ROUNDS = 3  # minimum; a round has one block per number of threads
 CLEAR = 1.3  # this many times as fast in every block: stop early
 HOPELESS = 3.0  # this many times as slow as the best in the first round: not measured again
-GAIN = 1.05  # more threads must be this many times as fast, since they slow down other processes
+GAIN = 1.02  # more threads must be this many times as fast, since they slow down other processes
 FEW = 100  # steps; in a shorter run, measuring would take longer than it saves
 SHORT = 1.0  # the same in minutes, for a run with a time budget
 

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 
 from vitrail.data.decoding import jpeg
+from vitrail.data.photos import locate_example_photo
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.files import read_bytes
 
@@ -153,7 +154,7 @@ def read_encoded_bytes_and_name(source: Any, limits: ImageLimits) -> tuple[bytes
     """The encoded bytes of a path, bytes or a binary file, None for other sources; and the name in error messages."""
     if isinstance(source, str | Path):
         where = repr(str(source))
-        return read_image_file(source, where, limits), where
+        return read_image_file(locate_example_photo(source), where, limits), where
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), "the given data"
     if hasattr(source, "read"):

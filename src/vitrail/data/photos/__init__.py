@@ -1,42 +1,24 @@
-"""Eight photos in the public domain, to check that two engines agree when the user gives no images."""
+"""Eight photos in the public domain, opened by name wherever an image is expected: example:cat."""
 
+import os
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitrail.data.decoding.crops import UNIFORMS_PER_BOX, random_resized_crop_box
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.rng import make_view_keys, uniform_randoms
-from vitrail.errors import ConfigError
+from vitrail.errors import DataError, unknown_name_error
 
 PHOTO_FOLDER = Path(__file__).parent
-CROP_AREA, CROP_ASPECT = (0.2, 1.0), (3 / 4, 4 / 3)  # of a crop, relative to its photo
+EXAMPLE_PREFIX = "example:"
 
 
-def built_in_photos() -> list[Path]:
+def list_example_photos() -> list[Path]:
     return sorted(PHOTO_FOLDER.glob("*.jpg"))
 
 
-def make_photo_views(count: int, preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """`count` different images, the same in every call: (count, rows, columns, channels).
-
-    First the uncropped photos, then crops of them in turn, about half of them flipped.
-    """
-    if count < 1:
-        raise ConfigError(f"{count} views; expected 1 or more")
-    photos = [open_image(path) for path in built_in_photos()]
-    draws = uniform_randoms(make_view_keys(0, 0, np.arange(count), 0), 1 + UNIFORMS_PER_BOX).tolist()
-    views = list[NDArray[np.uint8]]()
-    for number, (flip, *box_draws) in enumerate(draws):
-        photo = photos[number % len(photos)]
-        if number >= len(photos):
-            top, left, rows, columns = random_resized_crop_box(
-                photo.height, photo.width, CROP_AREA, CROP_ASPECT, box_draws
-            )
-            photo = photo.crop((left, top, left + columns, top + rows))
-        pixels = decode_for_model(photo, preprocessing)
-        views.append(pixels[:, ::-1] if flip < 0.5 and number >= len(photos) else pixels)
-    return np.stack(views)
+def locate_example_photo(source: str | Path) -> str | Path:
+    """The file of example:NAME; any other path, or an existing file of that name, is returned as it is."""
+    name = str(source)
+    if not name.startswith(EXAMPLE_PREFIX) or os.path.lexists(name):
+        return source
+    photos = {EXAMPLE_PREFIX + path.stem: path for path in list_example_photos()}
+    if name not in photos:
+        raise DataError(str(unknown_name_error("example photo", name, photos)))
+    return photos[name]
