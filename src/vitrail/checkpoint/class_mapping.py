@@ -36,8 +36,7 @@ def match_data_classes_to_model(
     known = f"({abbreviate_list(model_labels, 3)})" if model_labels else "without names"
     raise DataError(
         f"{len(unknown)} of the data's {len(data_classes)} classes ({abbreviate_list(unknown, 3)}) are not among the "
-        f"model's {model_classes} classes {known}; train the model on this data, or convert it with its `labels`",
-        fields=("labels",),
+        f"model's {model_classes} classes {known}; train the model on this data, or convert it with its `labels`"
     )
 
 

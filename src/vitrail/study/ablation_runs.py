@@ -58,9 +58,7 @@ def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", 
     if difference and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
         return "new"
     if difference:
-        raise ConfigError(
-            f"{folder} was trained with other settings: {difference}; use the same, or another `out`", fields=("out",)
-        )
+        raise ConfigError(f"{folder} was trained with other settings: {difference}; use the same, or another `out`")
     return "finished" if is_run_finished(folder) else "stopped"
 
 
@@ -68,9 +66,7 @@ def check_run_teacher_unchanged(folder: Path, teacher: Teacher) -> None:
     """Check that all rows have the same teacher, also if its file has changed since."""
     before: Any = RunFolder(folder).load_plan().get("teacher")
     if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
-        raise ConfigError(
-            f"{folder} was trained with another teacher; restore it, or use another `out`", fields=("out",)
-        )
+        raise ConfigError(f"{folder} was trained with another teacher; restore it, or use another `out`")
 
 
 def describe_difference(before: Request, now: Request) -> str:

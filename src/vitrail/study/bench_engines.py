@@ -55,9 +55,7 @@ def check_peers_installed(peers: tuple[str, ...]) -> None:
         if name not in PEERS:
             raise unknown_name_error("peer", name, PEERS)
         if find_spec(name) is None:
-            raise ConfigError(
-                f"{name} in `peers` is not installed: pip install {name}, or leave it out", fields=("peers",)
-            )
+            raise ConfigError(f"{name} in `peers` is not installed: pip install {name}, or leave it out")
 
 
 class ModelFiles:
@@ -89,10 +87,7 @@ class ModelFiles:
         size = size or own
         if size != own and not (multiple and size[0] % multiple == size[1] % multiple == 0):
             allowed = f"multiples of {multiple}" if multiple else f"{format_image_size(own)}, or the checkpoint"
-            raise ConfigError(
-                f"`image_size` is {format_image_size(size)}, but {model} is exported; expected {allowed}",
-                fields=("image_size",),
-            )
+            raise ConfigError(f"`image_size` is {format_image_size(size)}, but {model} is exported; expected {allowed}")
         self.preprocessing = replace(loaded.preprocessing, image_size=size)
 
     @property

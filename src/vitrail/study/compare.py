@@ -86,7 +86,7 @@ def compare(
     if not models:
         raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint, or timm:NAME")
     if batch < 1:
-        raise ConfigError(f"`batch` is {batch}; expected 1 or more", fields=("batch",))
+        raise ConfigError(f"`batch` is {batch}; expected 1 or more")
     opened = [open_compared_model(each) for each in models]
     splits = open_comparison_data(opened, data)
     compared = [

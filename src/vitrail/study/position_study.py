@@ -76,9 +76,7 @@ def plan_position_ablation(request: Request) -> tuple[AblationPlanner, list[Abla
     """Rows for all cells, the one without positions first; all are checked before any is trained."""
     name = request.recipe.model
     if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
-        raise ConfigError(
-            f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16", fields=("model",)
-        )
+        raise ConfigError(f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16")
     ablation = AblationPlanner(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
     others = [replace(ablation.row_with(cell.fields), name=cell.name) for cell in POSITION_CELLS[1:]]
     return ablation, [replace(ablation.full_row, name=NO_POSITIONS.name, unchanged_text="no positions"), *others]

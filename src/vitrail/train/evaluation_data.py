@@ -18,9 +18,7 @@ def open_evaluation_data(data: str | None, real: Path | None, run: FinishedRun |
     """Open `data`, by default that of the run. The run's own data is split as in training, other data is not."""
     where = data or (run.data if run else None)
     if where is None:
-        raise ConfigError(
-            "no `data`; expected fashion, or a folder of images: val/CLASS/*.jpg or CLASS/*.jpg", ("data",)
-        )
+        raise ConfigError("no `data`; expected fashion, or a folder of images: val/CLASS/*.jpg or CLASS/*.jpg")
     if run is not None and is_same_data_path(run.data, where):
         return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
     return open_data(where, val_share=1.0, real=real)
@@ -43,7 +41,7 @@ def select_images(loaded: LoadedModel, data: str | None, count: int) -> tuple[li
     Images get the model's labels where the data's classes can be mapped to them: a folder 207 is a golden retriever.
     """
     if count < 1:
-        raise ConfigError(f"`images` {count}; expected at least 1", ("images",))
+        raise ConfigError(f"`images` {count}; expected at least 1")
     if data is None and loaded.run is None:
         return [], ["no `data`, so no images"]
     if data is not None and is_file_or_flat_folder(Path(data)):

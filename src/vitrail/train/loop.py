@@ -81,7 +81,7 @@ class StoppedError(VitrailError):
             f"continue with `resume` {run_folder}" if run_folder else "nothing is saved, since there is no run folder"
         )
         self.reason = f"stopped by {signal.Signals(signal_number).name} after step {step}"
-        super().__init__(f"{self.reason}; {saved}", fields=("resume",))
+        super().__init__(f"{self.reason}; {saved}")
         self.exit_code = 128 + signal_number
 
 

@@ -11,11 +11,8 @@ from vitrail.files import write_text
 from vitrail.train.metrics import CalibrationBin, Evaluation
 
 EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
-MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = (
-    20,
-    60,
-    200,
-)  # the largest confusion matrix that shows them
+# the largest confusion matrix that shows them
+MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = 20, 60, 200
 
 
 def plot_training_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
@@ -53,9 +50,8 @@ def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> Non
 
     counts = np.asarray(matrix, dtype=np.int64)
     seen = np.flatnonzero(counts.sum(0) + counts.sum(1))
-    seen = (
-        seen if len(seen) <= MAX_CLASSES_WITH_LABELS else np.arange(len(counts))
-    )  # without labels, the axes show class numbers
+    if len(seen) > MAX_CLASSES_WITH_LABELS:
+        seen = np.arange(len(counts))  # without labels, the axes show class numbers
     counts, classes = counts[np.ix_(seen, seen)], len(seen)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(max(4.5, 1.5 + 0.42 * classes), 13.0)

@@ -148,7 +148,7 @@ def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) ->
     """By default none if the images are in memory, else one per core, shared by the ranks of a machine."""
     if asked is not None:
         if asked < 0:
-            raise ConfigError(f"`workers` is {asked}; expected at least 0", fields=("workers",))
+            raise ConfigError(f"`workers` is {asked}; expected at least 0")
         return asked
     in_memory = isinstance(data.train, CachedDataset) or hasattr(data.train, "images")
     return 0 if in_memory else max(1, min(8, count_cores() // ranks.world_size))

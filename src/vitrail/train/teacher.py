@@ -156,7 +156,6 @@ def check_teacher_is_trusted(name: str, code: Sequence[str], where: str) -> list
     ):
         raise ConfigError(
             f"{where} names the teacher {name!r}, which timm would load from outside its registry; it is opened only "
-            f"if you name it: if you trust it, add `trust_code` {quote(name)}",
-            ("trust_code",),
+            f"if you name it: if you trust it, add `trust_code` {quote(name)}"
         )
     return [each for each in code if each != name]

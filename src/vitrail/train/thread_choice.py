@@ -85,9 +85,7 @@ def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | L
 
 def check_threads(threads: int) -> int:
     if not 1 <= threads <= MAX_THREADS:
-        raise ConfigError(
-            f"`threads` is {threads}; expected auto, or a number from 1 to {MAX_THREADS}", fields=("threads",)
-        )
+        raise ConfigError(f"`threads` is {threads}; expected auto, or a number from 1 to {MAX_THREADS}")
     return threads
 
 

@@ -39,8 +39,7 @@ class Throughput:
         if left < each:
             raise ConfigError(
                 f"{max(seconds, 0):.0f} s are left for training, but one step with the evaluation at the end takes "
-                f"{each + self.evaluation_seconds:.1f} s; expected more `minutes`",
-                fields=("minutes",),
+                f"{each + self.evaluation_seconds:.1f} s; expected more `minutes`"
             )
         return floor(left / each)
 

@@ -30,13 +30,9 @@ from vitrail.files import write_atomically
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 POSITIONS, BIG_VISION_POSITIONS = "Transformer/posembed_input/pos_embedding", "pos_embedding"
-OLD_PART_NAMES = (
-    "LayerNorm_0",
-    "MultiHeadDotProductAttention_1",
-    "LayerNorm_2",
-    "MlpBlock_3",
-)  # numbered consecutively
-NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")  # numbered by type
+# numbered consecutively, and by type
+OLD_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
+NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
 SUPPORTED_VALUES = {
     "distilled": (False,),
     "registers": (0,),

@@ -97,8 +97,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         return read_convnet(contents, tensors, convnet, known)
     if "patch_embed.proj.weight" not in tensors:
         raise CheckpointError(
-            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another `source`",
-            fields=("source",),
+            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another `source`"
         )
     card = contents.config or {}
     name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
