@@ -105,7 +105,7 @@ def run_benchmark(
                         lines += BenchCase(request, model_files, batch, threads, notes, progress).measure_lines()
     if not lines:
         raise ConfigError(f"nothing could be measured: {'; '.join(dict.fromkeys(notes))}")
-    return BenchResults.from_lines(lines, notes=tuple(dict.fromkeys(notes)), seed=request.seed)
+    return BenchResults(lines=tuple(lines), notes=tuple(dict.fromkeys(notes)), seed=request.seed)
 
 
 @contextmanager

@@ -101,8 +101,13 @@ def measure_sequence_cost(
         CostCell.from_seconds(each.seconds, mixer=each.mixer.name, tokens=each.tokens, memory=each.memory)
         for each in runs
     ]
-    return CostResults.from_cells(
-        cells, mixers=mixers, width=request.width, rounds=rounds, notes=notes, seed=request.seed
+    return CostResults(
+        cells=tuple(cells),
+        mixers=tuple(mixers),
+        width=request.width,
+        rounds=rounds,
+        notes=tuple(notes),
+        seed=request.seed,
     )
 
 

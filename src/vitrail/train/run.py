@@ -183,11 +183,11 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         resampling=plan.resampling,
         family=plan.family,
     )
-    curves = ""
-    if find_spec("matplotlib"):
-        plot_training_curves({run.folder.name: run.read_records()}, run.folder / CURVES_FILE)
-        curves = f", curves in {run.folder / CURVES_FILE}"
-    done = evaluation and f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}{curves}"
+    curves = run.folder / CURVES_FILE
+    plot_training_curves({run.folder.name: run.read_records()}, curves)
+    done = evaluation and (
+        f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}, curves in {curves}"
+    )
     report_from_first_rank(
         runtime,
         plan.ranks,
