@@ -1,4 +1,4 @@
-"""Processes started by torchrun compute what one process computes, and evaluate every picture once."""
+"""Processes started by torchrun give the result of one process, and evaluate every image once."""
 
 import json
 import shutil
@@ -40,17 +40,17 @@ with join_process_group() as ranks:
 """
 
 
-def started(folder: Path, processes: int, distilled: bool) -> dict[str, object]:
-    """Once in some 150 runs, on a loaded machine, a process was aborted (-6) for a reason not found: then once more."""
-    done = launched(folder, processes, distilled)
+def train_with_torchrun(folder: Path, processes: int, distilled: bool) -> dict[str, object]:
+    """Train and read the result. Retried once if a process aborts (-6): seen in 1 of 150 runs on a loaded machine."""
+    done = run_torchrun(folder, processes, distilled)
     if "exitcode: -6" in done.stderr:
         shutil.rmtree(folder)
-        done = launched(folder, processes, distilled)
+        done = run_torchrun(folder, processes, distilled)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "result.json").read_text())
 
 
-def launched(folder: Path, processes: int, distilled: bool) -> "subprocess.CompletedProcess[str]":
+def run_torchrun(folder: Path, processes: int, distilled: bool) -> "subprocess.CompletedProcess[str]":
     (folder / "checkpoints").mkdir(parents=True)
     program = folder / "program.py"
     program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(folder), distilled=distilled))
@@ -59,8 +59,8 @@ def launched(folder: Path, processes: int, distilled: bool) -> "subprocess.Compl
 
 
 @pytest.mark.parametrize("distilled", [False, True])
-def test_two_processes_are_one(distilled: bool, tmp_path: Path) -> None:
-    one, two = (started(tmp_path / str(count), count, distilled) for count in (1, 2))
+def test_two_processes_give_the_result_of_one(distilled: bool, tmp_path: Path) -> None:
+    one, two = (train_with_torchrun(tmp_path / str(count), count, distilled) for count in (1, 2))
     assert (one["world"], two["world"]) == (1, 2)
     assert one["images"] == two["images"] == 24
     assert isinstance(one["records"], list)
@@ -73,8 +73,8 @@ def test_two_processes_are_one(distilled: bool, tmp_path: Path) -> None:
     assert one["weights"] == pytest.approx(two["weights"], abs=1e-3)
 
 
-def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) -> None:
-    """Also with a budget, for which all processes must measure the same number of steps."""
+def test_stopped_torchrun_run_resumes_in_one_process(tmp_path: Path) -> None:
+    """With a time budget, for which all processes must measure the same number of steps."""
     folder = tmp_path / "run"
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "vitrail"]
     words = ["train", "--minutes", "0.6", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
@@ -85,14 +85,14 @@ def test_vitrail_train_by_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) 
     process.terminate()
     out, err = process.communicate(timeout=100)
     assert f"--resume {folder}" in err, err[-2000:]
-    assert out.count("10 classes") == 1, "only the first process speaks"
+    assert out.count("10 classes") == 1, "only the first process prints"
     state = load_newest_checkpoint_on_ranks(RunFolder(folder))
     assert state is not None
     assert {"random/0/cpu", "random/1/cpu"} <= set(state.tensors)
     plan = RunFolder(folder).load_plan()
     assert plan["world"] == 2
     assert 0 < state.metadata["step"] < plan["steps"]
-    plan["steps"] = state.metadata["step"] + 2  # so that going on does not take the rest of the budget
+    plan["steps"] = state.metadata["step"] + 2  # so that resuming does not take the rest of the budget
     (folder / "run.json").write_text(json.dumps(plan))
     words = [sys.executable, "-m", "vitrail", "train", "--resume", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
