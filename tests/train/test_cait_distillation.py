@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.noisy_weights import add_weight_noise
-from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, data
+from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, create_runs, data
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
@@ -40,10 +40,7 @@ def test_cait_learns_from_a_cait_teacher() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_resume_is_bit_identical(optimizer: str, tmp_path: Path) -> None:
     recipe = EVERYTHING.with_settings({"distill": "soft", "save_every": 1, "optimizer": optimizer, "layer_decay": 0.8})
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
+    uninterrupted, stopped = create_runs(tmp_path)
     teacher = Teacher(model=add_weight_noise(cait()), preprocessing=SEEN, labels=colour_images().classes)
 
     def train_until(run: RunFolder, stop: int = 0) -> None:

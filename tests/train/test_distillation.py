@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_teacher import Convnet, teacher
-from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, data
+from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, create_runs, data
 from torch import Tensor, nn
 
 import vitrail
@@ -62,10 +62,7 @@ def test_distillation_head_learns_from_the_teacher_and_class_head_from_the_label
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_resume_is_bit_identical(kind: str, distilled: bool, tmp_path: Path) -> None:
     recipe = EVERYTHING.with_settings({"distill": kind, "save_every": 1})
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
+    uninterrupted, stopped = create_runs(tmp_path)
 
     def train_until(run: RunFolder, stop: int = 0) -> None:
         fields = {"distilled": distilled, "stochastic_depth": 0.2}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train_fit import EVERYTHING, data, model
+from test_train_fit import EVERYTHING, create_runs, data, model
 
 from vitrail.train.fit import fit
 from vitrail.train.resume import load_newest_checkpoint_on_ranks
@@ -73,10 +73,7 @@ def read_newest_step(run: RunFolder) -> int:
 @pytest.mark.timeout(3600)
 def test_resume_is_bit_identical_after_random_kills(tmp_path: Path, kills: int) -> None:
     """12 kills by default, 200 in `make torture`."""
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
+    uninterrupted, stopped = create_runs(tmp_path)
     chance, reached, killed = random.Random(0), 0, 0
     processes = multiprocessing.get_context("fork")
     for attempt in range(kills):

@@ -98,6 +98,11 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
         assert torch.equal(tensor, others[name]), name
 
 
+def create_runs(folder: Path) -> tuple[RunFolder, RunFolder]:
+    """Empty folders for a run that is never stopped and for one that is."""
+    return RunFolder.create(folder / "uninterrupted", {}), RunFolder.create(folder / "stopped", {})
+
+
 def test_toy_model_learns_all_images() -> None:
     result = fit(model(), data(), replace(PLAIN, loop=LoopSettings(epochs=12, batch=8)), device="cpu")
     assert result.evaluation is not None
@@ -107,16 +112,20 @@ def test_toy_model_learns_all_images() -> None:
     assert not result.model.training
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run by the recipe EVERYTHING that was never stopped; do not modify it."""
+    run = RunFolder.create(tmp_path_factory.mktemp("runs") / "uninterrupted", {})
+    train_toy_model(EVERYTHING, run)
+    return run
+
+
 @pytest.mark.parametrize("stop", [1, 4, 7, 10, 13])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resume_is_bit_identical(stop: int, workers: int, tmp_path: Path) -> None:
+def test_resume_is_bit_identical(stop: int, workers: int, uninterrupted: RunFolder, tmp_path: Path) -> None:
     """At any step, within an epoch, with workers, Mixup, CutMix, accumulation, EMA, dropout and stochastic depth."""
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=1))
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
-    train_toy_model(EVERYTHING, uninterrupted)
+    stopped = RunFolder.create(tmp_path / "stopped", {})
     with pytest.raises(KeyboardInterrupt):
         train_toy_model(recipe, stopped, stop=stop + 1, workers=workers)
     assert [path.name for path in stopped.list_checkpoints()][-1] == f"step-{stop:08}.safetensors"
@@ -131,10 +140,7 @@ def test_resume_is_bit_identical_with_every_optimizer(optimizer: Any, precision:
         optimization=OptimizationSettings(optimizer=optimizer, lr=1e-3),
         loop=LoopSettings(epochs=2, batch=8, precision=precision, save_every=3),
     )
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
+    uninterrupted, stopped = create_runs(tmp_path)
     train_toy_model(recipe, uninterrupted)
     with pytest.raises(KeyboardInterrupt):
         train_toy_model(recipe, stopped, stop=8)
@@ -145,10 +151,7 @@ def test_resume_is_bit_identical_with_every_optimizer(optimizer: Any, precision:
 @pytest.mark.parametrize("stop", [2, 3])
 def test_run_stopped_before_its_first_checkpoint_starts_over(stop: int, tmp_path: Path) -> None:
     recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8, save_every=4))
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
+    uninterrupted, stopped = create_runs(tmp_path)
     train_toy_model(recipe, uninterrupted)
     with pytest.raises(KeyboardInterrupt):
         train_toy_model(recipe, stopped, stop=stop)
@@ -162,10 +165,7 @@ def test_run_stopped_before_its_first_checkpoint_starts_over(stop: int, tmp_path
 def test_resume_runs_a_missed_evaluation(tmp_path: Path) -> None:
     """A run stopped at the end of an epoch, or killed after its last checkpoint, still gets its evaluation."""
     recipe = replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=5))
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
+    uninterrupted, stopped = create_runs(tmp_path)
     train_toy_model(recipe, uninterrupted)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.train.loop.evaluate", raise_interrupt)
@@ -183,13 +183,9 @@ def raise_interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_resume_is_bit_identical_after_many_stops(tmp_path: Path) -> None:
+def test_resume_is_bit_identical_after_many_stops(uninterrupted: RunFolder, tmp_path: Path) -> None:
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=2))
-    uninterrupted, stopped = (
-        RunFolder.create(tmp_path / "uninterrupted", {}),
-        RunFolder.create(tmp_path / "stopped", {}),
-    )
-    train_toy_model(recipe, uninterrupted)
+    stopped = RunFolder.create(tmp_path / "stopped", {})
     for stop in (1, 3, 3, 6, 7, 12):
         with pytest.raises(KeyboardInterrupt):
             train_toy_model(recipe, stopped, stop=stop)
