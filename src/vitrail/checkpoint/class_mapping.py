@@ -19,6 +19,8 @@ def match_data_classes_to_model(
     classes are named 0 … 999. They match in order if both have the same number of classes and the model has no labels
     or the data's classes are WordNet ids.
     """
+    if model_labels is not None and len(model_labels) != model_classes:
+        raise DataError(f"it has {len(model_labels)} labels for {model_classes} classes; expected one per class")
     by_name = index_classes_by_name(model_labels or ())
     indices = [by_name.get(normalise_class_name(name)) for name in data_classes]
     if are_known_and_distinct(indices):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vitrail.loading import GivenPreprocessing, LoadedModel
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
-EXACT_ENGINES = ("eager", "compiled", "onnx")
 PEERS = ("timm", "transformers")
 CALIBRATION_IMAGES = 8  # for int8 quantisation
 ENGINES_WITH_STREAMS = ("onnx", "int8")  # also measured with one stream per thread

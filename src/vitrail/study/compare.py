@@ -176,9 +176,6 @@ def match_model_to_data_classes(opened: LoadedModel, name: str, data: DatasetSpl
     how = opened.preprocessing
     if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
-    if opened.labels is not None and len(opened.labels) != opened.classes:
-        names = len(opened.labels)
-        raise ConfigError(f"{opened.source} has {names} labels for {opened.classes} classes; expected one per class")
     try:
         columns, note = match_data_classes_to_model(opened.labels, opened.classes, data.classes)
     except DataError as error:

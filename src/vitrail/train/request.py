@@ -11,6 +11,7 @@ from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
+from vitrail.train.distributed import Ranks
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import check_teacher_is_trusted
 
@@ -164,3 +165,11 @@ class Runtime:
     strict: bool = False  # an unreadable image is an error
     report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
     progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar
+
+    def for_rank(self, ranks: Ranks) -> "Runtime":
+        """Only the first of several processes reports."""
+        return self if ranks.is_first else replace(self, report=ignore_line, progress=no_progress_bar)
+
+    def report_lines(self, *lines: str) -> None:
+        for line in lines:
+            self.report(line)

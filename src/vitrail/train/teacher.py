@@ -81,9 +81,6 @@ class TeacherView:
             )
         self.model: Callable[[Tensor], Tensor] = model
         classes = self.check_outputs_and_count_classes(data)
-        if teacher.labels is not None and len(teacher.labels) != classes:
-            names = len(teacher.labels)
-            raise ConfigError(f"{teacher.name} has {names} labels for {classes} classes; expected one per class")
         try:
             self.columns, note = match_data_classes_to_model(teacher.labels, classes, data.classes)
         except DataError as error:
