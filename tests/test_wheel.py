@@ -78,9 +78,9 @@ def test_commands_run_outside_the_repository_with_the_core_packages(installed: P
 
 
 def list_first_commands() -> list[str]:
-    """The shell start of the README: the commands above its first heading."""
-    first_screen = (ROOT / "README.md").read_text("utf-8").partition("\n## ")[0]
-    return re.findall(r"^\$ (vitrail .+)$", first_screen, re.MULTILINE)
+    """The shell start of the README: its first block of commands."""
+    text = (ROOT / "README.md").read_text("utf-8").partition("```console\n")[2].partition("```")[0]
+    return re.findall(r"^\$ (vitrail .+)$", text, re.MULTILINE)
 
 
 @pytest.mark.slow
