@@ -26,13 +26,21 @@ def create(name: str, /, **fields: Any) -> "ImageModel":
 
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
+
+    >>> model = vitrail.create("ViT-Ti/16", classes=10, image_size=64)
+    >>> model.config.width, model.config.classes
+    (192, 10)
     """
     family, preset = find_preset(name, trusted=name)
     return cast("ImageModel", family.build(family.configure(preset, **fields)))
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of all presets that match by name or alias, with * and ? as in a shell: list_models("deit*")."""
+    """Names of all presets that match by name or alias, with * and ? as in a shell.
+
+    >>> vitrail.list_models("deit_tiny*")
+    ['deit_tiny_distilled_patch16_224', 'deit_tiny_patch16_224']
+    """
     named = {name for family in load_built_in_families() for name in family.presets if fnmatchcase(name, pattern)}
     aliased = {
         name
