@@ -3,15 +3,17 @@
 torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.class_mapping import check_class_labels
 from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, describe_error, missing_package_error
 from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
@@ -171,6 +173,25 @@ def read_model_description(name: str, fields: Mapping[str, Any] | None = None) -
     return describe(name if run is None else run.model, **(fields or {}))
 
 
+def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
+    """The model of a preset, a checkpoint or a run on the meta device, with these config fields replaced."""
+    import torch
+
+    from vitrail.models.catalog import create, is_external_family_name
+
+    is_file = find_bundled_model(name) is not None or os.path.exists(name)  # noqa: PTH110  # Path refuses a long name
+    if is_external_family_name(name) or not is_file:
+        with torch.device("meta"):
+            return create(name, **fields)
+
+    from vitrail.checkpoint.reading import get_built_in_family
+
+    about = read_model_description(name)
+    family = get_built_in_family(about.family, name)
+    with torch.device("meta"):
+        return family.build(family.configure(**{**about.config, **fields}))
+
+
 def open_exported_model(
     path: str | Path, preprocessing: GivenPreprocessing, labels: Sequence[str] | None, threads: int
 ) -> LoadedModel:
@@ -206,7 +227,7 @@ def open_timm_model(name: str) -> LoadedModel:
     try:
         import timm
     except ImportError:
-        raise ConfigError(f"{TIMM_PREFIX}{name} needs timm; install it: pip install timm") from None
+        raise missing_package_error(f"{TIMM_PREFIX}{name}", "timm", "parity") from None
     except Exception as error:  # for instance a RuntimeError, if torchvision does not fit torch
         raise ConfigError(f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}") from None
     try:

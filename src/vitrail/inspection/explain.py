@@ -62,7 +62,7 @@ class Explanation:
 
     >>> explanation = vitrail.Explainer("vit_fashion").explain("example:cat")
     >>> explanation.map.shape  # one value per patch
-    (7, 7)
+    (4, 4)
     >>> explanation.save("why.png")
     """
 
@@ -201,7 +201,7 @@ class Explainer:
 
         >>> explainer = vitrail.Explainer("vit_fashion")
         >>> explainer.explain("example:cat", "attention", layer="all", head="all").maps.shape
-        (6, 4, 7, 7)
+        (4, 2, 4, 4)
         """
         options = ExplainOptions(
             method=method or self.default_method,

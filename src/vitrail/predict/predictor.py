@@ -116,11 +116,11 @@ class Predictor:
         """The features of an image after the last norm: (D,).
 
         `kind` is "class" for the class token, "mean" for the mean of the patch tokens, or "tokens" for all tokens,
-        (N, D); by default the class token if there is one, else the mean.
+        (N, D); by default "class" if the head reads the class token, else "mean".
 
         >>> predictor = vitrail.Predictor("vit_fashion")
-        >>> predictor.features("example:cat", "tokens").shape
-        (50, 64)
+        >>> predictor.features("example:cat", "tokens").shape  # the class token and 4×4 patches
+        (17, 64)
         """
         values = get_feature_engine(self, kind).run(np.stack([self.prepare_image(image)]))[0]
         if not np.isfinite(values).all():
@@ -233,12 +233,13 @@ def choose_output(loaded: LoadedModel) -> OutputKind:
 
 
 def choose_features(loaded: LoadedModel) -> OutputKind:
-    """The class token if the model has one, else the mean of the patch tokens."""
+    """What the head reads: the class token, or the mean of the patch tokens."""
     if isinstance(loaded.model, ExportedModel):
         return "class"  # which it may not return
     from vitrail.export.export_module import has_class_token
 
-    return "class" if has_class_token(loaded.model) else "mean"
+    pool: str = getattr(getattr(loaded.model, "config", None), "pool", "class")
+    return "class" if has_class_token(loaded.model) and pool == "class" else "mean"
 
 
 def check_export_matches(exported: ExportedModel, engine: EngineName, output: OutputKind, merge: int) -> None:
