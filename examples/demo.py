@@ -8,6 +8,7 @@ from PIL import Image
 import vitrail
 from vitrail.cli import build_app
 from vitrail.data.datasets import open_data
+from vitrail.data.image_items import spread_over_labels
 from vitrail.text import format_table
 from vitrail.train.run_folder import RunFolder
 
@@ -39,7 +40,7 @@ def show_predictions(folder: Path) -> None:
     predictor, images = vitrail.Predictor(folder / "model"), open_data("fashion").val
     assert images is not None
     lines = list[tuple[str, str, str]]()
-    for index in range(0, len(images), len(images) // 8):
+    for index in spread_over_labels([images.label(n) for n in range(len(images))], len(images.classes)):
         best = predictor.predict(images.source(index)).top[0]
         lines.append((images.classes[images.label(index)], str(best.label), f"{best.probability:.2f}"))
     print("\n".join(format_table(("label", "prediction", "probability"), lines, "llr")))
@@ -52,7 +53,7 @@ def show_attention(folder: Path) -> None:
     photo = folder / "photo.png"
     Image.fromarray(images.source(3).squeeze()).save(photo)
     for words in (
-        ["explain", str(folder), str(photo), "--method", "grad-rollout", "--check", "-o", str(folder / "explained")],
+        ["explain", str(folder), str(photo), "--check", "-o", str(folder / "explained")],
         ["report", str(folder), "--images", "16", "--explained", "4", "-o", str(folder / "report.html")],
     ):
         print(f"$ vitrail {' '.join(words)}", flush=True)

@@ -145,4 +145,4 @@ def test_models_that_do_not_fit(vitrail_: Run, model: Path, tmp_path: Path, monk
     assert not (tmp_path / "look").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = vitrail_("look", model)
-    assert said == (2, "", "vitrail: figures need matplotlib, which is not installed: pip install vitrail[plot]\n")
+    assert said == (2, "", "vitrail: figures need matplotlib, which is not installed: pip install matplotlib\n")

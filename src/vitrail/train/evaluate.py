@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import ImageDataset
@@ -32,13 +32,15 @@ def evaluate(
     progress: Callable[[int], object] | None = None,
     ranks: Ranks | None = None,
     classes: int | None = None,
+    on_logits: Callable[[Tensor, Tensor], object] | None = None,
 ) -> Evaluation:
     """Compute accuracy, loss, calibration and confusion. The train/eval mode of the model is restored afterwards.
 
     `classes` is the number of the model's classes, by default that of its `config`. `mapping` has the model's class for
     each class of the data if they differ, `labels` the names of the model's classes, by default those of the data.
     Unreadable images are skipped and listed in the result, or raise an error if `strict`. `progress` is called after
-    each batch with its number of images. With several processes, each evaluates a share; all return the same result.
+    each batch with its number of images, `on_logits` with their indices and logits. With several processes, each
+    evaluates a share; all return the same result.
     """
     start, ranks = perf_counter(), ranks or Ranks()
     dataset = dataset if isinstance(dataset, ImageDataset) else TorchDatasetAdapter(dataset)
@@ -57,7 +59,10 @@ def evaluate(
                 images = normalise(each.images.to(device), preprocessing)
                 right = each.labels if to_model is None else to_model[each.labels]
                 answers = [dataset.real_labels(index) for index in each.indices.tolist()]
-                tally.add_batch(model(images.to(number)), right, answers)
+                logits = model(images.to(number))
+                tally.add_batch(logits, right, answers)
+                if on_logits is not None:
+                    on_logits(each.indices, logits)
             if progress is not None:
                 progress(len(each.labels) + len(each.skipped))
     if ranks.world_size > 1:
