@@ -6,11 +6,16 @@ from pathlib import Path
 
 from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.checkpoint.run_files import FinishedRun
-from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
+from vitrail.data.datasets import BUILT_IN_DATASETS, DatasetSplits, ImageDataset, open_data
+from vitrail.data.fashion import FASHION_CLASSES
 from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, spread_over_labels
+from vitrail.data.photos import EXAMPLE_PREFIX, list_example_photos
 from vitrail.errors import ConfigError, DataError
+from vitrail.figures import format_count_with_noun
 from vitrail.loading import LoadedModel
 from vitrail.predict.image_list import collect_images
+
+RGB_CHANNELS = 3
 
 
 def open_evaluation_data(data: str | None, real: Path | None, run: FinishedRun | None) -> DatasetSplits:
@@ -23,6 +28,17 @@ def open_evaluation_data(data: str | None, real: Path | None, run: FinishedRun |
     if run is not None and is_same_data_path(run.data, where):
         return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
     return open_data(where, val_share=1.0, real=real)
+
+
+def find_default_data(loaded: LoadedModel) -> str | None:
+    """The data of the run, or the bundled data set that the checkpoint was trained on."""
+    if loaded.run is not None:
+        return loaded.run.data
+    if loaded.checkpoint is None:
+        return None
+    about = loaded.checkpoint.description
+    name = about.provenance.get("data")  # a folder of the same name has other classes
+    return name if name in BUILT_IN_DATASETS and about.labels == FASHION_CLASSES else None
 
 
 def is_same_data_path(data: str | None, other: str) -> bool:
@@ -63,14 +79,15 @@ class SelectedImages:
 
 
 def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class: bool = False) -> SelectedImages:
-    """`count` images of the data, by default that of the run; without both there are no images.
+    """`count` images of the data, by default that of the run or else the example photos.
 
     They are evenly spaced over the data, or over each class if `by_class`.
     """
     if count < 1:
         raise ConfigError(f"`images` {count}; expected at least 1", ("images",))
+    data = find_default_data(loaded) if data is None else data
     if data is None and loaded.run is None:
-        return SelectedImages(notes=["no `data`, so no images"])
+        return take_example_photos(loaded, count)
     if data is not None and is_file_or_flat_folder(Path(data)):
         items, _ = collect_images([data])
         return SelectedImages(items=[items[n] for n in evenly_spaced_indices(len(items), count)])
@@ -80,6 +97,17 @@ def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class
     if by_class:
         chosen = spread_over_labels([found.images.label(n) for n in range(total)], count)
     return SelectedImages(items=found.take(chosen), notes=found.notes, labelled=found)
+
+
+def take_example_photos(loaded: LoadedModel, count: int) -> SelectedImages:
+    """Up to `count` example photos for a model of RGB images, with a note; no images for other models."""
+    if len(loaded.preprocessing.mean) != RGB_CHANNELS:
+        return SelectedImages(notes=["no `data`, so no images"])
+    photos = list_example_photos()
+    chosen = [photos[n] for n in evenly_spaced_indices(len(photos), count)]
+    items = [ImageItem(path, f"{EXAMPLE_PREFIX}{path.stem}") for path in chosen]
+    shown = format_count_with_noun(len(items), "example photo")
+    return SelectedImages(items=items, notes=[f"no `data`, so the figures show {shown}"])
 
 
 def open_labelled_images(loaded: LoadedModel, data: str | None) -> LabelledImages:
