@@ -112,5 +112,6 @@ def test_invalid_arguments_are_one_line_errors(
 def test_peer_that_cannot_be_imported_is_left_out(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.study.bench_engines.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     result = vitrail_("bench", model, "--peers", "transformers", *QUICK)
-    message = "vitrail: transformers in --peers is not installed: pip install transformers, or leave it out\n"
-    assert result == (2, "", message)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("vitrail: --peers transformers needs transformers, ")
+    assert result.err.endswith("pip install 'vitrail[parity]'\n")

@@ -33,9 +33,13 @@ def test_one_photo(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     result = vitrail_("explain", model, photo.name)
     (top_class,) = Explainer(model).explain(photo).prediction.top[:1]  # pyright: ignore[reportOptionalMemberAccess]
-    assert result == (0, f"photo.jpg: {top_class.label} {top_class.probability:.1%}, explained/photo.rollout.png\n", "")
-    assert [path.name for path in (tmp_path / "explained").iterdir()] == ["photo.rollout.png"]
-    with Image.open(tmp_path / "explained" / "photo.rollout.png") as drawn:
+    assert result == (
+        0,
+        f"photo.jpg: {top_class.label} {top_class.probability:.1%}, explained/photo.grad-rollout.png\n",
+        "",
+    )
+    assert [path.name for path in (tmp_path / "explained").iterdir()] == ["photo.grad-rollout.png"]
+    with Image.open(tmp_path / "explained" / "photo.grad-rollout.png") as drawn:
         assert drawn.format == "PNG"
         assert drawn.width > drawn.height, "the aspect ratio of the photo"
 
@@ -68,6 +72,7 @@ def test_all_layers_and_heads_as_figures_arrays_and_json(
         (("--layer=-2", "--head=1"), {"layer": 0, "head": 1}),
         (("--head", "-1"), {"head": 1}),
         (("--head", "max", "--discard", "0.5"), {"head": "max", "discard": 0.5}),
+        (("--class", "ants"), {"of_class": 0}),
         (("--from", "0,1"), {"token": "0,1"}),
         (("--token", "class"), {"token": "class"}),
     ],
@@ -77,7 +82,8 @@ def test_options_reach_the_explainer(
 ) -> None:
     result = vitrail_("explain", model, photo, "-o", tmp_path / "out", "--arrays", *words)
     assert (result.code, result.err) == (0, "")
-    with np.load(tmp_path / "out" / "photo.rollout.npz") as arrays:
+    method = "rollout" if "head" in options else "grad-rollout"
+    with np.load(tmp_path / "out" / f"photo.{method}.npz") as arrays:
         np.testing.assert_allclose(arrays["maps"], Explainer(model).explain(photo, **options).maps, rtol=1e-5)
 
 
@@ -117,8 +123,8 @@ def test_unusual_file_names(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     found = json.loads(result.out)
     assert [each["image"] for each in found] == names
     written = [Path(path).name for each in found for path in each["written"]]
-    expected = [f"{stem[:180]}.rollout.png" for stem in stems]
-    assert written == [*expected, "my photo.rollout-2.png", "my photo.rollout-3.png"]
+    expected = [f"{stem[:180]}.grad-rollout.png" for stem in stems]
+    assert written == [*expected, "my photo.grad-rollout-2.png", "my photo.grad-rollout-3.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(written)
 
 
@@ -126,8 +132,8 @@ def test_one_line_per_photo_for_any_name(vitrail_: Run, model: Path, tmp_path: P
     name = write_image(tmp_path / "two\nlines \x1b[31m.png")
     result = vitrail_("explain", model, name, "-o", tmp_path / "out")
     assert len(result.out.splitlines()) == 1
-    assert r"two\nlines \x1b[31m.rollout.png" in result.out
-    assert (tmp_path / "out" / "two\nlines \x1b[31m.rollout.png").exists()
+    assert r"two\nlines \x1b[31m.grad-rollout.png" in result.out
+    assert (tmp_path / "out" / "two\nlines \x1b[31m.grad-rollout.png").exists()
 
 
 def test_folder_includes_its_subfolders(vitrail_: Run, model: Path, tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ def test_unreadable_images_are_named_and_the_others_explained(
     result = vitrail_("explain", model, broken, photo, nowhere, "-o", out)
     assert result.code == 2
     assert result.out.startswith(f"{photo}: ")
-    assert [path.name for path in out.iterdir()] == ["photo.rollout.png"]
+    assert [path.name for path in out.iterdir()] == ["photo.grad-rollout.png"]
     first, second, last = result.err.splitlines()
     assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
     assert second == f"vitrail: '{nowhere}' does not exist; expected an image"
@@ -182,7 +188,7 @@ def test_empty_map_is_reported(vitrail_: Run, photo: Path, tmp_path: Path) -> No
     explanation = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert explanation.is_empty
     assert "no evidence for the class" in explanation.figure.caption
-    assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo).is_empty
+    assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "rollout").is_empty
 
 
 def test_image_from_standard_input(model: Path, photo: Path, tmp_path: Path) -> None:
@@ -270,7 +276,8 @@ def test_invalid_paths_are_one_line_errors(
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = vitrail_("explain", model, photo, *out)
-    assert result == (2, "", "vitrail: figures need matplotlib, which is not installed: pip install vitrail[plot]\n")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.endswith("needs matplotlib, which is not installed; run: pip install matplotlib\n")
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root writes to")

@@ -48,8 +48,14 @@ def test_report_of_a_run(vitrail_: Run, tmp_path: Path) -> None:
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
     assert "Figures over 5 images." in page
-    assert page.count("<figure") == 2 * 2 + 6
-    assert [row[1] for row in read_prediction_rows(page)] == ["ants", "cats"], "the first and the last image"
+    assert read_headings(page)[:5] == [
+        *("Results", "Accuracy per class", "Confusion and calibration", "Samples", "Training"),
+    ]
+    assert page.count("<figure") == 2 + 1 + 2 + 6, "confusion and calibration, samples, maps, model"
+    assert [row[1] for row in read_prediction_rows(page)] == ["ants", "cats"], "of different classes"
+    accuracy = re.search(r"Top-1 accuracy (\d+\.\d+%) on 6 validation images of data\.", page)
+    assert accuracy is not None
+    assert f"<td>top-1 accuracy</td><td class=r>{accuracy[1]}</td>" in page
     assert all(
         re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in read_prediction_rows(page) for cell in row[2:]
     )
@@ -64,9 +70,9 @@ def test_folders_named_by_class_number(vitrail_: Run, model: Path, tmp_path: Pat
         assert [row[1] for row in read_prediction_rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
-def test_report_without_images(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_without_images(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = vitrail_("report", model)
+    result = vitrail_("report", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
     assert result.code == 0
     assert result.err == "vitrail: note: no --data, so no images\n"
     page = (tmp_path / "report.html").read_text("utf-8")

@@ -26,9 +26,9 @@ from vitrail.export.export_module import (
     make_channel_tensors,
     normalise_uint8_batch,
 )
-from vitrail.export.onnx_file import find_size_multiple, trace_to_exported_program, write_onnx
+from vitrail.export.onnx_file import check_onnx_packages, find_size_multiple, trace_to_exported_program, write_onnx
 from vitrail.export.onnx_session import run_onnx_file, silence_warnings
-from vitrail.export.quantise import import_onnx, quantise_onnx_file, write_description_and_onnx_metadata
+from vitrail.export.quantise import quantise_onnx_file, write_description_and_onnx_metadata
 from vitrail.models.checks import pair
 from vitrail.models.token_merging import add_token_merging
 
@@ -62,11 +62,21 @@ def export_model(
     images: NDArray[np.uint8] | None = None,
     overwrite: bool = False,
 ) -> tuple[ExportDescription, ExportCheck]:
-    """Export a model. It is compared with torch on built-in photos, noise and `images` (B, rows, columns, C)."""
+    """Export a model. It is compared with torch on built-in photos, noise and `images` (B, rows, columns, C).
+
+    >>> loaded = vitrail.open_model("vit_fashion")
+    >>> about, check = vitrail.export_model(
+    ...     loaded.model, "shipped", preprocessing=loaded.preprocessing, labels=loaded.labels
+    ... )
+    >>> check.difference < 1e-4
+    True
+    >>> vitrail.Predictor("shipped").predict("example:cat").top[0].index < 10  # runs without torch
+    True
+    """
     folder = Path(folder)
     check_target_folder(folder, overwrite=overwrite)
     if to != "torch-export":
-        import_onnx()
+        check_onnx_packages()
     check_output_available(model, output)
     weights = compute_weights_digest(model)
     model = convert_to_float32(model)
