@@ -7,9 +7,9 @@ from difflib import SequenceMatcher
 from vitrail.text import escape_unprintable
 
 MAX_MESSAGE_LENGTH = 2000  # characters
-FIELD_IN_MESSAGE = re.compile("`([a-z_]+(?:=…)?)`")
 MIN_SIMILARITY = 0.5  # of a name that is suggested instead of an unknown one; 1 is equal
 MIN_LENGTH_OF_START = 4  # characters of an unknown name that may be the beginning of a longer one
+FIELD_IN_MESSAGE = re.compile("`([a-z_]+(?:=…)?)`")
 
 
 class VitrailError(Exception):
