@@ -21,7 +21,7 @@ from vitrail.checkpoint.files.weight_folders import (
     WEIGHT_FILES,
     list_shards,
 )
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.errors import CheckpointError, describe_error, missing_package_error
 
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
@@ -55,7 +55,7 @@ def download_model(name: str, *, prefer_cache: bool = False) -> Path:
     try:
         import huggingface_hub.errors
     except ImportError:
-        raise CheckpointError(f"{name} needs huggingface_hub; pip install huggingface_hub") from None
+        raise missing_package_error(name, "huggingface_hub") from None
     if prefer_cache and (folder := find_cached_model(repository, revision)) is not None:
         return folder
     if reason := find_why_unreachable():
