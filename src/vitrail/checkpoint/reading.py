@@ -179,7 +179,10 @@ def read_translated_checkpoint(path: str | Path, source: str | None, fields: Map
 def locate_or_download_checkpoint(path: str | Path) -> Path:
     """Path of a checkpoint on this machine; a model of the hub is downloaded first."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
+        given = f"a {type(path).__name__}" if isinstance(path, nn.Module) else repr(path)[:60]
+        raise CheckpointError(f"the checkpoint is {given}; expected a name or a path")
+    if not str(path):
+        raise CheckpointError("the checkpoint is ''; expected a name or a path")
     if hub.is_hub_name(path):
         return hub.download_model(str(path))
     if (bundled := find_bundled_model(path)) is not None:
