@@ -284,7 +284,7 @@ def test_a_model_without_a_head(method: Any) -> None:
         assert found.explained_class is None
         assert found.prediction is None
         assert found.map.shape == (2, 3)
-        assert found.figure.caption.startswith(f"{method.capitalize()} of image. Bright patches ")
+        assert found.figure.caption.startswith(f"{method.capitalize()} of image. Colours are bright where ")
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -410,7 +410,8 @@ def test_dynamic_models_use_the_preprocessing_size() -> None:
 
 def test_titles_of_maps() -> None:
     subject = explainer()
-    assert subject.explain(make_image()).titles == (("up to layer 2, mean over heads",),)
+    assert subject.explain(make_image()).titles == (("up to layer 2",),)
+    assert subject.explain(make_image(), "rollout").titles == (("up to layer 2, mean over heads",),)
     found = subject.explain(make_image(), "attention", layer="all", head="all")
     assert found.titles == tuple(tuple(f"layer {a}, head {b}" for b in range(2)) for a in range(3))
     assert subject.explain(make_image(), layer=0, head=1).titles == (("up to layer 0, head 1",),)
@@ -431,8 +432,8 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
         found = Explainer(tmp_path / "model").explain(source)
         np.testing.assert_allclose(found.maps, expected.maps, atol=1e-6)
         assert str(found.prediction) == str(expected.prediction)
-    assert Explainer(str(tmp_path / "model")).explain(path).figure.name == "my photo.rollout"
-    assert expected.figure.name == "image.rollout"
+    assert Explainer(str(tmp_path / "model")).explain(path).figure.name == "my photo.grad-rollout"
+    assert expected.figure.name == "image.grad-rollout"
 
 
 def test_errors() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,26 +97,41 @@ class Explanation:
         explained = self.explained_class
         probability = "" if explained is None else f"{explained.name} {explained.probability:.1%}"
         if self.options.method == "norms":
-            meaning = "have the longest tokens"
+            meaning, scale = "have the longest tokens", "from the smallest value"
         else:
-            meaning = "receive the most attention; 1 is the value of uniform attention"
+            by_class = self.options.method == "grad-rollout"
+            meaning = "contribute most to the class" if by_class else "receive the most attention"
+            scale = "from 0 (1 is uniform attention)"
         return CaptionedFigure(
             name=figure_name(self.name, self.options.method),
             title=f"{name}: {method}",
             caption=f"{method[0].upper()}{method[1:]} of {name}"
             + f" ({probability})" * bool(probability)
-            + f". Bright patches {meaning}.",
+            + f". Colours are bright where patches {meaning}. The scale is linear, {scale} to the 95 % quantile.",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
             draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
         )
 
     def render(self, heading: str) -> Any:
         if self.options.method == "norms":
-            panels, unit = self.maps, "token norm"
+            panels, unit, lowest = self.maps, "token norm", None
         else:
-            panels, unit = self.maps * (self.maps.shape[-2] * self.maps.shape[-1]), "attention (1 = uniform)"
+            panels, unit, lowest = self.maps * prod(self.maps.shape[-2:]), "attention (1 = uniform)", 0.0
         patch = tuple(map(int, self.options.token.split(","))) if "," in self.options.token else None
-        return draw_overlay(self.photo, self.box, panels, self.titles, heading, unit, patch)
+        top = () if self.prediction is None else self.prediction.top
+        explained = None if self.explained_class is None else self.explained_class.index
+        predictions = [(each.name, each.probability, each.index == explained) for each in top]
+        return draw_overlay(
+            self.photo,
+            self.box,
+            panels,
+            self.titles,
+            heading,
+            unit,
+            patch=patch,
+            lowest=lowest,
+            predictions=predictions,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the figure to a .png, .svg or .pdf file, which is replaced if it exists."""
@@ -186,7 +202,8 @@ class Explainer:
         Parameters
         ----------
         method
-            rollout, grad-rollout, attention, pool or norms; by default the best that the model supports.
+            grad-rollout, rollout, attention, pool or norms. The default is grad-rollout for a model with classes, and
+            rollout if `head` or `discard` is given.
         layer
             Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
         head
@@ -204,7 +221,7 @@ class Explainer:
         (4, 2, 4, 4)
         """
         options = ExplainOptions(
-            method=method or self.default_method,
+            method=method or default_method(self.model, self.layers, head=head, discard=discard),
             layer=layer,
             head=head,
             token=token,

@@ -137,6 +137,7 @@ class ActivationStatistics:
     means: Arrays = field(default_factory=Arrays)  # (B, S, D)
     cosines: Arrays = field(default_factory=Arrays)  # (B, S)
     removal_method: str = ""  # how patches were removed
+    map_method: str = ""  # of the maps that they were ordered by
     occlusion_curves: dict[str, Arrays] = field(default_factory=dict[str, Arrays])  # by order of removal: (B, K)
     grid: tuple[int, int] = (0, 0)
     token_names: tuple[str, ...] = ()  # of the prefix tokens
@@ -178,6 +179,7 @@ class ActivationStatistics:
 
     def add_occlusion(self, explainer: Explainer, pixels: Tensor, options: ExplainOptions) -> None:
         logits, maps = explainer.compute_maps(pixels, options)
+        self.map_method = options.method
         self.removal_method = (
             "removed from the sequence" if can_drop_tokens(explainer.model) else "replaced by the mean colour"
         )
@@ -218,6 +220,7 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
                 curves["least"],
                 curves["chance"],
                 removal_method=statistics.removal_method,
+                map_method=statistics.map_method,
             )
         )
     else:

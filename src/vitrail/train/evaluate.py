@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits, ImageDataset
@@ -36,6 +36,7 @@ def evaluate(
     progress: bool | Callable[[int], object] | None = None,
     ranks: Ranks | None = None,
     classes: int | None = None,
+    on_logits: Callable[[Tensor, Tensor], object] | None = None,
 ) -> Evaluation:
     """Compute accuracy, loss, calibration and confusion. The train/eval mode of the model is restored afterwards.
 
@@ -44,7 +45,8 @@ def evaluate(
     model's class for each class of the data if they differ, `labels` the names of the model's classes, by default those
     of the data. Unreadable images are skipped and listed in the result, or raise an error if `strict`. By default, a
     progress bar is shown in a notebook and on a terminal; a function is called after each batch with its number of
-    images. With several processes, each evaluates a share; all return the same result.
+    images. `on_logits` is called with the indices and logits of each batch. With several processes, each evaluates a
+    share; all return the same result.
 
     >>> loaded, data = vitrail.open_model("vit_fashion"), vitrail.open_data("fashion")
     >>> found = vitrail.evaluate(loaded, data.val)
@@ -77,7 +79,10 @@ def evaluate(
                 images = normalise(each.images.to(device), preprocessing)
                 right = each.labels if to_model is None else to_model[each.labels]
                 answers = [dataset.real_labels(index) for index in each.indices.tolist()]
-                tally.add_batch(model(images.to(number)), right, answers)
+                logits = model(images.to(number))
+                tally.add_batch(logits, right, answers)
+                if on_logits is not None:
+                    on_logits(each.indices, logits)
             advance(len(each.labels) + len(each.skipped))
     if ranks.world_size > 1:
         share, tally = tally.get_sums(), MetricAccumulator(tally.classes)
