@@ -72,6 +72,10 @@ def look(
 
     Images are of any kind that `open_image` takes; only one batch is in memory at a time. The occlusion check uses the
     map that `options` select, by default that of `Explainer.default_method`.
+
+    >>> figures = vitrail.look("vit_fashion")
+    >>> [each.name for each in figures.figures]
+    ['filters', 'positions']
     """
     if batch < 1:
         raise ConfigError(f"batch is {batch}; expected 1 or more")
