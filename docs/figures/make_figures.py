@@ -23,19 +23,21 @@ WEIGHTS = {
     "vit": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
     "deit": "deit_tiny_patch16_224.pth",
 }
-EXPLAINED = {"vit": ("camera", "cat"), "deit": ("coffee", "cat")}  # example photos
+EXPLAINED = {"vit": "camera", "deit": "coffee"}  # example photos
 LOOKED_AT = ("attention_distance", "filters", "occlusion", "position_similarity")
-COLOURS = 256  # of a PNG palette, a third of the bytes
+MAX_PHOTO_WIDTH = 1100  # pixels of a figure with photos; plots get a palette of 256 colours instead
 
 
-def save(figure: CaptionedFigure, name: str) -> None:
-    """Save a figure as a PNG with a palette."""
+def save(figure: CaptionedFigure, name: str, *, photo: bool = False) -> None:
+    """Save a figure as a small PNG."""
     (path,) = figure.save(FOLDER)
     target = FOLDER / f"{name}.png"
     with Image.open(path) as image:
-        reduced = image.convert("RGB").quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.FLOYDSTEINBERG)
+        drawn = image.convert("RGB")
     path.unlink()
-    reduced.save(target, optimize=True)
+    if photo:
+        drawn.thumbnail((MAX_PHOTO_WIDTH, drawn.height))
+    (drawn if photo else drawn.quantize(256)).save(target, optimize=True)
     print(f"{target}: {target.stat().st_size / 1e3:.0f} KB")
 
 
@@ -52,8 +54,7 @@ def main() -> None:
             print(f"{key}: {path} does not exist; skipped")
             continue
         explainer = Explainer(path, labels=labels)
-        for photo in EXPLAINED[key]:
-            save(explainer.explain(f"example:{photo}").figure, f"{photo}-{key}")
+        save(explainer.explain(f"example:{EXPLAINED[key]}").figure, f"{EXPLAINED[key]}-{key}", photo=True)
         images = open_data(given.images, val_share=1.0).val if given.images else None
         chosen = [] if images is None else spread_over_labels([images.label(n) for n in range(len(images))], 64)
         sources = (images.source(n) for n in chosen) if images is not None else ()
