@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import ConfigError, missing_package_error
 from vitrail.files import make_folder, write_atomically
+from vitrail.text import pluralize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,9 +103,9 @@ def style_axes(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
 
 
-def format_count_with_noun(number: int, noun: str, plural: str | None = None) -> str:
+def format_count_with_noun(number: int, noun: str) -> str:
     """1 image, 1,234 images."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:,} {pluralize(number, noun)}"
 
 
 def sanitize_label(text: str, max_length: int = 30) -> str:

@@ -21,7 +21,7 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
-from vitrail.text import format_duration
+from vitrail.text import format_duration, pluralize
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
 from vitrail.train.distributed import Ranks, join_process_group, resolve_device
@@ -58,15 +58,16 @@ def start_run(
     if folder is not None and not dry_run:
         RunFolder.check_folder_is_free(folder)  # at once, and again when it is made
     with join_process_group() as ranks, restore_threads():
+        runtime = runtime.for_rank(ranks)
         plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
         choice = choose_threads(plan, runtime.threads)
         plan = use_threads(plan, choice.threads)
-        report_from_first_rank(runtime, ranks, *describe_plan(plan, request), str(choice))
+        runtime.report_lines(*describe_plan(plan, request), str(choice))
         if request.recipe.loop.minutes is not None or dry_run:
-            report_from_first_rank(runtime, ranks, "speed  measuring …")
+            runtime.report("speed  measuring …")
             speed = measure_throughput(plan)
             plan = fix_steps_by_minutes(plan, start, speed)
-            report_from_first_rank(runtime, ranks, *describe_speed(speed, plan))
+            runtime.report_lines(*describe_speed(speed, plan))
         if dry_run:
             return
         if folder is None and ranks.is_first:
@@ -77,7 +78,7 @@ def start_run(
         with run.hold_lock() if ranks.is_first else nullcontext():
             if ranks.is_first:
                 RunFolder.create(run.folder, plan.to_json())
-            report_from_first_rank(runtime, ranks, f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
+            runtime.report(f"run    {run.folder}: {', '.join(describe_length(plan))}")
             train_and_save(run, plan, runtime)
 
 
@@ -90,10 +91,9 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
     keep_freed_memory()
     run = RunFolder(folder)
     with join_process_group() as ranks, restore_threads():
+        runtime = runtime.for_rank(ranks)
         if is_training_complete(run):
-            report_from_first_rank(
-                runtime, ranks, f"run    {folder} is finished; evaluate it with: vitrail eval {folder}"
-            )
+            runtime.report(f"run    {folder} is finished; evaluate it with: vitrail eval {folder}")
             return
         with run.hold_lock() if ranks.is_first else nullcontext():
             recorded = run.load_plan()
@@ -107,7 +107,7 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
             if request.trusted is not None:  # the user may name the same code by another path
                 now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
             for note in check_unchanged_and_list_warnings(recorded, now, folder):
-                report_from_first_rank(runtime, ranks, f"note   {note}")
+                runtime.report(f"note   {note}")
             train_and_save(run, plan, runtime, resumed=True)
 
 
@@ -120,8 +120,8 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
     """The plan of a request on this machine: images in memory if they fit, device, workers and teacher."""
     device = resolve_device(runtime.device, ranks)
     plan = plan_request(request)
-    report_from_first_rank(runtime, ranks, *(f"note   {note}" for note in plan.data.notes))
-    with runtime.progress(None if ranks.is_first else 0, "decoding") as advance:
+    runtime.report_lines(*(f"note   {note}" for note in plan.data.notes))
+    with runtime.progress(None, "decoding") as advance:
         data = cache_if_small(plan.data, request.cache * 1e9, lambda: advance(1))
     workers = choose_worker_count(data, runtime.workers, ranks)
     plan = replace(plan, data=data, device=device, ranks=ranks, workers=workers, strict=runtime.strict)
@@ -131,10 +131,10 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
         check_no_random_augmentation(request.recipe)
     cache_folder = None if request.teacher_cache is None or dry_run else Path(request.teacher_cache)
     fields = request.teacher_fields
-    with runtime.progress(len(plan.train_images) if cache_folder and ranks.is_first else 0, "teacher") as advance:
+    with runtime.progress(len(plan.train_images) if cache_folder else 0, "teacher") as advance:
         teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
         plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=cache_folder, progress=advance)
-    report_from_first_rank(runtime, ranks, *(f"note   {note}" for note in notes))
+    runtime.report_lines(*(f"note   {note}" for note in notes))
     return plan
 
 
@@ -148,7 +148,7 @@ def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) ->
     """By default none if the images are in memory, else one per core, shared by the ranks of a machine."""
     if asked is not None:
         if asked < 0:
-            raise ConfigError(f"`workers` is {asked}; expected at least 0", fields=("workers",))
+            raise ConfigError(f"`workers` is {asked}; expected at least 0")
         return asked
     in_memory = isinstance(data.train, CachedDataset) or hasattr(data.train, "images")
     return 0 if in_memory else max(1, min(8, count_cores() // ranks.world_size))
@@ -183,14 +183,12 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         resampling=plan.resampling,
         family=plan.family,
     )
-    curves = ""
-    if find_spec("matplotlib"):
-        plot_training_curves({run.folder.name: run.read_records()}, run.folder / CURVES_FILE)
-        curves = f", curves in {run.folder / CURVES_FILE}"
-    done = evaluation and f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}{curves}"
-    report_from_first_rank(
-        runtime,
-        plan.ranks,
+    curves = run.folder / CURVES_FILE
+    plot_training_curves({run.folder.name: run.read_records()}, curves)
+    done = evaluation and (
+        f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}, curves in {curves}"
+    )
+    runtime.report_lines(
         *describe_skipped_images(result.skipped),
         *([done] if done else []),
         f"model  {model_folder}: vitrail eval {quote(str(run.folder))}, "
@@ -218,19 +216,12 @@ class ResumeCallback(CallbackList):
         self.report(f"run    {start.folder}: resuming from {where} of {start.steps} steps")
 
 
-def report_from_first_rank(runtime: Runtime, ranks: Ranks, *lines: str) -> None:
-    """Only the first of several processes reports."""
-    if ranks.is_first:
-        for line in lines:
-            runtime.report(line)
-
-
 def describe_plan(plan: Plan, request: Request) -> list[str]:
     data, recipe = plan.data, plan.recipe
     parameters = sum(weight.numel() for weight in plan.model.parameters())
     size = "×".join(map(str, plan.model.config.image_size))
     start = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
-    default = Recipe().to_flat_dict()
+    default, count, val_count = Recipe().to_flat_dict(), len(plan.train_images), len(data.val or ())
     hidden = (*HIDDEN_SETTINGS, *(list_setting_names("distillation") if request.teacher is None else ()))
     settings = [
         f"{name} {value}"
@@ -238,22 +229,28 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
         if value != default[name] and name not in hidden
     ]
     return [
-        f"data   {data.name}: {len(plan.train_images)} training images, {len(data.val or ())} validation images, "
-        f"{len(data.classes)} classes",
+        f"data   {data.name}: {count} training {pluralize(count, 'image')}, "
+        f"{val_count} validation {pluralize(val_count, 'image')}, {len(data.classes)} classes",
         f"model  {plan.model_name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {start}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
-        f"device {plan.device}, {plan.workers} workers",
+        f"device {plan.device}, {plan.workers} {pluralize(plan.workers, 'worker')}",
     ]
+
+
+def describe_length(plan: Plan) -> tuple[str, str]:
+    """960 steps, 16 epochs."""
+    return f"{plan.steps} {pluralize(plan.steps, 'step')}", f"{plan.epochs:.4g} {pluralize(plan.epochs, 'epoch')}"
 
 
 def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
     loop = plan.recipe.loop
     total = speed.estimate_seconds(plan.steps, plan.steps_per_epoch, loop.eval_every)
+    steps, epochs = describe_length(plan)
     return [
         f"speed  {loop.batch / speed.step_seconds:.1f} images/s, {speed.step_seconds:.3f} s per step of {loop.batch}; "
         f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
-        f"time   {plan.steps} steps ({plan.epochs:.4g} epochs) take about {format_duration(total)}",
+        f"time   {steps} ({epochs}) {'takes' if plan.steps == 1 else 'take'} about {format_duration(total)}",
     ]
 
 
@@ -262,4 +259,5 @@ def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
         return []
     more = f" … and {len(skipped) - MAX_LISTED_IMAGES} more" if len(skipped) > MAX_LISTED_IMAGES else ""
     lines = [f"       {reason}" for reason in skipped[:MAX_LISTED_IMAGES]]
-    return [f"skipped {len(skipped)} images that could not be read:", *lines, *([more] if more else [])]
+    images = pluralize(len(skipped), "image")
+    return [f"skipped {len(skipped)} {images} that could not be read:", *lines, *([more] if more else [])]
