@@ -37,6 +37,12 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
+def format_count(count: float, noun: str) -> str:
+    """A number with its noun: 1 image, 2,000 images, 0.5 epochs."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:.4g}"
+    return f"{number} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def abbreviate_list(names: Collection[str], most: int = 4) -> str:
     """Join the first `most` names with commas, and say how many more there are."""
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

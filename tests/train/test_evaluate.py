@@ -123,7 +123,7 @@ def test_half_precision_and_one_channel(pictures: ArrayDataset) -> None:
 
 
 def test_a_device_that_is_not_there(pictures: ArrayDataset) -> None:
-    with pytest.raises(ConfigError, match=r"^device is 'nowhere'; expected one that torch can use: "):
+    with pytest.raises(ConfigError, match=r"nowhere is not a device"):
         evaluate(toy(), pictures, SEEN_AS, device="nowhere")
 
 

@@ -21,7 +21,7 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
-from vitrail.text import format_duration
+from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
 from vitrail.train.distributed import Ranks, join_process_group, resolve_device
@@ -77,7 +77,7 @@ def start_run(
         with run.hold_lock() if ranks.is_first else nullcontext():
             if ranks.is_first:
                 RunFolder.create(run.folder, plan.to_json())
-            report_from_first_rank(runtime, ranks, f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
+            report_from_first_rank(runtime, ranks, f"run    {run.folder}: {format_length(plan)}")
             train_and_save(run, plan, runtime)
 
 
@@ -238,12 +238,12 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
         if value != default[name] and name not in hidden
     ]
     return [
-        f"data   {data.name}: {len(plan.train_images)} training images, {len(data.val or ())} validation images, "
-        f"{len(data.classes)} classes",
+        f"data   {data.name}: {format_count(len(plan.train_images), 'training image')}, "
+        f"{format_count(len(data.val or ()), 'validation image')}, {format_count(len(data.classes), 'class')}",
         f"model  {plan.model_name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {start}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
-        f"device {plan.device}, {plan.workers} workers",
+        f"device {plan.device}, {format_count(plan.workers, 'worker')}",
     ]
 
 
@@ -253,8 +253,12 @@ def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
     return [
         f"speed  {loop.batch / speed.step_seconds:.1f} images/s, {speed.step_seconds:.3f} s per step of {loop.batch}; "
         f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
-        f"time   {plan.steps} steps ({plan.epochs:.4g} epochs) take about {format_duration(total)}",
+        f"time   about {format_duration(total)} for {format_length(plan)}",
     ]
+
+
+def format_length(plan: Plan) -> str:
+    return f"{format_count(plan.steps, 'step')}, {format_count(plan.epochs, 'epoch')}"
 
 
 def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
@@ -262,4 +266,4 @@ def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
         return []
     more = f" … and {len(skipped) - MAX_LISTED_IMAGES} more" if len(skipped) > MAX_LISTED_IMAGES else ""
     lines = [f"       {reason}" for reason in skipped[:MAX_LISTED_IMAGES]]
-    return [f"skipped {len(skipped)} images that could not be read:", *lines, *([more] if more else [])]
+    return [f"skipped {format_count(len(skipped), 'image')} that could not be read:", *lines, *([more] if more else [])]
