@@ -129,7 +129,6 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
     write_class_folders(tmp_path / "unvalidated" / "train", ants=2, bees=2)
     (tmp_path / "unvalidated" / "val").mkdir()
     for words, message in (
-        ((), r"^no models; expected at least one"),
         ((teacher,), r"^no `data`; expected fashion, or a folder of images"),
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
@@ -138,7 +137,7 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
         ((teacher, headless, "--data", photos), r"headless has no head, so it cannot predict classes"),
         ((teacher, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),
         ((teacher, "--data", photos, "--workers", "-1"), r"^--workers -1; expected at least 0$"),
-        ((teacher, "--data", photos, "--device", "gpu"), r"^device is 'gpu'; expected auto, cpu"),
+        ((teacher, "--data", photos, "--device", "gpu"), r"gpu is not a device"),
     ):
         with pytest.raises(VitrailError, match=message):
             run("compare", *words)

@@ -35,7 +35,7 @@ def test_version() -> None:
     ("words", "lesson"),
     [
         ((), "List the models: name, parameters, GMACs, resolution."),
-        (("--help",), "vitrail summary ViT-B/16"),
+        (("--help",), "vitrail COMMAND --help"),
         (("models", "--help"), "vitrail models 'deit*'"),
         (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
         (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json"),
@@ -121,7 +121,7 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
         ),
         ((whole, "--set", "path=3"), "vitrail: unknown config field 'path'; "),
         ((whole, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
-        ((), 'vitrail: Command "inspect-checkpoint" parameter FILE requires an argument'),
+        ((), "vitrail: inspect-checkpoint needs MODEL."),
     ):
         done = vitrail_("inspect-checkpoint", *words)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
@@ -164,10 +164,10 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
         ),
         (("summary", "ViT-B/16", "--classes", "1.5"), "vitrail: classes is 1.5; expected a whole number"),
         (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' has no preset; expected {EXAMPLE}:mixer_tiny or another"),
-        (("summary",), 'vitrail: Command "summary" parameter MODEL requires an argument'),
+        (("summary",), "vitrail: summary needs MODEL."),
         (("models", "vitt*"), "vitrail: unknown model 'vitt*'; did you mean "),
-        (("sumary", "ViT-B/16"), 'vitrail: Unknown command "sumary"'),
-        (("models", "--jsn"), "vitrail: Unknown option: --jsn. Did you mean --json?"),
+        (("sumary", "ViT-B/16"), "vitrail: Unknown command 'sumary'. Did you mean vitrail summary?"),
+        (("models", "--jsn"), "vitrail: Unknown option --jsn. Did you mean --json?"),
     ],
 )
 def test_a_users_error_is_one_line_and_exit_code_2(vitrail_: Run, words: tuple[str, ...], message: str) -> None:

@@ -9,14 +9,10 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer
-from vitrail.cli.options.predict_flags import Images, check_misspelt_options
+from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.output.messages import print_error, print_note
 from vitrail.cli.output.progress import progress_bar
-
-OPTION_NAMES = (
-    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set"),
-    *("preprocessing", "overwrite", "svg", "arrays", "device", "json"),
-)
+from vitrail.cli.usage_errors import check_arguments
 
 
 def explain(
@@ -77,7 +73,7 @@ def explain(
         Check whether the map means anything: the probability of the class without the 30 % most and least attended
         patches.
     """
-    check_misspelt_options(images, OPTION_NAMES)
+    check_arguments("explain", checkpoint, images)
 
     from vitrail.inspection.explain_files import explain_arguments
     from vitrail.inspection.explain_options import ExplainOptions
