@@ -37,11 +37,11 @@ def summary(
     Parameters
     ----------
     model
-        A name or alias that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
+        Name or alias that `vitrail models` lists, run, checkpoint, or family of your own: file.py:preset.
     image_size
-        Image size: 384, or rows x columns: 384x256. [default: that of the preset]
+        Image size: 384, or rows x columns: 384x256. [default: that of the model]
     classes
-        Number of outputs of the head. [default: that of the preset]
+        Number of outputs of the head. [default: that of the model]
     fields
         Set a config field. May be repeated.
     batch
@@ -55,11 +55,8 @@ def summary(
     if classes is not None:
         given |= [parse_field(f"classes={classes}")]
 
-    import torch
-
     from vitrail.inspection.summary import summarize
-    from vitrail.models.catalog import create
+    from vitrail.loading import build_without_weights
 
-    with torch.device("meta"):
-        found = summarize(create(model, **given), batch=batch, depth=depth)
+    found = summarize(build_without_weights(model, given), batch=batch, depth=depth)
     print(json.dumps(asdict(found), indent=2) if as_json else found)
