@@ -107,7 +107,7 @@ BAD = {
     "-o f.npy": "embed needs IMAGES.",
     "photos -o there.npy": "there.npy already exists; use --overwrite to replace it",
     "photos -o named.npy": "named.files.csv already exists; use --overwrite",
-    "photos -o f.npy --features cls": 'Invalid value "cls" for --features.',
+    "photos -o f.npy --features cls": "--features 'cls' is not one of",
     "photos -o f.npy --top 1": "Unknown option --top",
 }
 

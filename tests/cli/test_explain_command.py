@@ -221,7 +221,7 @@ BAD = {
     "--method attention --discard 0.5": "discard 0.5 cannot be combined with method 'attention'",
     "--method norms --check": "--check with --method norms, which is not attention; use another method",
     "--method attention --head all --check": "--check of all layers or heads; choose one --layer and one --head",
-    "--method gradcam": 'Invalid value "gradcam" for --method',
+    "--method gradcam": "--method 'gradcam' is not one of",
     "--labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
     "--device gpu": "--device gpu is not a device. Use cpu, cuda",
 }

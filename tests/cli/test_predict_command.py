@@ -149,7 +149,7 @@ BAD = {
     "photos --batch 0": "--batch 0; expected 1 or more",
     "photos --max-bytes 0": "--max-bytes 0; expected 1 or more",
     "photos --merge -1": "--merge -1; expected 0 or more tokens to merge",
-    "photos --format xml": 'Invalid value "xml" for --format.',
+    "photos --format xml": "--format 'xml' is not one of",
     "photos --formt csv": "Unknown option --formt. Did you mean --format?",
     "photos --format parquet": "--format parquet needs a file: set -o OUT.parquet",
     "photos -o out.txt": "-o out.txt has none of the suffixes .csv",

@@ -14,9 +14,11 @@ TORCH_MODEL_HELP = "Name of a model, run folder, checkpoint of any layout, or hf
 MODEL_HELP = TORCH_MODEL_HELP.replace(", or", ", exported folder or .onnx file, or")
 DATA_HELP = (
     "Folder (val/CLASS/*.jpg or CLASS/*.jpg, CIFAR-10 or -100, MNIST files, ImageNet), or 'fashion', which is bundled. "
-    "[default: the data of the run]"
+    "[default: the data of the training]"
 )
-IMAGE_DATA_HELP = "Folder of images, or any data that `vitrail eval` takes. [default: the data of the run]"
+IMAGE_DATA_HELP = (
+    "Folder of images, or any data that `vitrail eval` takes. [default: the data of the training, else example photos]"
+)
 SET_HELP = (
     "Set a config field that the checkpoint does not specify: heads=3, or trained_size=32x128, the image size that its "
     "positions were trained for. May be repeated."

@@ -80,11 +80,12 @@ def wrap_text(text: str, width: int) -> list[str]:
 
 def format_names(entry: "HelpEntry") -> str:
     """The names of an option with its value, as in -o, --out PATH; or the name of an argument or a command."""
-    names = ", ".join((*entry.positive_shorts, *entry.positive_names, *entry.negative_names))
+    if entry.positional_label:
+        return entry.positional_label
     metavar = entry.metavar or ""
     if metavar.startswith(("STR", "INT|")):
         metavar = next((value for value, options in METAVARS.items() if entry.names[0] in options), "NAME")
-    return entry.positional_label or f"{names} {metavar}".strip()
+    return f"{', '.join((*entry.positive_shorts, *entry.positive_names, *entry.negative_names))} {metavar}".strip()
 
 
 def format_description(entry: "HelpEntry") -> str:
