@@ -25,13 +25,13 @@ def test_env_shows_versions_machine_and_variables(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     found = json.loads(vitrail_("env", "--json").out)
     assert found["Versions"]["vitrail"] == vitrail.__version__
     assert found["Versions"]["torch"] == version("torch")
     assert found["Machine"]["cores"].endswith(f"of {os.cpu_count()} usable")
     assert found["Caches"]["vitrail"] == "~/.cache/vitrail, 2.0 MB in 1 file"
-    assert (found["Variables"]["OMP_NUM_THREADS"], found["Variables"]["KMP_BLOCKTIME"]) == ("3", "not set")
+    assert (found["Variables"]["OMP_NUM_THREADS"], found["Variables"]["MKL_NUM_THREADS"]) == ("3", "not set")
     text = vitrail_("env").out
     assert "somebody" not in text
     assert "secret" not in text

@@ -34,11 +34,11 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("words", "lesson"),
     [
-        ((), "List the models: name, parameters, GMACs, resolution."),
+        ((), "List the models and their public weights."),
         (("--help",), "vitrail COMMAND --help"),
         (("models", "--help"), "vitrail models 'deit*'"),
         (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
-        (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json"),
+        (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint vit_fashion --tensors --json"),
     ],
 )
 def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
@@ -55,8 +55,9 @@ def test_fields_in_messages_become_options() -> None:
 
 def test_models(vitrail_: Run) -> None:
     lines = vitrail_("models", "deit_tiny*").out.splitlines()
-    assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "also"]
-    assert lines[2].split() == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224", "DeiT-Ti-distilled"]
+    assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "weights", "top-1", "also"]
+    assert lines[2].split()[:4] == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224"]
+    assert lines[2].split()[4:] == ["fb_in1k", "74.5", "DeiT-Ti-distilled"]
     assert len(lines) == 2 + 4
     assert vitrail_("models", "ViT-B/16").out.splitlines()[2].startswith("vit_base_patch16_224")
     assert len(vitrail_("models").out.splitlines()) == 2 + len(vitrail.list_models())

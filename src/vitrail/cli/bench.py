@@ -30,13 +30,12 @@ def bench(
 ) -> None:
     """Measure how fast models run on this machine.
 
-    Prints images per second, latency, memory and start-up time. Engines and other libraries take turns in random
-    order, round after round, so that a busy moment of the machine affects all of them. Ratios are computed within
-    each round; the table shows the median and the quartiles, relative to the first line of each group, which is
-    another library if one is named. Latency is that of a complete batch, with percentiles over all calls. Memory
-    and start-up time are those of a new process until its first prediction. A batch that can be split is also
-    measured with one stream per thread: onnx × 2. Inputs are noise; decoding and resizing are not included. If timm
-    is installed, `vitrail bench ViT-B/16 --peers timm --batches 1` compares with it.
+    Prints images per second, latency, memory and start-up time. Engines and other libraries take turns in random order,
+    round after round, so that a busy moment of the machine affects all of them. Ratios are computed within each round;
+    the table shows the median and the quartiles, relative to the first line of each group, which is another library if
+    one is named. Latency is that of a complete batch, with percentiles over all calls. Memory and start-up time are
+    those of a new process until its first prediction. A batch that can be split is also measured with one stream per
+    thread: onnx × 2. Inputs are noise; decoding and resizing are not included.
 
     Examples::
 

@@ -14,7 +14,6 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
         vitrail completion bash
         vitrail completion zsh
-        vitrail completion fish
 
     Parameters
     ----------

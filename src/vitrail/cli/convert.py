@@ -49,8 +49,7 @@ def convert(
         vitrail convert vit_fashion weights.npz --to google
         vitrail convert weights.npz my_vit --to vitrail
         vitrail convert vit_fashion for_transformers --to hf
-        vitrail convert vit_fashion larger --to vitrail --image-size 56 --policy deit
-        vitrail convert vit_fashion half --to vitrail --dtype float16
+        vitrail convert vit_fashion larger --to vitrail --image-size 56 --dtype float16
 
     Parameters
     ----------

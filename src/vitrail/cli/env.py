@@ -19,10 +19,7 @@ EXTRAS = {  # optional packages: the extra that installs them, or none
     **dict.fromkeys(("starlette", "uvicorn", "prometheus-client"), "serve"),
     **dict.fromkeys(("timm", "transformers", "torchvision"), None),
 }
-VARIABLES = (
-    *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MKL_NUM_THREADS"),
-    *("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE"),
-)
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def env(*, as_json: flags.Json = False) -> None:

@@ -36,53 +36,49 @@ def explain(
     device: flags.Device = "auto",
     as_json: flags.Json = False,
 ) -> None:
-    """Draw what a model attends to, as a heat map over each photo.
+    """Draw what a model attends to in each photo.
 
-    rollout follows the attention through all layers to the patches; grad-rollout keeps what contributes to a class;
-    attention shows a layer and its heads; pool shows the weights of attention pooling; norms shows token norms,
-    which reveal artefacts in models without registers. An image that cannot be read is reported and skipped; the exit
-    code is 2.
+    The photo stays bright where the model attends and is darkened elsewhere. grad-rollout follows the attention
+    through all layers and keeps what contributes to a class; rollout keeps all; attention shows a layer and its
+    heads; pool shows the weights of attention pooling; norms shows token norms, which reveal artefacts in models
+    without registers. An image that cannot be read is reported and skipped; the exit code is then 2.
 
     Examples::
 
-        vitrail explain my_model photo.jpg
-        vitrail explain my_model photo.jpg --method grad-rollout --class 3 --check
-        vitrail explain my_model photo.jpg --method attention --layer all --head all -o maps --svg --arrays
-        vitrail explain my_model photo.jpg --method attention --layer 0 --from 1,2
-        vitrail explain runs/demo photo.jpg --json
+        vitrail explain vit_fashion example:cat
+        vitrail explain vit_fashion example:cat --class 3 --check -o checked
+        vitrail explain vit_fashion example:cat --method attention --layer all --head all -o maps --svg
+        vitrail explain vit_fashion photos -o explained_photos --json
 
     Parameters
     ----------
     out
         Folder for PHOTO.METHOD.png.
     method
-        What is drawn. [default: rollout; if heads are mixed (CaiT) grad-rollout, or attention without a head;
-        if there are no maps (Linformer) norms]
+        What is drawn. [default: grad-rollout; rollout with --head or --discard, or for a model without classes;
+        norms if there are no maps (Linformer)]
     layer
         Layer from 0, -1 for the last, or all; a rollout goes up to it.
     head
         Head from 0, -1 for the last; mean, max or min of all heads; or all, each in its own map.
     token
-        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN
-        from 0,0.
+        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN.
     of_class
         The class to explain, by number or name. [default: the top class]
     discard
         Share of the smallest entries in each row of a rollout's attention to treat as noise: 0.9, for example.
     check
-        Check whether the map means anything: the probability of the class without the 30 % most and least attended
-        patches.
+        Print the probability of the class without the 30 % most and the 30 % least attended patches.
     """
     check_arguments("explain", checkpoint, images)
 
     from vitrail.inspection.explain_files import explain_arguments
-    from vitrail.inspection.explain_options import ExplainOptions
+    from vitrail.inspection.explain_options import ExplainOptions, default_method
 
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
-    options = explainer.resolve_options(
-        ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **asked)
-    )
+    chosen = default_method(explainer.model, explainer.layers, head=head, discard=discard)
+    options = explainer.resolve_options(ExplainOptions(method=method or chosen, token=token, discard=discard, **asked))
     result = explain_arguments(
         explainer,
         images,

@@ -32,8 +32,7 @@ def inspect_checkpoint(
 
         vitrail inspect-checkpoint vit_fashion
         vitrail inspect-checkpoint runs/demo
-        vitrail inspect-checkpoint weights.pth --tensors
-        vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json
+        vitrail inspect-checkpoint vit_fashion --tensors --json
 
     Parameters
     ----------

@@ -22,7 +22,6 @@ def lessons(
 
     Examples::
 
-        vitrail lessons
         vitrail lessons -o plots --svg --arrays
         vitrail lessons -o lessons.html
 

@@ -32,7 +32,6 @@ def predict(
         vitrail predict vit_fashion example:cat
         vitrail predict vit_fashion example:cat --top 1 --format json
         vitrail predict vit_fashion photos -o predictions.csv
-        vitrail predict vit_fashion photos -o predictions.csv --resume
         vitrail predict vit_fashion 'photos/**/*.png' --format jsonl --top 1
 
     Parameters

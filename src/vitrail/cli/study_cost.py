@@ -25,7 +25,7 @@ def cost(
     Fitted exponents are compared with the O(·) of theory. Attention is timed from q, k, v to its output, without the
     linear maps around it, which are O(n·d²) for all of them. Time is CPU time of one thread, in rounds in which all
     layers take turns in random order, so a busy machine is fine; an exponent is fitted in each round, and the table
-    shows the median. Memory is what a layer reads plus the peak growth of the process while it runs.
+    shows the median.
 
     Examples::
 

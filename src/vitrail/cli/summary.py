@@ -31,7 +31,6 @@ def summary(
 
         vitrail summary ViT-B/16
         vitrail summary vit_base_patch16_224 --image-size 384x256 --classes 10
-        vitrail summary DeiT-Ti-distilled --depth 9
         vitrail summary ViT-S/16 --set positions=rotary --set pool=mean
 
     Parameters
