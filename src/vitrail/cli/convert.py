@@ -47,7 +47,7 @@ def convert(
     Examples::
 
         vitrail convert vit_fashion weights.npz --to google
-        vitrail convert weights.npz my_vit --to vitrail
+        vitrail convert weights.pth my_vit --to vitrail
         vitrail convert vit_fashion for_transformers --to hf
         vitrail convert vit_fashion larger --to vitrail --image-size 56 --dtype float16
 

@@ -26,9 +26,9 @@ def train(
 
     Examples::
 
-        vitrail train --epochs 1                                  # bundled data
-        vitrail train --data photos --init vit_fashion --batch 4  # fine-tune a model
-        vitrail train --data photos --batch 4 --minutes 0.1       # stop after a time, fully annealed
+        vitrail train --epochs 1                                    # bundled data, a few seconds
+        vitrail train --data photos --init vit_fashion --batch 4    # fine-tune a model
+        vitrail train --data photos --model ViT-Ti/16 --image-size 32 --batch 4 --minutes 0.1
         vitrail train --data photos --init vit_fashion --batch 4 --dry-run
         vitrail train --resume runs/demo
     """

@@ -20,5 +20,5 @@ def locate_example_photo(source: str | Path) -> str | Path:
         return source
     photos = {EXAMPLE_PREFIX + path.stem: path for path in list_example_photos()}
     if name not in photos:
-        raise DataError(f"{name} does not exist; expected one of {', '.join(photos)}")
+        raise DataError(f"unknown example photo; expected one of {', '.join(photos)}")
     return photos[name]
