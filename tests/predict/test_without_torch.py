@@ -150,7 +150,7 @@ def test_what_needs_more_says_so(bare: Path, exported: ExportFinder, photos: Pat
     checkpoint = save_toy_model(tmp_path / "model")
     done = run(bare, "-m", "vitrail", "predict", checkpoint, photos / "a.png")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "torch is not installed; install it, or use a folder that `vitrail export` wrote" in done.stderr
+    assert "torch is not installed; run: pip install vitrail, or use a folder that" in done.stderr
 
 
 def test_help_there(bare: Path) -> None:
