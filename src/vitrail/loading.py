@@ -1,4 +1,5 @@
-"""Open a model by name: a run folder, a checkpoint of any layout, an exported folder or .onnx file, hf-hub:… or timm:….
+"""Open a model by name: a preset with public weights, a run folder, a checkpoint of any layout, an exported folder or
+.onnx file, hf-hub:… or timm:….
 
 torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """
@@ -13,6 +14,8 @@ import numpy as np
 
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.class_mapping import check_class_labels
+from vitrail.checkpoint.hub import HUB_PREFIX
+from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.decoding.rgb_image import open_image
@@ -112,13 +115,19 @@ def open_model(
     elif is_exported(model):
         refuse_config_fields(fields, name, "exported and complete")
         return open_exported_model(model, preprocessing, labels, threads or count_cores())
-    else:  # the name of a preset with public weights belongs here
+    else:
         loaded = open_checkpoint(name, fields or {}, preprocessing)
     return replace(
         loaded,
         model=move_to_device_for_eval(loaded.model, device),
         labels=choose_labels(labels, loaded.labels, loaded.classes),
     )
+
+
+def download_if_missing(name: str | Path) -> None:
+    """Download a model that is opened by name. Before torch is imported: a missing network is reported at once."""
+    if not str(name).startswith((TIMM_PREFIX, HUB_PREFIX)) and not is_exported(name):
+        locate_or_download_checkpoint(name)
 
 
 def open_torch_model(
@@ -157,6 +166,7 @@ def open_dynamic_module(
 
 def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPreprocessing) -> LoadedModel:
     """The model in a checkpoint of any layout, or of a run."""
+    download_if_missing(name)
     import torch
 
     from vitrail.checkpoint.reading import read, warn_about_report

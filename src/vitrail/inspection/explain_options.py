@@ -184,4 +184,4 @@ def find_class_index(given: int | str, classes: int, labels: Sequence[str] | Non
         raise ConfigError(
             f"class is {given!r}, but the classes of this model have no names; expected 0 to {classes - 1}"
         )
-    raise unknown_name_error("class", given, names)
+    raise unknown_name_error("class", given, [name for label in labels for name in split_label(label)])
