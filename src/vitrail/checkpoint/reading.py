@@ -79,6 +79,10 @@ def load(
     as heads, can be passed too; trained_size=(32, 128) gives the grid of its positions. `dtype` casts the weights; by
     default they keep their dtype, and mixed dtypes are cast to the widest. No code in a file is ever run: pass
     `family` for a family from outside the package.
+
+    >>> model = vitrail.load("vit_fashion", classes=3)
+    >>> model.config.classes
+    3
     """
     checkpoint = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_about_report(checkpoint, path)
@@ -153,6 +157,10 @@ def describe(path: str | Path, *, source: str | None = None, **fields: Any) -> D
     """Family, config, preprocessing, labels and provenance of a checkpoint, from the file or its layout.
 
     Fields that the file does not specify, such as heads, can be passed.
+
+    >>> about = vitrail.describe("vit_fashion")
+    >>> about.family, about.config["classes"], about.labels[1]
+    ('vit', 10, 'Trouser')
     """
     return read_translated_checkpoint(path, source, parse_trained_size(fields)).description
 

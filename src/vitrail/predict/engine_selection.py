@@ -163,7 +163,7 @@ def open_predictor(model: str | Path | LoadedModel, options: EngineOptions, name
         merge=options.merge,
         limits=options.limits,
         scaled=not options.exact,
-        fields=options.fields,
+        fields=None if isinstance(model, LoadedModel) else options.fields,
     )
 
 
