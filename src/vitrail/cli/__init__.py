@@ -118,7 +118,8 @@ def main() -> NoReturn:
         if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
-            f"vitrail: {error.name} is not installed; install it, or use a folder that `vitrail export` wrote",
+            f"vitrail: {error.name} is not installed; run: pip install vitrail, or use a folder that `vitrail export` "
+            "wrote",
             file=sys.stderr,
         )
         sys.exit(2)
