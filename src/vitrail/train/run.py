@@ -28,7 +28,7 @@ from vitrail.train.distributed import Ranks, join_process_group, resolve_device
 from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, plan_request
 from vitrail.train.plots import plot_training_curves
-from vitrail.train.recipe import list_setting_names
+from vitrail.train.recipe import Recipe, list_setting_names
 from vitrail.train.request import Request, Runtime
 from vitrail.train.resume import check_unchanged_and_list_warnings
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
@@ -222,6 +222,7 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
     size = "×".join(map(str, plan.model.config.image_size))
     start = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
     hidden = (*HIDDEN_SETTINGS, *(list_setting_names("distillation") if request.teacher is None else ()))
+    default = Recipe().to_flat_dict()
     settings = [
         f"{name} {value}"
         for name, value in recipe.to_flat_dict().items()
