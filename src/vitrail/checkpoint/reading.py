@@ -18,7 +18,7 @@ from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
 from vitrail.checkpoint.layout import LAYOUT_KEY, LAYOUT_NAMED_KEY, Layout, TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.load_report import LoadReport, format_assumptions
 from vitrail.checkpoint.model_location import find_named_weights, locate_or_download_checkpoint
-from vitrail.checkpoint.pretrained import add_timm_config, get_known_labels
+from vitrail.checkpoint.pretrained_files import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
