@@ -56,6 +56,10 @@ def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> "I
     "path/to/file.py:preset"; `fields` replace those of its config. With `pretrained`, the weights are downloaded once:
     timm's default ones, or those of "preset.tag"; the head for another number of classes is new and zero. The type
     depends on the name: a ViT, a DeiT, …
+
+    >>> model = vitrail.create("ViT-Ti/16", classes=10, image_size=64)
+    >>> model.config.width, model.config.classes
+    (192, 10)
     """
     return load(name, **fields) if pretrained else catalog.create(name, **fields)
 
