@@ -1,7 +1,7 @@
 """Map the classes of a data set to those of a model: by name, by one of several names, by WordNet id, by number."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vitrail.checkpoint.imagenet_classes import expand_imagenet_labels
