@@ -1,5 +1,4 @@
-"""Open a model by name: a preset with public weights, a run folder, a checkpoint of any layout, an exported folder or
-.onnx file, hf-hub:… or timm:….
+"""Open a model by name: public weights, a run folder, a checkpoint of any layout, an export, hf-hub:… or timm:….
 
 torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """
@@ -55,12 +54,16 @@ def open_model(
     >>> loaded.labels[0], loaded.preprocessing.image_size
     ('T-shirt/top', (28, 28))
     """
+    if not isinstance(fields, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`fields` is {repr(fields)[:60]}; expected a dictionary such as {{'heads': 3}}", ("fields",))
     if isinstance(model, LoadedModel):
         refuse_config_fields(fields, model.source, "already loaded")
         return change_loaded_model(model, preprocessing, labels, device, threads)
     if not isinstance(model, str | Path):
         return wrap_module(model, fields, preprocessing, labels, device)
     name = str(model)
+    if not model:
+        raise CheckpointError("the model is ''; expected a name, a path, a module or a LoadedModel from open_model")
     if name.startswith(TIMM_PREFIX):
         refuse_config_fields(fields, name, "built by timm")
         loaded = open_timm_model(name.removeprefix(TIMM_PREFIX))
@@ -239,7 +242,10 @@ def open_timm_model(name: str) -> LoadedModel:
     except ImportError:
         raise missing_package_error(f"{TIMM_PREFIX}{name}", "timm", "parity") from None
     except Exception as error:  # for instance a RuntimeError, if torchvision does not fit torch
-        raise ConfigError(f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}") from None
+        raise ConfigError(
+            f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}; reinstall it "
+            "together with torchvision, for this version of torch"
+        ) from None
     try:
         model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # unknown, not downloaded, damaged: timm has an exception for each
@@ -351,8 +357,18 @@ def move_to_device_for_eval(module: Any, device: "str | torch.device | None") ->
     """The module in eval mode, on the device if one is given."""
     if device is None:
         return module.eval()
+    import torch
+
     try:
-        return module.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
-        reason = describe_error(error)
-        raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {reason}") from None
+        return module.to(torch.device(device)).eval()
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError if torch was built without CUDA
+        raise unusable_device_error(str(device), error) from None
+
+
+def unusable_device_error(name: str, error: Exception | None = None) -> ConfigError:
+    """The error about a device that does not exist; torch's reason is given only for a real kind of device."""
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps") or error is None:
+        return ConfigError(f"`device` {name} is not a device. Use cpu, cuda, cuda:1 or mps.", ("device",))
+    reason = describe_error(error).partition(". ")[0].rstrip(".")
+    return ConfigError(f"`device` {name} cannot be used: {reason}. Use `device` cpu.", ("device",))
