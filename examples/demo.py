@@ -1,28 +1,38 @@
 """The demo of `make demo`: train a small ViT from scratch on the bundled images, then show what it attends to."""
 
+import shutil
 import sys
+from itertools import chain, count
 from pathlib import Path
 
 from PIL import Image
 
 import vitrail
 from vitrail.cli import build_app
-from vitrail.data.datasets import open_data
+from vitrail.data.datasets import ImageDataset, open_data
 from vitrail.text import format_table
 from vitrail.train.run_folder import RunFolder
 
 RUNS = Path("runs")
+EXPLAINED_CLASS = "Dress"
+EXPLAINED_FILE = "dress.png"
 
 
 def print_title(text: str) -> None:
     print(f"\n{text}\n{'═' * len(text)}", flush=True)
 
 
-def train_demo_model(extra: list[str]) -> Path:
-    folder = next(place for n in range(1, 10_000) if not (place := RUNS / f"demo-{n}").exists())
-    words = ["train", "--out", str(folder), *extra]
-    print_title(f"Training: vitrail {' '.join(words)}")
+def run_command(*words: str) -> None:
+    print(f"$ vitrail {' '.join(words)}", flush=True)
     build_app()(words, exit_on_error=False, result_action="return_value")
+
+
+def train_demo_model(options: list[str]) -> Path:
+    """Train in the first free folder of runs/demo, runs/demo-2, runs/demo-3, …"""
+    names = chain(["demo"], (f"demo-{number}" for number in count(2)))
+    folder = next(RUNS / name for name in names if not (RUNS / name).exists())
+    print_title("Train")
+    run_command("train", "--out", str(folder), *options)
     return folder
 
 
@@ -34,41 +44,51 @@ def show_curve(folder: Path) -> None:
             print(f"{record['epoch']:5.0f}  {share:6.1%}  {'█' * round(50 * share)}")
 
 
-def show_predictions(folder: Path) -> None:
-    print_title("Predictions for validation images")
-    predictor, images = vitrail.Predictor(folder / "model"), open_data("fashion").val
+def open_test_images() -> ImageDataset:
+    images = open_data("fashion").val
     assert images is not None
-    lines = list[tuple[str, str, str]]()
-    for index in range(0, len(images), len(images) // 8):
-        best = predictor.predict(images.source(index)).top[0]
-        lines.append((images.classes[images.label(index)], str(best.label), f"{best.probability:.2f}"))
-    print("\n".join(format_table(("label", "prediction", "probability"), lines, "llr")))
+    return images
+
+
+def find_first_of_class(images: ImageDataset, label: str) -> int:
+    return next(n for n in range(len(images)) if images.classes[images.label(n)] == label)
+
+
+def show_predictions(folder: Path) -> None:
+    print_title("Predictions for one test image per class")
+    images = open_test_images()
+    sources = [images.source(find_first_of_class(images, label)) for label in images.classes]
+    predictions = vitrail.Predictor(folder).predict_all(sources, top=1)
+    lines = [
+        (label, str(found.top[0].label), f"{found.top[0].probability:.0%}", "" if found.top[0].label == label else "✗")
+        for label, found in zip(images.classes, predictions, strict=True)
+    ]
+    print("\n".join(format_table(("label", "prediction", "probability", ""), lines, "llrl")))
 
 
 def show_attention(folder: Path) -> None:
     print_title("What it attends to")
-    images = open_data("fashion").val
-    assert images is not None
-    photo = folder / "photo.png"
-    Image.fromarray(images.source(3).squeeze()).save(photo)
-    for words in (
-        ["explain", str(folder), str(photo), "--method", "grad-rollout", "--check", "-o", str(folder / "explained")],
-        ["report", str(folder), "--images", "16", "--explained", "4", "-o", str(folder / "report.html")],
-    ):
-        print(f"$ vitrail {' '.join(words)}", flush=True)
-        build_app()(words, exit_on_error=False, result_action="return_value")
+    images, photo = open_test_images(), folder / EXPLAINED_FILE
+    Image.fromarray(images.source(find_first_of_class(images, EXPLAINED_CLASS)).squeeze()).save(photo)
+    run_command("explain", str(folder), str(photo), "--method", "grad-rollout", "--check", "-o", f"{folder}/explained")
+    run_command("report", str(folder), "--images", "20", "--explained", "4", "-o", f"{folder}/report.html")
 
 
 def print_next_steps(folder: Path) -> None:
     print_title("Next steps")
-    print(
-        f"vitrail eval {folder} --out {folder}/results     errors per class, confusion matrix, calibration\n"
-        "vitrail train --data PHOTOS --init WEIGHTS         fine-tune on your own photos, PHOTOS/CLASS/*.jpg\n"
-        "vitrail train --data CIFAR10 --recipe cifar10-cpu  CIFAR-10 from scratch, in half an hour on two cores\n"
-        "vitrail runs                                       compare runs\n"
-        "vitrail explain WEIGHTS PHOTO.jpg                  what a public ViT attends to in your photo\n"
-        "python examples/tour.py                            the models, and one forward pass step by step"
+    if shutil.which("vitrail") is None:
+        print(f"source {Path(sys.executable).with_name('activate')}    # puts the command vitrail on the path\n")
+    steps = (
+        (f"vitrail eval {folder} --out {folder}/results", "errors per class, confusion matrix, calibration"),
+        (f"vitrail predict {folder} {folder}/{EXPLAINED_FILE}", "classify an image"),
+        (f"vitrail train --init {folder} --epochs 4", "train further from these weights"),
+        ("vitrail runs", "compare runs"),
+        (f"python {Path(sys.argv[0]).with_name('tour.py')}", "the models, and one forward pass step by step"),
     )
+    width = max(len(command) for command, _ in steps)
+    print("\n".join(f"{command:{width}}    # {text}" for command, text in steps))
+    print(f"\nfigure  {folder}/explained/{Path(EXPLAINED_FILE).stem}.grad-rollout.png")
+    print(f"report  {folder}/report.html, open it in a browser")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,18 @@
-"""Errors for unknown names suggest the nearest valid name or list the valid ones."""
+"""Errors for unknown names suggest the nearest valid name; errors for missing packages name the command to run."""
 
-from vitrail.errors import ConfigError, VitrailError, unknown_name_error
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitrail.errors import ConfigError, VitrailError, missing_package_error, unknown_name_error
+from vitrail.export import onnx_file, onnx_session, quantise
+from vitrail.predict.output import row_formats
+from vitrail.train.callbacks import TensorBoardCallback, TrainingStart
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def test_the_nearest_name_is_suggested_in_any_case() -> None:
@@ -25,3 +37,42 @@ def test_a_long_list_is_abbreviated() -> None:
 
 def test_config_error_is_a_vitrail_error() -> None:
     assert issubclass(ConfigError, VitrailError)
+
+
+def test_a_missing_package_comes_with_the_command_that_installs_it() -> None:
+    error = missing_package_error("`peers` timm", "timm", "parity", ("peers",))
+    assert str(error) == "`peers` timm needs timm, which is not installed; run: pip install 'vitrail[parity]'"
+    assert error.fields == ("peers",)
+    assert str(missing_package_error("a figure", "matplotlib")).endswith("; run: pip install matplotlib")
+
+
+def start_tensorboard() -> None:
+    TensorBoardCallback().on_start(TrainingStart(steps=1, steps_per_epoch=1))
+
+
+@pytest.mark.parametrize(
+    ("work", "package", "extra"),
+    [
+        (onnx_file.check_onnx_packages, "onnx", "export"),
+        (onnx_file.check_onnx_packages, "onnxscript", "export"),
+        (onnx_file.check_onnx_packages, "onnxruntime", "export"),
+        (onnx_session.import_onnxruntime, "onnxruntime", "export"),
+        (quantise.import_onnx, "onnx", "export"),
+        (row_formats.import_pyarrow, "pyarrow", "embed"),
+        (start_tensorboard, "tensorboard", "log"),
+    ],
+)
+def test_every_extra_is_named_where_its_package_is_needed(
+    work: Callable[[], object], package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # importing it fails
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(ConfigError, match=rf" needs {package}, .* pip install 'vitrail\[{extra}\]'$"):
+        work()
+    assert package in PROJECT["optional-dependencies"][extra]
+
+
+def test_all_has_every_extra_of_a_user() -> None:
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    named = everything.removeprefix("vitrail[").removesuffix("]").split(",")
+    assert {*named} == {*PROJECT["optional-dependencies"]} - {"all", "test", "parity", "docs"}

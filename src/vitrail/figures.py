@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, missing_package_error
 from vitrail.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def new_figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("figures need matplotlib, which is not installed: pip install vitrail[plot]") from None
+        raise missing_package_error("drawing a figure", "matplotlib") from None
     return Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 

@@ -3,6 +3,7 @@
 torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.class_mapping import check_class_labels
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing, preprocess_image
-from vitrail.errors import CheckpointError, ConfigError, DataError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, DataError, describe_error, missing_package_error
 from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.machine import count_cores
@@ -191,6 +193,25 @@ def read_model_description(name: str, fields: Mapping[str, Any] | None = None) -
     return describe(name if run is None else run.model, **(fields or {}))
 
 
+def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
+    """The model of a preset, a checkpoint or a run on the meta device, with these config fields replaced."""
+    import torch
+
+    from vitrail.models.catalog import create, is_external_family_name
+
+    is_file = find_bundled_model(name) is not None or os.path.exists(name)  # noqa: PTH110  # Path refuses a long name
+    if is_external_family_name(name) or not is_file:
+        with torch.device("meta"):
+            return create(name, **fields)
+
+    from vitrail.checkpoint.reading import get_built_in_family
+
+    about = read_model_description(name)
+    family = get_built_in_family(about.family, name)
+    with torch.device("meta"):
+        return family.build(family.configure(**{**about.config, **fields}))
+
+
 def open_exported_model(
     path: str | Path, preprocessing: GivenPreprocessing, labels: Sequence[str] | None, threads: int
 ) -> LoadedModel:
@@ -226,7 +247,7 @@ def open_timm_model(name: str) -> LoadedModel:
     try:
         import timm
     except ImportError:
-        raise ConfigError(f"{TIMM_PREFIX}{name} needs timm; install it: pip install timm") from None
+        raise missing_package_error(f"{TIMM_PREFIX}{name}", "timm", "parity") from None
     except Exception as error:  # for instance a RuntimeError, if torchvision does not fit torch
         raise ConfigError(f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}") from None
     try:

@@ -112,5 +112,6 @@ def test_words_that_do_not_fit(
 def test_a_peer_that_cannot_be_imported(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.study.bench_engines.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     said = vitrail_("bench", model, "--peers", "transformers", *QUICK)
-    message = "vitrail: transformers in --peers is not installed: pip install transformers, or leave it out\n"
-    assert said == (2, "", message)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("vitrail: --peers transformers needs transformers, ")
+    assert said.err.endswith("pip install 'vitrail[parity]'\n")

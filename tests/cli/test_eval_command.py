@@ -89,7 +89,7 @@ def test_a_place_for_results_is_looked_at_first(
     with pytest.raises(VitrailError, match=r"^cannot make the folder "):
         run(model, "--data", photos, "--out", tmp_path / "file")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install vitrail\[plot\]$"):
+    with pytest.raises(ConfigError, match=r"pip install matplotlib$"):
         run(model, "--data", photos, "--out", tmp_path / "results")
     assert capsys.readouterr().out == ""
 

@@ -262,7 +262,8 @@ def test_places_that_do_not_fit(
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = vitrail_("explain", model, photo, *out)
-    assert said == (2, "", "vitrail: figures need matplotlib, which is not installed: pip install vitrail[plot]\n")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.endswith("needs matplotlib, which is not installed; run: pip install matplotlib\n")
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root writes to")

@@ -60,9 +60,9 @@ def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
         assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
-def test_without_pictures(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pictures(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = vitrail_("report", model)
+    said = vitrail_("report", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
     assert said.code == 0
     assert said.err == "vitrail: note: no --data, so no images\n"
     page = (tmp_path / "report.html").read_text("utf-8")

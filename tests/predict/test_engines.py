@@ -230,7 +230,7 @@ def test_a_folder_without_its_parts(own: Path, exported: ExportFinder) -> None:
 
 def test_without_onnx_runtime(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match="needs ONNX Runtime; install it: pip install onnxruntime"):
+    with pytest.raises(ConfigError, match=r"needs onnxruntime, .* pip install 'vitrail\[export\]'$"):
         Predictor(exported("onnx"))
 
 

@@ -146,7 +146,7 @@ def test_what_needs_more_says_so(bare: Path, exported: ExportFinder, photos: Pat
     """8 bits of an export need onnx, so it stays as it is; a checkpoint needs torch."""
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos / "a.png", "--fast", "--format", "json")
     assert done.returncode == 0
-    assert "engine int8 was left out: exporting needs onnx; install it" in done.stderr
+    assert "engine int8 was left out: writing an ONNX file needs onnx, " in done.stderr
     checkpoint = save_toy_model(tmp_path / "model")
     done = run(bare, "-m", "vitrail", "predict", checkpoint, photos / "a.png")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr

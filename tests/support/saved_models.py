@@ -17,7 +17,9 @@ def write_model_folder(
     """A model of 2×2 patches, 2 layers and 2 heads by default."""
     given = {"image_size": 32, "depth": 2, "width": 16, "heads": 2, "classes": len(labels or ()), **fields}
     model = add_weight_noise(vitrail.create(preset, **given), std=0.3)
-    vitrail.save(model, folder, labels=labels, preprocessing=vitrail.Preprocessing(image_size=32))
+    half = (0.5,) * model.config.channels
+    how = vitrail.Preprocessing(image_size=32, mean=half, std=half)
+    vitrail.save(model, folder, labels=labels, preprocessing=how)
     return folder
 
 

@@ -95,7 +95,7 @@ def test_glyphs_that_the_font_lacks() -> None:
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"figures need matplotlib, .* pip install vitrail\[plot\]$"):
+    with pytest.raises(ConfigError, match=r"needs matplotlib, .* pip install matplotlib$"):
         plot_training_curves({"one": log(2)}, tmp_path / "curves.png")
 
 

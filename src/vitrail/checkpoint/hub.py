@@ -16,7 +16,7 @@ from vitrail.checkpoint.files.raw_contents import (
     WEIGHT_FILES,
     list_shards,
 )
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.errors import CheckpointError, describe_error, missing_package_error
 
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
@@ -38,7 +38,7 @@ def download_model(name: str) -> Path:
     try:
         import huggingface_hub.errors
     except ImportError:
-        raise CheckpointError(f"{name} needs huggingface_hub; pip install 'vitrail[hub]'") from None
+        raise missing_package_error(name, "huggingface_hub") from None
     try:
         return download_revision(repository, revision)
     except CheckpointError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.bundled import find_bundled_model
+from vitrail.checkpoint.bundled import find_bundled_model, suggest_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
@@ -183,6 +183,8 @@ def locate_or_download_checkpoint(path: str | Path) -> Path:
             f"{path} is the name of a model, not a file; expected a checkpoint or hf-hub:timm/… "
             f"(vitrail.create({str(path)!r}) makes an untrained model)"
         )
+    if (near := suggest_bundled_model(path)) is not None and not Path(path).exists():
+        raise CheckpointError(f"{path} does not exist; did you mean the bundled model {near!r}?")
     return Path(path)
 
 

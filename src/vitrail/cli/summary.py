@@ -40,7 +40,8 @@ def summary(
     Parameters
     ----------
     model
-        A name or alias that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
+        A name or alias that `vitrail models` lists, a run or a checkpoint, or a family of your own:
+        package.module:preset, file.py:preset.
     classes
         Number of outputs of the head.
     batch
@@ -54,11 +55,8 @@ def summary(
     if classes is not None:
         given |= [parse_field(f"classes={classes}")]
 
-    import torch
-
     from vitrail.inspection.summary import summarize
-    from vitrail.models.catalog import create
+    from vitrail.loading import build_without_weights
 
-    with torch.device("meta"):
-        found = summarize(create(model, **given), batch=batch, depth=depth)
+    found = summarize(build_without_weights(model, given), batch=batch, depth=depth)
     print(json.dumps(asdict(found), indent=2) if as_json else found)

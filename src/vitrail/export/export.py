@@ -26,9 +26,9 @@ from vitrail.export.export_module import (
     make_channel_tensors,
     normalise_uint8_batch,
 )
-from vitrail.export.onnx_file import find_size_multiple, trace_to_exported_program, write_onnx
+from vitrail.export.onnx_file import check_onnx_packages, find_size_multiple, trace_to_exported_program, write_onnx
 from vitrail.export.onnx_session import run_onnx_file, silence_warnings
-from vitrail.export.quantise import import_onnx, quantise_onnx_file, write_description_and_onnx_metadata
+from vitrail.export.quantise import quantise_onnx_file, write_description_and_onnx_metadata
 from vitrail.models.checks import pair
 from vitrail.models.token_merging import add_token_merging
 
@@ -66,7 +66,7 @@ def export_model(
     folder = Path(folder)
     check_target_folder(folder, overwrite=overwrite)
     if to != "torch-export":
-        import_onnx()
+        check_onnx_packages()
     check_output_available(model, output)
     weights = compute_weights_digest(model)
     model = convert_to_float32(model)

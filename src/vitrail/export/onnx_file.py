@@ -1,5 +1,6 @@
 """Write a model as an ONNX file with torch's exporter."""
 
+from importlib.util import find_spec
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,22 @@ import torch
 from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, describe_error
+from vitrail.errors import ConfigError, describe_error, missing_package_error
 from vitrail.export.description import OutputKind
 from vitrail.export.export_module import ExportModule
 from vitrail.export.onnx_session import silence_warnings
 from vitrail.models.checks import pair
 
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # to write a file, and to compare it with torch
 OPSET = 20  # the first with Gelu; few runtimes have newer ones
 MAX_INLINE_WEIGHT_BYTES = 2**31 - 2**24  # the limit of a protobuf file
+
+
+def check_onnx_packages() -> None:
+    """Check the packages before any work."""
+    for package in ONNX_PACKAGES:
+        if find_spec(package) is None:
+            raise missing_package_error("exporting to ONNX", package, "export")
 
 
 def write_onnx(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, ConfigError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, describe_error, missing_package_error
 from vitrail.files import file_checksum, open_regular_file_descriptor
 
 MAX_ONNX_BYTES = 2**31  # bytes of an ONNX file: the limit of protobuf
@@ -21,7 +21,7 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime as found
     except ImportError:
-        raise ConfigError("an exported model needs ONNX Runtime; install it: pip install onnxruntime") from None
+        raise missing_package_error("an exported model", "onnxruntime", "export") from None
     return found
 
 

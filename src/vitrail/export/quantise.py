@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, ConfigError, VitrailError, describe_error
+from vitrail.errors import CheckpointError, VitrailError, describe_error, missing_package_error
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, ExportDescription
@@ -66,7 +66,7 @@ def import_onnx() -> Any:
     try:
         import onnx
     except ImportError:
-        raise ConfigError("exporting needs onnx; install it: pip install 'vitrail[export]'") from None
+        raise missing_package_error("writing an ONNX file", "onnx", "export") from None
     return onnx
 
 

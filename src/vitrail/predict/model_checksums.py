@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.errors import VitrailError
 from vitrail.export.description import CONFIG_FILE, find_onnx_file, is_exported, read_folder_description
 from vitrail.export.onnx_session import external_data_path
@@ -18,7 +19,7 @@ def compute_model_checksums(model: str | Path) -> list[str]:
     An export has its checksums in config.json; they are verified when it is opened. Other files are read, about one
     second per gigabyte.
     """
-    place = Path(model)
+    place = find_bundled_model(model) or Path(model)
     if is_exported(place):
         about = read_folder_description(place)
         found = compute_onnx_checksums(find_onnx_file(place), {} if about is None else about.files)

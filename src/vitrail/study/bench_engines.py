@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, describe_error, unknown_name_error
+from vitrail.errors import ConfigError, describe_error, missing_package_error, unknown_name_error
 from vitrail.models.checks import pair
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def check_peers_installed(peers: tuple[str, ...]) -> None:
         if name not in PEERS:
             raise unknown_name_error("peer", name, PEERS)
         if find_spec(name) is None:
-            raise ConfigError(
-                f"{name} in `peers` is not installed: pip install {name}, or leave it out", fields=("peers",)
-            )
+            raise missing_package_error(f"`peers` {name}", name, "parity", ("peers",))
 
 
 class ModelFiles:

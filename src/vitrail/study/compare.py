@@ -25,7 +25,12 @@ from vitrail.inspection.capture import capture_tokens
 from vitrail.loading import LoadedModel, open_model
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.train.evaluate import temporary_eval_mode
-from vitrail.train.evaluation_data import get_validation_images, is_same_data_path, open_evaluation_data
+from vitrail.train.evaluation_data import (
+    find_default_data,
+    get_validation_images,
+    is_same_data_path,
+    open_evaluation_data,
+)
 from vitrail.train.teacher import Teacher
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
@@ -150,7 +155,7 @@ def open_comparison_data(
         return data
     if data is not None and not isinstance(data, str | Path):
         return open_data(data, val_share=1.0)
-    path = None if data is None else str(data)
+    path = next(filter(None, map(find_default_data, opened)), None) if data is None else str(data)
     runs = [(each.source, each.run) for each in opened if each.run is not None and each.run.data is not None]
     own = next((run for _, run in runs if path is None or is_same_data_path(run.data, path)), None)
     splits = open_evaluation_data(path, None, own)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitrail.errors import missing_package_error
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStart:
@@ -98,8 +100,10 @@ class TensorBoardCallback:
     writer: Any = None
 
     def on_start(self, start: TrainingStart) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+        except ImportError:
+            raise missing_package_error("a log for TensorBoard", "tensorboard", "log") from None
         if start.folder is not None:
             self.writer = SummaryWriter(str(start.folder / "tensorboard"), purge_step=start.steps_done + 1)
 

@@ -14,7 +14,7 @@ from vitrail.export.description import is_exported
 from vitrail.loading import GivenPreprocessing, LoadedModel, open_model, read_model_description
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.evaluate import evaluate
-from vitrail.train.evaluation_data import get_validation_images, open_evaluation_data
+from vitrail.train.evaluation_data import find_default_data, get_validation_images, open_evaluation_data
 from vitrail.train.metrics import Evaluation
 
 IMAGENET_CLASSES = 1000  # of ReaL labels
@@ -74,7 +74,7 @@ def open_checkpoint_evaluation(
     loaded = open_model(checkpoint, fields=fields, preprocessing=preprocessing, device=place)
     if not loaded.classes:
         raise ConfigError(f"{checkpoint} has no head; expected a model with classes")
-    found = open_evaluation_data(data, real, loaded.run)
+    found = open_evaluation_data(data or find_default_data(loaded), real, loaded.run)
     images = get_validation_images(found)
     if real is not None and loaded.classes != IMAGENET_CLASSES:
         raise ConfigError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import __version__
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.errors import ConfigError, describe_error
 from vitrail.files import is_temporary_name, read_text, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
@@ -72,6 +73,6 @@ def is_temporary_job_file(name: str) -> bool:
 
 def identify_model(model: str) -> dict[str, Any]:
     """Identify a model by the contents of its files; a name on the hub is compared as a name."""
-    if not os.path.exists(model):  # noqa: PTH110  # a name on the hub may be too long for Path
-        return {"model": model, "weights": None}
-    return {"model": str(Path(model).resolve()), "weights": hash_texts(*compute_model_checksums(model))}
+    bundled, exists = find_bundled_model(model), os.path.exists(model)  # noqa: PTH110  # Path refuses a long name
+    weights = hash_texts(*compute_model_checksums(model)) if exists or bundled else None
+    return {"model": str(Path(model).resolve()) if exists else model, "weights": weights}

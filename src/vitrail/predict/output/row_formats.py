@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.errors import ConfigError, missing_package_error
 from vitrail.predict.output.completed_images import CompletedImages
 from vitrail.predict.predictions import ClassProbability
 from vitrail.text import escape_unprintable
@@ -160,5 +160,5 @@ def import_pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise VitrailError("parquet files need pyarrow, which is not installed: pip install vitrail[embed]") from None
+        raise missing_package_error("a parquet file", "pyarrow", "embed") from None
     return pyarrow, pyarrow.parquet
