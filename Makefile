@@ -6,7 +6,7 @@ CORE := .venv/core-ready
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-slow browser fuzz torture check format bench costs clean
+.PHONY: setup demo test test-slow browser fuzz torture check format notebook bench costs clean
 
 setup: $(READY)
 
@@ -56,8 +56,11 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+notebook: setup  ## after changing examples/first_steps.py: writes the notebook again
+	$(BIN)/jupytext --to ipynb examples/first_steps.py
+
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
-bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, loading and pictures, interleaved
+bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, loading and images, interleaved
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py

@@ -161,13 +161,17 @@ EXPORTS = {
 GRADIENTS = "--method grad-rollout --class 3 --check --arrays --json"
 ALL_HEADS = "--method attention --layer all --head all --arrays"
 INSPECTIONS = {
-    "explain-rollout": Command(f"explain ../before/vit {BELOW} --arrays --json -o explain-rollout", "json"),
+    "explain-rollout": Command(
+        f"explain ../before/vit {BELOW} --method rollout --arrays --json -o explain-rollout", "json"
+    ),
     "explain-class": Command(f"explain cait {BELOW}/1.png {GRADIENTS} -o explain-class", "json"),
     "explain-heads": Command(f"explain ../before/distill-hard {BELOW}/0.jpg {ALL_HEADS} -o explain-heads"),
     "explain-pool": Command(f"explain pooled {BELOW}/0.jpg --method pool --arrays -o explain-pool"),
     "explain-norms": Command(f"explain linformer {BELOW}/0.jpg --method norms --arrays -o explain-norms"),
-    "look-run": Command("look ../before/distill-hard --images 4 --arrays -o look-run"),
-    "look-folder": Command("look ../before/cct --data ../data/folders --images 2 --arrays -o look-folder"),
+    "look-run": Command("look ../before/distill-hard --images 4 --method rollout --arrays -o look-run"),
+    "look-folder": Command(
+        "look ../before/cct --data ../data/folders --images 2 --method rollout --arrays -o look-folder"
+    ),
     "report": Command("report ../before/vit --data ../data/folders --images 2 --explained 1 -o report.html"),
     "inspect-model": Command("inspect-checkpoint ../before/pooled/model --tensors --json", "json"),
     "inspect-npz": Command("inspect-checkpoint ../before/write-vit-google.npz --json", "json"),

@@ -70,7 +70,7 @@ def show_attention(folder: Path) -> None:
     print_title("What it attends to")
     images, photo = open_test_images(), folder / EXPLAINED_FILE
     Image.fromarray(images.source(find_first_of_class(images, EXPLAINED_CLASS)).squeeze()).save(photo)
-    run_command("explain", str(folder), str(photo), "--method", "grad-rollout", "--check", "-o", f"{folder}/explained")
+    run_command("explain", str(folder), str(photo), "--check", "-o", f"{folder}/explained")
     run_command("report", str(folder), "--images", "20", "--explained", "4", "-o", f"{folder}/report.html")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.errors import ConfigError, VitrailError, missing_package_error, unknown_name_error
+from vitrail.errors import ConfigError, VitrailError, find_nearest_name, missing_package_error, unknown_name_error
 from vitrail.export import onnx_file, onnx_session, quantise
 from vitrail.predict.output import row_formats
 from vitrail.train.callbacks import TensorBoardCallback, TrainingStart
@@ -20,6 +20,25 @@ def test_the_nearest_name_is_suggested_in_any_case() -> None:
         str(unknown_name_error("model", "vit-b/16", ["ViT-B/16", "ViT-L/16"]))
         == "unknown model 'vit-b/16'; did you mean 'ViT-B/16'?"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("vit_tinny", "vit_tiny_patch16_224"),
+        ("VIT_TINY", "vit_tiny_patch16_224"),
+        ("ViT-Ti/6", "ViT-Ti/16"),
+        ("Dog", None),
+    ],
+)
+def test_the_beginning_of_a_name_counts(given: str, nearest: str | None) -> None:
+    names = ["resnet50", "vit_tiny_patch16_224", "vit_tiny_patch8_224", "ViT-Ti/8", "ViT-Ti/16", "tench", "goldfish"]
+    assert find_nearest_name(given, names) == nearest
+
+
+def test_a_class_is_suggested_in_its_own_spelling() -> None:
+    error = unknown_name_error("class", "egyptian kat", ["tabby", "Egyptian cat", "West Highland white terrier"])
+    assert "'Egyptian cat'" in str(error)
 
 
 def test_synonyms_are_suggested() -> None:

@@ -32,6 +32,19 @@ def image(seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, (50, 70, 3), dtype=np.uint8)
 
 
+def test_the_repr_says_what_it_is_without_the_weights(exported: ExportFinder) -> None:
+    line = repr(open_model(toy(classes=0), preprocessing=EXPLICIT))
+    for word in ("ViT", " parameters", "64×32 pixels", "no head"):
+        assert word in line
+    assert "5 classes: ants, bees, cats and 2 more" in repr(open_model(exported("onnx"), threads=1))
+
+
+def test_a_module_stays_on_its_device_by_default() -> None:
+    with torch.device("meta"):
+        model = toy()
+    assert next(open_model(model, preprocessing=EXPLICIT).module.parameters()).is_meta
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_transform_gives_the_models_input(dtype: torch.dtype) -> None:
     loaded: Any = open_model(toy().to(dtype), preprocessing=EXPLICIT)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail import checkpoint, machine
-    from vitrail.checkpoint.reading import describe, load
+    from vitrail.checkpoint.reading import create, describe, load
     from vitrail.checkpoint.writing import save
     from vitrail.data.datasets import open_data
     from vitrail.data.preprocessing import Preprocessing
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.model_figures import look
     from vitrail.inspection.summary import summarize
     from vitrail.loading import open_model
-    from vitrail.models.catalog import create, list_models
+    from vitrail.models.catalog import list_models
     from vitrail.predict.predictor import Predictor
     from vitrail.study.compare import compare
     from vitrail.train.evaluate import evaluate
@@ -39,7 +39,7 @@ _MODULES_BY_NAME = {
     "VitrailError": "errors",
     "checkpoint": "checkpoint",
     "compare": "study.compare",
-    "create": "models.catalog",
+    "create": "checkpoint.reading",
     "describe": "checkpoint.reading",
     "evaluate": "train.evaluate",
     "export_model": "export.export",

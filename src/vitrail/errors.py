@@ -1,11 +1,13 @@
 """Errors that a user can fix. Each message says what was given, what was expected and what to do."""
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 from vitrail.text import escape_unprintable
 
 MAX_MESSAGE_LENGTH = 2000  # characters
+MIN_SIMILARITY = 0.5  # of a name that is suggested instead of an unknown one; 1 is equal
+MIN_LENGTH_OF_START = 4  # characters of an unknown name that may be the beginning of a longer one
 
 
 class VitrailError(Exception):
@@ -68,10 +70,28 @@ def unknown_name_error(
     names = list(known)
     nearest = (synonyms or {}).get(str(given))
     if nearest not in names:
-        lowered = {name.lower(): name for name in names}
-        matches = get_close_matches(str(given).lower(), lowered, n=1, cutoff=0.5)
-        nearest = lowered[matches[0]] if matches else None
+        nearest = find_nearest_name(str(given), names)
     if nearest:
         return ConfigError(f"unknown {what} {given!r}; did you mean {nearest!r}?")
     listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:5])} and {len(names) - 5} more"
     return ConfigError(f"unknown {what} {given!r}; expected one of {listed}")
+
+
+def find_nearest_name(given: str, names: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str | None:
+    """The most similar name, in its own spelling; None if none is similar. The first of equally similar names wins.
+
+    The beginning of a name counts almost as much as all of it: vit_tinny is nearest to vit_tiny_patch16_224.
+    """
+    text = given.lower()
+    matcher = SequenceMatcher(b=text)
+
+    def similarity(name: str) -> float:
+        matcher.set_seq1(name.lower())
+        complete = matcher.ratio()
+        if len(text) < MIN_LENGTH_OF_START:
+            return complete
+        matcher.set_seq1(name.lower()[: len(text)])
+        return max(complete, 0.9 * matcher.ratio())
+
+    nearest, score = max(((name, similarity(name)) for name in names), key=lambda each: each[1], default=("", 0.0))
+    return nearest if score >= min_similarity else None

@@ -19,6 +19,7 @@ FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 BLUE, RED, GREY = "#2f6db3", "#d1495b", "#8a8f98"
 COLOURS = (BLUE, "#e08e2b", "#2a9d6f", RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
 COLOUR_MAP = "viridis"  # readable with colour blindness and in greyscale
+FIGURE_WIDTH = 9.0  # inches, the same for all figures of a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_package_error("drawing a figure", "matplotlib") from None
-    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+    return Figure(figsize=(width, height), dpi=130, layout="constrained", facecolor="white")  # in dark pages too
 
 
 def style_axes(axes: "Axes", title: str) -> None:
@@ -98,9 +99,9 @@ def style_axes(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
 
 
-def format_count_with_noun(number: int, noun: str) -> str:
+def format_count_with_noun(number: int, noun: str, plural: str | None = None) -> str:
     """1 image, 1,234 images."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def sanitize_label(text: str, max_length: int = 30) -> str:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from vitrail.errors import ConfigError, OutputError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, OutputError, describe_error
 
 WEIGHTS_FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # a folder must not be named like a file
 WRITE_ERRORS = (OSError, RuntimeError, ValueError, MemoryError)  # raised by the system and by libraries that write
@@ -21,6 +21,16 @@ FILE_KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def get_cache_folder() -> Path:
+    """The folder for exports, measured speeds and weights: VITRAIL_HOME, else vitrail in XDG_CACHE_HOME or ~/.cache."""
+    if home := os.environ.get("VITRAIL_HOME"):
+        return Path(home)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+    except RuntimeError as error:
+        raise CheckpointError(f"no folder for the cache ({describe_error(error)}); set HOME or VITRAIL_HOME") from None
 
 
 def open_regular_file_descriptor(path: str | Path) -> int:

@@ -1,25 +1,25 @@
-"""Open a model by name: a run folder, a checkpoint of any layout, an exported folder or .onnx file, hf-hub:… or timm:….
+"""Open a model by name: a preset with public weights, a run folder, a checkpoint of any layout, an exported folder or
+.onnx file, hf-hub:… or timm:….
 
 torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.class_mapping import check_class_labels
-from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing, preprocess_image
-from vitrail.errors import CheckpointError, ConfigError, DataError, describe_error, missing_package_error
+from vitrail.checkpoint.hub import HUB_PREFIX
+from vitrail.checkpoint.model_location import locate_or_download_checkpoint
+from vitrail.checkpoint.run_files import find_finished_run
+from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing
+from vitrail.errors import CheckpointError, ConfigError, describe_error, missing_package_error
 from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.machine import count_cores
 from vitrail.models.checks import pair
 
@@ -28,60 +28,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrail.checkpoint.description import Description
-    from vitrail.checkpoint.reading import Checkpoint
 
 TIMM_PREFIX = "timm:"
 LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype")  # of `vitrail.load`, which are not config fields
 
 GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A model in eval mode, with what it takes to run it on photos. `model(batch)` returns logits."""
-
-    source: str  # the name that it was opened by
-    model: "nn.Module | ExportedModel"
-    preprocessing: Preprocessing
-    classes: int  # 0 without a head
-    labels: tuple[str, ...] | None = None
-    run: FinishedRun | None = None
-    checkpoint: "Checkpoint | None" = None  # its layout, description and load report
-
-    def transform(self, photo: Any) -> Any:
-        """The model's input for a photo: a tensor (C, rows, columns); uint8 (rows, columns, C) for an exported model.
-
-        A photo is anything that `open_image` takes: a path, bytes, a Pillow image, an array.
-        """
-        if isinstance(self.model, ExportedModel):
-            return decode_for_model(photo, self.preprocessing)
-        import torch
-
-        image = open_image(photo)
-        try:
-            array = preprocess_image(image, self.preprocessing)
-        except DataError as error:  # which does not know the name of the file
-            raise DataError(f"{str(photo)!r}: {error}") if isinstance(photo, str | Path) else error from None
-        weight = next(self.model.parameters())
-        return torch.from_numpy(array).to(weight.device, weight.dtype)
-
-    def make_batch(self, photos: Sequence[Any]) -> Any:
-        """The model's input for several photos, with the batch as the first dimension."""
-        inputs = [self.transform(photo) for photo in photos]
-        if isinstance(self.model, ExportedModel):
-            return np.stack(inputs)
-        import torch
-
-        return torch.stack(inputs)
-
-    @property
-    def module(self) -> "nn.Module":
-        """The model as a torch module; an exported one is wrapped in one, run by ONNX Runtime."""
-        if not isinstance(self.model, ExportedModel):
-            return self.model
-        from vitrail.export.exported_module import ExportedModule
-
-        return ExportedModule(self.model)
 
 
 def open_model(
@@ -90,17 +41,23 @@ def open_model(
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
     labels: Sequence[str] | None = None,
-    device: "str | torch.device" = "cpu",
+    device: "str | torch.device | None" = None,
     threads: int | None = None,
 ) -> LoadedModel:
-    """Open a model by name, or wrap a module with a config.
+    """Open a model by name or path, or wrap a module with a config.
 
-    `fields` are config fields that a checkpoint does not specify, such as heads. `preprocessing` replaces the model's
-    own, or some of its fields; a model without any gets the usual values of its layout, or mean and std 0.5, with a
-    warning. `threads` is for exported models, by default one per core.
+    `preprocessing` replaces the model's own, or some of its fields; a model without any gets the usual values of its
+    layout, or mean and std 0.5, with a warning. `device` is the CPU by default; a module stays where it is. `threads`
+    is for exported models, by default one per core. `fields` are config fields that a checkpoint does not specify, such
+    as heads.
+
+    >>> loaded = vitrail.open_model("vit_fashion")
+    >>> loaded.labels[0], loaded.preprocessing.image_size
+    ('T-shirt/top', (28, 28))
     """
     if isinstance(model, LoadedModel):
-        return model
+        refuse_config_fields(fields, model.source, "already loaded")
+        return change_loaded_model(model, preprocessing, labels, device, threads)
     if not isinstance(model, str | Path):
         return wrap_module(model, fields, preprocessing, labels, device)
     name = str(model)
@@ -112,13 +69,43 @@ def open_model(
     elif is_exported(model):
         refuse_config_fields(fields, name, "exported and complete")
         return open_exported_model(model, preprocessing, labels, threads or count_cores())
-    else:  # the name of a preset with public weights belongs here
+    else:
         loaded = open_checkpoint(name, fields or {}, preprocessing)
     return replace(
         loaded,
-        model=move_to_device_for_eval(loaded.model, device),
+        model=move_to_device_for_eval(loaded.model, device or "cpu"),
         labels=choose_labels(labels, loaded.labels, loaded.classes),
     )
+
+
+def download_if_missing(name: str | Path) -> None:
+    """Download a model that is opened by name. Before torch is imported: a missing network is reported at once."""
+    if not str(name).startswith((TIMM_PREFIX, HUB_PREFIX)) and not is_exported(name):
+        locate_or_download_checkpoint(name)
+
+
+def change_loaded_model(
+    loaded: LoadedModel,
+    preprocessing: GivenPreprocessing,
+    labels: Sequence[str] | None,
+    device: "str | torch.device | None",
+    threads: int | None,
+) -> LoadedModel:
+    """The same model, not loaded again, with other settings; None keeps a setting."""
+    model, how = loaded.model, loaded.preprocessing
+    if isinstance(model, ExportedModel):
+        if preprocessing is not None:
+            how = merge_preprocessing(how, preprocessing)
+            how = fit_preprocessing_to_export(how, model.description, loaded.source)
+        if threads not in (None, model.threads):
+            model = model.with_threads(model.streams, threads)
+    else:
+        if preprocessing is not None:
+            is_timm = loaded.source.startswith(TIMM_PREFIX)  # whose model has no config
+            how = merge_preprocessing(how, preprocessing)
+            how = how if is_timm else choose_preprocessing(model.config, how, None)
+        model = move_to_device_for_eval(model, device)
+    return replace(loaded, model=model, preprocessing=how, labels=choose_labels(labels, loaded.labels, loaded.classes))
 
 
 def open_torch_model(
@@ -127,18 +114,20 @@ def open_torch_model(
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
     labels: Sequence[str] | None = None,
-    device: "str | torch.device" = "cpu",
+    device: "str | torch.device | None" = None,
 ) -> LoadedModel:
     """`open_model` for what needs the layers of a model: an exported model and one of timm's are refused."""
-    name = model.source if isinstance(model, LoadedModel) else model
-    if isinstance(name, str | Path):
-        if str(name).startswith(TIMM_PREFIX):
-            raise ConfigError(f"{name} runs timm's code, whose layers differ; use its weights: hf-hub:timm/…")
-        if is_exported(name):
-            raise ConfigError(
-                f"{name} is an exported model, whose layers cannot be accessed; use the checkpoint or the run that it "
-                "was exported from"
-            )
+    if isinstance(model, LoadedModel):
+        name, exported = model.source, isinstance(model.model, ExportedModel)
+    else:
+        name, exported = (str(model), is_exported(model)) if isinstance(model, str | Path) else ("", False)
+    if name.startswith(TIMM_PREFIX):
+        raise ConfigError(f"{name} runs timm's code, whose layers differ; use its weights: hf-hub:timm/…")
+    if exported:
+        raise ConfigError(
+            f"{name} is an exported model, whose layers cannot be accessed; use the checkpoint or the run that it was "
+            "exported from"
+        )
     return open_model(model, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
 
 
@@ -157,6 +146,7 @@ def open_dynamic_module(
 
 def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPreprocessing) -> LoadedModel:
     """The model in a checkpoint of any layout, or of a run."""
+    download_if_missing(name)
     import torch
 
     from vitrail.checkpoint.reading import read, warn_about_report
@@ -280,7 +270,7 @@ def wrap_module(
     fields: Mapping[str, Any] | None,
     preprocessing: GivenPreprocessing,
     labels: Sequence[str] | None,
-    device: "str | torch.device",
+    device: "str | torch.device | None",
 ) -> LoadedModel:
     """A module with image_size, channels and classes in its config."""
     import warnings
@@ -291,7 +281,9 @@ def wrap_module(
 
     kind = type(module).__name__
     if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CheckpointError(f"the model is {repr(module)[:60]}; expected a path, a name or a module")
+        raise CheckpointError(
+            f"the model is {repr(module)[:60]}; expected a name, a path, a module or a LoadedModel from open_model"
+        )
     refuse_config_fields(fields, kind, "already loaded")
     config: Any = getattr(module, "config", None)
     if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
@@ -355,8 +347,10 @@ def refuse_config_fields(fields: Mapping[str, Any] | None, name: str, reason: st
         )
 
 
-def move_to_device_for_eval(module: Any, device: "str | torch.device") -> Any:
-    """The module in eval mode on the device."""
+def move_to_device_for_eval(module: Any, device: "str | torch.device | None") -> Any:
+    """The module in eval mode, on the device if one is given."""
+    if device is None:
+        return module.eval()
     try:
         return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA

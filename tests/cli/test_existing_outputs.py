@@ -13,8 +13,8 @@ Run = Callable[..., Any]
 COMMANDS = {  # words of a command, and a file of the user that it would replace
     "predict MODEL photo.png -o out/a.csv": "out/a.csv",
     "embed MODEL photo.png -o out/a.npy": "out/a.files.csv",
-    "explain MODEL photo.png -o out": "out/photo.rollout.png",
-    "explain MODEL photo.png -o out --arrays": "out/photo.rollout.npz",
+    "explain MODEL photo.png -o out": "out/photo.grad-rollout.png",
+    "explain MODEL photo.png -o out --arrays": "out/photo.grad-rollout.npz",
     "look MODEL -o out": "out/filters.png",
     "look MODEL -o out --svg": "out/position_similarity.svg",
     "report MODEL -o out/page.html": "out/page.html",

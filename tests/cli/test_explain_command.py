@@ -33,9 +33,9 @@ def test_a_photo(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     said = vitrail_("explain", model, photo.name)
     (answer,) = Explainer(model).explain(photo).prediction.top[:1]  # pyright: ignore[reportOptionalMemberAccess]
-    assert said == (0, f"photo.jpg: {answer.label} {answer.probability:.1%}, explained/photo.rollout.png\n", "")
-    assert [path.name for path in (tmp_path / "explained").iterdir()] == ["photo.rollout.png"]
-    with Image.open(tmp_path / "explained" / "photo.rollout.png") as drawn:
+    assert said == (0, f"photo.jpg: {answer.label} {answer.probability:.1%}, explained/photo.grad-rollout.png\n", "")
+    assert [path.name for path in (tmp_path / "explained").iterdir()] == ["photo.grad-rollout.png"]
+    with Image.open(tmp_path / "explained" / "photo.grad-rollout.png") as drawn:
         assert drawn.format == "PNG"
         assert drawn.width > drawn.height, "in the photo's own aspect"
 
@@ -66,6 +66,7 @@ def test_everything_of_every_layer_and_head(vitrail_: Run, model: Path, photo: P
         (("--layer=-2", "--head=1"), {"layer": 0, "head": 1}),
         (("--head", "-1"), {"head": 1}),
         (("--head", "max", "--discard", "0.5"), {"head": "max", "discard": 0.5}),
+        (("--class", "ants"), {"of_class": 0}),
         (("--from", "0,1"), {"token": "0,1"}),
         (("--token", "class"), {"token": "class"}),
     ],
@@ -75,7 +76,8 @@ def test_what_is_asked(
 ) -> None:
     said = vitrail_("explain", model, photo, "-o", tmp_path / "out", "--arrays", *words)
     assert (said.code, said.err) == (0, "")
-    with np.load(tmp_path / "out" / "photo.rollout.npz") as arrays:
+    method = "rollout" if "head" in asked else "grad-rollout"
+    with np.load(tmp_path / "out" / f"photo.{method}.npz") as arrays:
         np.testing.assert_allclose(arrays["maps"], Explainer(model).explain(photo, **asked).maps, rtol=1e-5)
 
 
@@ -113,8 +115,8 @@ def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     found = json.loads(said.out)
     assert [each["image"] for each in found] == names
     written = [Path(path).name for each in found for path in each["written"]]
-    expected = [f"{stem[:180]}.rollout.png" for stem in stems]
-    assert written == [*expected, "my photo.rollout-2.png", "my photo.rollout-3.png"]
+    expected = [f"{stem[:180]}.grad-rollout.png" for stem in stems]
+    assert written == [*expected, "my photo.grad-rollout-2.png", "my photo.grad-rollout-3.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(written)
 
 
@@ -122,8 +124,8 @@ def test_a_line_a_photo_whatever_its_name(vitrail_: Run, model: Path, tmp_path: 
     name = write_image(tmp_path / "two\nlines \x1b[31m.png")
     said = vitrail_("explain", model, name, "-o", tmp_path / "out")
     assert len(said.out.splitlines()) == 1
-    assert r"two\nlines \x1b[31m.rollout.png" in said.out
-    assert (tmp_path / "out" / "two\nlines \x1b[31m.rollout.png").exists()
+    assert r"two\nlines \x1b[31m.grad-rollout.png" in said.out
+    assert (tmp_path / "out" / "two\nlines \x1b[31m.grad-rollout.png").exists()
 
 
 def test_a_folder_is_explained_with_its_subfolders(vitrail_: Run, model: Path, tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, t
     said = vitrail_("explain", model, broken, photo, nowhere, "-o", out)
     assert said.code == 2
     assert said.out.startswith(f"{photo}: ")
-    assert [path.name for path in out.iterdir()] == ["photo.rollout.png"]
+    assert [path.name for path in out.iterdir()] == ["photo.grad-rollout.png"]
     first, second, last = said.err.splitlines()
     assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
     assert second == f"vitrail: '{nowhere}' does not exist; expected an image"
@@ -176,7 +178,7 @@ def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path
     seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert seen.is_empty
     assert "no evidence for the class" in seen.figure.caption
-    assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo).is_empty
+    assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "rollout").is_empty
 
 
 def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("words", "lesson"),
     [
-        ((), "List the models: name, parameters, GMACs, resolution."),
+        ((), "List the models: parameters, GMACs, resolution, public weights and their top-1."),
         (("--help",), "vitrail summary ViT-B/16"),
         (("models", "--help"), "vitrail models 'deit*'"),
         (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
@@ -55,8 +55,9 @@ def test_fields_in_messages_become_options() -> None:
 
 def test_models(vitrail_: Run) -> None:
     lines = vitrail_("models", "deit_tiny*").out.splitlines()
-    assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "also"]
-    assert lines[2].split() == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224", "DeiT-Ti-distilled"]
+    assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "weights", "top-1", "also"]
+    assert lines[2].split()[:4] == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224"]
+    assert lines[2].split()[4:] == ["fb_in1k", "74.5", "DeiT-Ti-distilled"]
     assert len(lines) == 2 + 4
     assert vitrail_("models", "ViT-B/16").out.splitlines()[2].startswith("vit_base_patch16_224")
     assert len(vitrail_("models").out.splitlines()) == 2 + len(vitrail.list_models())

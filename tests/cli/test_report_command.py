@@ -46,8 +46,14 @@ def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
     assert "Figures over 5 images." in page
-    assert page.count("<figure") == 2 * 2 + 6
-    assert [row[1] for row in rows(page)] == ["ants", "cats"], "the first and the last of those looked at"
+    assert headings(page)[:5] == [
+        *("Results", "Accuracy per class", "Confusion and calibration", "Samples", "Training"),
+    ]
+    assert page.count("<figure") == 2 + 1 + 2 + 6, "confusion and calibration, samples, maps, model"
+    assert [row[1] for row in rows(page)] == ["ants", "cats"], "of different classes"
+    accuracy = re.search(r"Top-1 accuracy (\d+\.\d+%) on 6 validation images of data\.", page)
+    assert accuracy is not None
+    assert f"<td>top-1 accuracy</td><td class=r>{accuracy[1]}</td>" in page
     assert all(re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in rows(page) for cell in row[2:])
 
 

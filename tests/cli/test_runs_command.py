@@ -1,6 +1,7 @@
 """vitrail runs as a user meets it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,9 @@ def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.chdir(folder.parent)
     run()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state"]
-    first = "done ViT-Ti/16 fashion scratch 4/4 75.00% 75.00% 0.3333 2:00:02 finished"
+    names = "run model data recipe steps val-top-1 best-top-1 val-loss train-loss time state"
+    assert re.split(r"\s{2,}", lines[0]) == [name.replace("-", " ", 1) for name in names.split()]
+    first = "done ViT-Ti/16 fashion scratch 4/4 75.00% 75.00% 0.5000 0.3333 2:00:02 finished"
     assert lines[2].split() == first.split()
     assert lines[3].split() == [
         "killed",
@@ -53,11 +55,22 @@ def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert lines[5].split()[:2] == ["void", "0/?"]
 
 
+def test_teachers_have_a_column_if_there_are_any(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = {"model": {"name": "DeiT-Ti"}, "teacher": {"name": "/data/runs/big/model", "fingerprint": "0"}}
+    (folder / "killed" / "run.json").write_text(json.dumps(plan))
+    run(folder)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines[0].index("teacher")
+    assert [line[start:].split("  ")[0] for line in lines[2:4]] == ["", "big"]
+
+
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(folder, "--json")
     data = json.loads(capsys.readouterr().out)
     assert [each["state"].split(":")[0] for each in data] == ["finished", "stopped at step 2", "damaged", "damaged"]
     assert data[0]["best_val_top1"] == 0.75
+    assert (data[0]["val_loss"], data[0]["train_loss"], data[0]["epoch"]) == (0.5, 1 / 3, 2.0)
+    assert (data[0]["model"], data[0]["teacher"], data[0]["config"]) == ("ViT-Ti/16", "", {})
     run(folder / "killed", "--json")
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["killed"]
 

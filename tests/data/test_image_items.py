@@ -7,7 +7,12 @@ import pytest
 from support.toy_datasets import write_class_folders, write_image
 
 from vitrail.data.datasets import open_data
-from vitrail.data.image_items import evenly_spaced_indices, is_file_or_flat_folder, sample_evenly
+from vitrail.data.image_items import (
+    evenly_spaced_indices,
+    is_file_or_flat_folder,
+    sample_evenly,
+    spread_over_labels,
+)
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 7, 32, 1000])
@@ -55,3 +60,20 @@ def test_a_folder_without_subfolders_has_no_classes(tmp_path: Path) -> None:
     write_image(classes / "outside.png")
     assert not is_file_or_flat_folder(classes), "an image next to class folders is not used, as in training"
     assert not is_file_or_flat_folder(Path("x" * 300)), "a name that is too long for any disk"
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "expected"),
+    [
+        ("abcabcabc", 3, [0, 1, 2]),
+        ("aaaabbbbc", 3, [0, 4, 8]),
+        ("aaaabbbbc", 5, [0, 3, 4, 7, 8]),
+        ("aaaabbbbc", 2, [0, 8]),
+        ("abc", 9, [0, 1, 2]),
+        ("aaaa", 2, [0, 3]),
+        ("", 3, []),
+        ("abc", 0, []),
+    ],
+)
+def test_images_are_spread_over_labels(labels: str, count: int, expected: list[int]) -> None:
+    assert spread_over_labels(labels, count) == expected

@@ -178,7 +178,8 @@ def test_supported_methods() -> None:
     assert explainer(classes=0).default_method == "attention"
     assert explainer(classes=0).explain(photo()).maps.shape == (1, 1, 2, 3)
     assert (
-        Explainer(vitrail.create("vit_tiny_patch16_224", **VIT_FIELDS), preprocessing=HOW).default_method == "rollout"
+        Explainer(vitrail.create("vit_tiny_patch16_224", **VIT_FIELDS), preprocessing=HOW).default_method
+        == "grad-rollout"
     )
 
 

@@ -229,6 +229,46 @@ def test_classes_by_number_and_label() -> None:
         assert ours.probability == pytest.approx(other.probability, abs=1e-6)
 
 
+def test_a_predictor_is_explained_without_loading_its_model_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_attention_model("learned stem")
+    predictor = vitrail.Predictor(model, preprocessing=PREPROCESSING, labels=LABELS)
+    monkeypatch.setattr("vitrail.loading.open_checkpoint", None)
+    found = Explainer(predictor)
+    assert (found.model is model, found.loaded.labels, found.loaded.preprocessing.crop) == (True, LABELS, 0.8)
+    expected = explainer().explain(make_image())
+    np.testing.assert_array_equal(found.explain(make_image()).map, expected.map)
+    assert Explainer(predictor, preprocessing={"crop": 1.0}).loaded.preprocessing.crop == 1.0
+    compiled: Any = torch.compile(model, backend="eager")
+    of_compiled = Explainer(vitrail.Predictor(compiled, preprocessing=PREPROCESSING))
+    np.testing.assert_array_equal(of_compiled.explain(make_image()).map, expected.map)
+
+
+def test_an_explanation_is_saved_by_its_suffix(tmp_path: Path) -> None:
+    found = explainer().explain(make_image())
+    for name, start in (("why.png", b"\x89PNG"), ("new/why.SVG", b"<?xml"), ("why.png", b"\x89PNG")):
+        found.save(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(start)
+    for name in ("why", "why.bmp"):
+        with pytest.raises(ConfigError, match=rf"{name}; expected a name that ends in .png, .svg, .pdf"):
+            found.save(str(tmp_path / name))
+    with pytest.raises(ConfigError, match="the path is None"):
+        found.save(None)  # pyright: ignore[reportArgumentType]
+    assert {path.name for path in tmp_path.rglob("*.*")} == {"why.png", "why.SVG"}
+
+
+def test_the_repr_of_an_explanation_is_one_short_line() -> None:
+    line = repr(explainer().explain(make_image(), of_class="bee"))
+    assert len(line) < 120
+    for word in ("image", "bee", "%", "(1, 1, "):
+        assert word in line
+
+
+def test_what_cannot_be_explained_is_one_line() -> None:
+    for given in (7, None, b"model", ["a"]):
+        with pytest.raises(VitrailError, match="expected a name, a path, a module"):
+            Explainer(given)  # pyright: ignore[reportArgumentType]
+
+
 def test_discard() -> None:
     subject = explainer()
     plain, some, most = (subject.explain(make_image(), discard=share).map for share in (0.0, 0.5, 0.9))
@@ -244,7 +284,7 @@ def test_a_model_without_a_head(method: Any) -> None:
         assert found.explained_class is None
         assert found.prediction is None
         assert found.map.shape == (2, 3)
-        assert found.figure.caption.startswith(f"{method.capitalize()} of image. Bright patches ")
+        assert found.figure.caption.startswith(f"{method.capitalize()} of image. Colours are bright where ")
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -370,7 +410,8 @@ def test_dynamic_models_use_the_preprocessing_size() -> None:
 
 def test_titles_of_maps() -> None:
     subject = explainer()
-    assert subject.explain(make_image()).titles == (("up to layer 2, mean over heads",),)
+    assert subject.explain(make_image()).titles == (("up to layer 2",),)
+    assert subject.explain(make_image(), "rollout").titles == (("up to layer 2, mean over heads",),)
     found = subject.explain(make_image(), "attention", layer="all", head="all")
     assert found.titles == tuple(tuple(f"layer {a}, head {b}" for b in range(2)) for a in range(3))
     assert subject.explain(make_image(), layer=0, head=1).titles == (("up to layer 0, head 1",),)
@@ -391,8 +432,8 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
         found = Explainer(tmp_path / "model").explain(source)
         np.testing.assert_allclose(found.maps, expected.maps, atol=1e-6)
         assert str(found.prediction) == str(expected.prediction)
-    assert Explainer(str(tmp_path / "model")).explain(path).figure.name == "my photo.rollout"
-    assert expected.figure.name == "image.rollout"
+    assert Explainer(str(tmp_path / "model")).explain(path).figure.name == "my photo.grad-rollout"
+    assert expected.figure.name == "image.grad-rollout"
 
 
 def test_errors() -> None:

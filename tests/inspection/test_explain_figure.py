@@ -38,8 +38,14 @@ def test_figure(method: Any) -> None:
     for axes in (photo_axes, over):
         assert axes.get_aspect() == 1
         assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
-    drawn = np.asarray(over.images[1].get_array())
-    np.testing.assert_allclose(drawn, found.map * (1 if method == "norms" else 6))
+    bar = next(axes for axes in figure.axes if axes.get_ylabel() == unit)
+    low, high = bar.get_ylim()
+    scaled = found.map * (1 if method == "norms" else 6)
+    assert low == (scaled.min() if method == "norms" else 0)
+    assert high == pytest.approx(np.quantile(scaled, 0.95))
+    assert found.prediction is not None
+    predicted = next(axes for axes in figure.axes if axes.get_title() == "prediction")
+    assert [each.get_text() for each in predicted.texts][::2] == [each.name for each in found.prediction.top]
     assert found.explained_class is not None
     assert f"{found.explained_class.name} {found.explained_class.probability:.1%}" in figure.get_suptitle()
     assert set(found.figure.arrays) == {"maps", "photo", "box"}

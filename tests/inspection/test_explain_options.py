@@ -15,7 +15,13 @@ import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import EXPLAIN_METHODS, ExplainOptions, find_class_index, find_token_index
+from vitrail.inspection.explain_options import (
+    EXPLAIN_METHODS,
+    ExplainOptions,
+    default_method,
+    find_class_index,
+    find_token_index,
+)
 from vitrail.layers.attention import SelfAttention
 
 LABELS = ("tench, Tinca tinca", "goldfish", "crane, bird", "crane", "3-toed sloth, ai")
@@ -208,3 +214,16 @@ def test_descriptions_and_titles() -> None:
     assert ExplainOptions(token="1,2").description == "rollout from patch 1,2"
     assert ExplainOptions(method="attention", token="distill").description == "attention from the distill token"
     assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "pool", "norms")
+
+
+def test_default_method() -> None:
+    """grad-rollout by default; options that only rollout has, and a model without classes or gradients, select it."""
+    model, headless = make_attention_model(), make_attention_model(classes=0)
+    subject = Explainer(model, preprocessing=Preprocessing())
+    assert subject.default_method == "grad-rollout"
+    assert default_method(model, subject.layers, head=1) == "rollout"
+    assert default_method(model, subject.layers, discard=0.5) == "rollout"
+    assert default_method(headless, subject.layers) == "rollout"
+    assert default_method(model, []) == "norms"
+    with torch.inference_mode():
+        assert default_method(make_attention_model(), subject.layers) == "rollout"

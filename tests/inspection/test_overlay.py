@@ -1,4 +1,4 @@
-"""Maps cover the part of the photo that the model receives, and the photo keeps its aspect ratio."""
+"""Maps cover the part of the photo that the model receives, and the photo keeps its aspect ratio and its details."""
 
 from typing import Any
 
@@ -8,7 +8,13 @@ from PIL import Image
 from support.figure_checks import check_figure
 
 from vitrail.figures import CaptionedFigure
-from vitrail.inspection.overlay import MAX_PHOTO_SIDE, MAX_WIDE_PANELS, draw_overlay, shrink_photo_and_box
+from vitrail.inspection.overlay import (
+    MAX_PHOTO_SIDE,
+    MAX_WIDE_PANELS,
+    blend_map_with_photo,
+    draw_overlay,
+    shrink_photo_and_box,
+)
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -73,23 +79,62 @@ def test_photo_keeps_its_aspect_ratio(size: tuple[int, int], shape: tuple[int, i
         assert axes.get_ylim() == (size[0] - 0.5, -0.5)  # the first row on top
         box = axes.get_window_extent()
         assert box.width / box.height == pytest.approx(size[1] / size[0], rel=0.02)
-        assert axes.images[0].get_array().shape == (*size, 3)
+        (image,) = axes.images
+        assert tuple(image.get_extent()) == (-0.5, size[1] - 0.5, size[0] - 0.5, -0.5)
+        assert image.get_array().shape[0] * size[1] == image.get_array().shape[1] * size[0]
 
 
-def test_map_covers_the_box() -> None:
-    """Pixel centres are at integers; the first row of the map is on top."""
-    panels = maps(1, 2)
-    figure = drawn((40, 60), panels, box=(10, 0, 50, 40), checked=False)
-    for axes, panel in zip(figure.axes, panels[0], strict=False):
-        under, over = axes.images
-        assert tuple(under.get_extent()) == (-0.5, 59.5, 39.5, -0.5)
-        assert tuple(over.get_extent()) == (9.5, 49.5, 39.5, -0.5)
-        assert over.origin == "upper"
-        np.testing.assert_array_equal(over.get_array(), panel)
-        assert over.get_clim() == (panels.min(), np.quantile(panels, 0.99))  # one scale for all, which the bar shows
-        assert 0 < over.get_alpha() < 1
-        assert over.get_cmap().name == "viridis"
+@pytest.mark.parametrize("size", [(40, 60), (400, 600)])
+def test_map_covers_the_box(size: tuple[int, int]) -> None:
+    """What is attended is bright, the rest of the box dark, and what is outside fades to white."""
+    rows, columns = size
+    grey, panel = np.full((rows, columns, 3), 128, np.uint8), np.zeros((4, 4))
+    panel[0, 3] = 2
+    found = blend_map_with_photo(grey, (columns / 6, 0, columns * 5 / 6, rows), panel, (0, 2)).mean(-1)
+    h, w = found.shape
+    assert min(h, w) >= 256, "small photos are enlarged, so that the map is smooth"
+    assert found[:, : w // 6 - 1].min() > 0.85
+    assert found[:, w * 5 // 6 + 1 :].min() > 0.85
+    inside = found[:, w // 6 + 1 : w * 5 // 6 - 1]
+    assert inside[: h // 8, -w // 12 :].min() > 0.5, "the first row of the map is on top"
+    assert inside[h // 2 :].max() < 0.3
+    assert len(np.unique(inside.round(2))) > 20, "a smooth transition"
+
+
+@pytest.mark.parametrize("box", [(-10, 0, 70, 40), (0, -30, 60, 70), (20, 10, 20, 10)])
+def test_boxes_larger_than_the_photo_or_empty(box: Any) -> None:
+    found = blend_map_with_photo(photo(40, 60), box, maps()[0, 0], (0, 1))
+    assert found.shape[0] * 60 == found.shape[1] * 40
+    assert 0 <= found.min() <= found.max() <= 1
+
+
+def test_attended_parts_of_the_photo_keep_their_details() -> None:
+    noise = photo(40, 60)
+    attended, ignored = (
+        blend_map_with_photo(noise, (0, 0, 60, 40), np.full((2, 3), value), (0, 1)) for value in (1.0, 0.0)
+    )
+    assert attended.std() > 0.8 * (noise / 255).std()
+    assert ignored.std() > 0.05, "dark, but recognisable"
+    assert np.ptp(ignored, axis=-1).max() < 0.05, "and without colours"
+
+
+def test_scale_of_several_maps() -> None:
+    """One scale for all maps, which the bar shows; values beyond its end are marked by an arrow."""
+    panels = maps(1, 2, (14, 14))
+    figure = drawn((40, 60), panels, checked=False, lowest=0.0)
     assert [axes.get_title() for axes in figure.axes[:2]] == ["layer 0, head 0", "layer 0, head 1"]
+    assert figure.axes[-1].get_ylim() == (0, np.quantile(panels, 0.95))
+
+
+def test_predictions_next_to_a_single_map() -> None:
+    top = [("tabby $x$", 0.9, True), ("tiger cat", 0.05, False)]
+    figure = drawn((40, 60), maps(), predictions=top)
+    (axes,) = [axes for axes in figure.axes if axes.get_title() == "prediction"]
+    assert [each.get_text() for each in axes.texts] == ["tabby $x$", "90.0%", "tiger cat", "5.0%"]
+    _, first, _, second = axes.patches
+    assert (first.get_width(), second.get_width()) == (0.9, 0.05)
+    assert first.get_facecolor() != second.get_facecolor()
+    assert not any(axes.get_title() == "prediction" for axes in drawn((40, 60), maps(1, 2), predictions=top).axes)
 
 
 def test_query_patch_is_outlined() -> None:

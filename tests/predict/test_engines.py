@@ -64,7 +64,7 @@ def test_features_as_eager_torchs(exported: ExportFinder) -> None:
     assert found.shape == eager.shape == (3, 2 + 6, 16)
     assert np.abs(found - eager).max() < 1e-4 * np.abs(eager).max()
     with pytest.raises(ConfigError, match="returns tokens; expected logits"):
-        Predictor(exported("tokens"))
+        Predictor(exported("tokens"), output="logits")
     with pytest.raises(ConfigError, match="computes features, tokens; expected output='logits'"):
         Predictor(exported("tokens"), output="tokens").predict(PHOTOS[0])
 

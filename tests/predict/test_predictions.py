@@ -1,5 +1,7 @@
 """From numbers to named classes, in numpy alone."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,6 @@ def test_more_than_there_are() -> None:
 def test_names_for_people() -> None:
     assert ClassProbability(3, "n01443537 goldfish, Carassius auratus", 0.5).name == "goldfish"
     assert ClassProbability(3, None, 0.5).name == "class 3"
-    assert str(Prediction((ClassProbability(3, None, 0.5),))).splitlines()[-1].split() == ["3", "0.5000"]
 
 
 def test_likeliest_classes() -> None:
@@ -71,3 +72,23 @@ def test_likeliest_classes() -> None:
 def test_names_of_labels() -> None:
     names = [ClassProbability(3, label, 0.5).name for label in (None, "", "tench, Tinca tinca", " a ", " , b", "a,")]
     assert names == ["class 3", "class 3", "tench", "a", "b", "a"]
+
+
+CAT = Prediction((ClassProbability(0, "n02123045 tabby, tabby cat", 0.9), ClassProbability(7, "tiger\ncat", 0.052)))
+
+
+def test_a_prediction_prints_as_aligned_lines_without_ids() -> None:
+    assert str(CAT).splitlines() == ["90.0 %  tabby", " 5.2 %  tiger\\ncat"]
+    assert repr(CAT) == str(CAT)
+    sure = Prediction((ClassProbability(3, None, 1.0), ClassProbability(4, "b", 0.0)))
+    assert str(sure).splitlines() == ["100.0 %  class 3", "  0.0 %  b"]
+
+
+def test_a_notebook_shows_bars_with_escaped_names() -> None:
+    html = Prediction((ClassProbability(0, "<b>bold</b>", 0.75), *CAT.top))._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "&lt;b&gt;bold" in html
+    assert "<b>" not in html
+    assert "width: 75.0%" in html
+    assert "75.0 %" in html
+    assert "tabby" in html
+    assert not re.search("[^-]color:", html), "text keeps the colour of the notebook's theme"

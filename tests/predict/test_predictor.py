@@ -11,9 +11,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from support.fake_notebook import FakeNotebook
 from support.noisy_weights import add_weight_noise
+from support.toy_exports import ExportFinder
 
 import vitrail
+from vitrail import progress
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
@@ -137,12 +140,6 @@ def test_a_stream_of_pictures_is_taken_a_batch_at_a_time(saved: Path) -> None:
     assert len(list(predictor.predict_all(np.stack([picture()] * 5), batch=2))) == 5
 
 
-def test_a_prediction_prints_as_a_table(saved: Path) -> None:
-    lines = str(Predictor(saved).predict(picture(), top=2)).splitlines()
-    assert lines[0].split() == ["class", "label", "probability"]
-    assert len(lines) == 4
-
-
 def test_missing_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path)
     for model in (tmp_path, toy()):
@@ -154,7 +151,9 @@ def test_missing_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Predictor(toy(classes=0), preprocessing=PREPROCESSING), "no head"),
+        (lambda: Predictor(toy(classes=0), preprocessing=PREPROCESSING, output="logits"), "no head"),
+        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, engine="onx"), "did you mean 'onnx'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, output="token"), "did you mean 'tokens'"),  # pyright: ignore[reportArgumentType]
         (lambda: Predictor(torch.nn.Linear(2, 2), preprocessing=PREPROCESSING), "Linear has no config"),
         (lambda: Predictor(toy(), preprocessing={"corp": 1}), "unknown preprocessing field 'corp'"),
         (lambda: Predictor(toy(channels=1), preprocessing=PREPROCESSING), "has 3 channels; expected 1"),
@@ -162,7 +161,7 @@ def test_missing_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels="abcdefg"), "expected a list of strings"),
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, device="toaster"), "device is 'toaster'"),
         (lambda: Predictor("no/such/folder"), "does not exist"),
-        (lambda: Predictor(7), "expected a path"),  # pyright: ignore[reportArgumentType]
+        (lambda: Predictor(7), "the model is 7; expected a name, a path"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_cannot_predict_is_refused(make: Callable[[], Any], says: str) -> None:
@@ -196,8 +195,105 @@ def test_broken_pictures_and_broken_weights(saved: Path) -> None:
         predictor.predict("none.jpg")
     with torch.no_grad():
         next(predictor.model.parameters()).fill_(float("nan"))
-    with pytest.raises(VitrailError, match="the model returns NaN"):
+    for ask in (predictor.predict, predictor.features):
+        with pytest.raises(VitrailError, match="the model returns NaN"):
+            ask(picture())
+
+
+def features_by_hand(model: Any, image: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.tokens(torch.from_numpy(preprocess_image(open_image(image), PREPROCESSING))[None])[0]
+
+
+def test_features_are_the_tokens_after_the_last_norm(saved: Path) -> None:
+    predictor = Predictor(saved)
+    tokens = features_by_hand(vitrail.load(saved).eval(), picture())
+    expected = {None: tokens[0], "class": tokens[0], "mean": tokens[1:].mean(0), "tokens": tokens}
+    for kind, values in expected.items():
+        found = predictor.features(picture(), kind)  # pyright: ignore[reportArgumentType]
+        assert (type(found), found.dtype) == (np.ndarray, np.float32)
+        np.testing.assert_allclose(found, values, atol=1e-5)
+    assert predictor.predict(picture()).top[0].label is not None, "it still predicts classes"
+    several = predictor.features_all([picture(), picture(1), picture(2)], batch=2)
+    assert several.shape == (3, 16)
+    np.testing.assert_allclose(several[2], predictor.features(picture(2)), atol=1e-5)
+
+
+def test_features_of_a_model_without_a_class_token_are_the_mean() -> None:
+    model = toy(class_token=False, pool="mean")
+    found = Predictor(model, preprocessing=PREPROCESSING).features(picture())
+    np.testing.assert_allclose(found, features_by_hand(model, picture()).mean(0), atol=1e-5)
+
+
+def test_a_predictor_of_features_keeps_its_kind(saved: Path) -> None:
+    predictor = Predictor(saved, output="mean")
+    assert np.array_equal(predictor.features(picture()), Predictor(saved).features(picture(), "mean"))
+    with pytest.raises(ConfigError, match="computes features, mean; expected output='logits'"):
         predictor.predict(picture())
+
+
+def test_a_model_without_a_head_has_features_only() -> None:
+    predictor = Predictor(toy(classes=0), preprocessing=PREPROCESSING)
+    assert predictor.features(picture()).shape == (16,)
+    for ask in (lambda: predictor.predict(picture()), lambda: predictor.predict_all([picture()])):
+        with pytest.raises(ConfigError, match="has no head, so it has no classes"):
+            ask()
+
+
+def test_an_export_has_the_features_that_it_was_written_with(exported: ExportFinder) -> None:
+    with pytest.raises(ConfigError, match="returns logits; expected class: export the model with `features` class"):
+        Predictor(exported("onnx")).features(picture())
+    tokens = Predictor(exported("tokens"))
+    assert tokens.features(picture()).shape == (8, 16)
+    with pytest.raises(ConfigError, match="returns tokens; expected mean"):
+        tokens.features(picture(), "mean")
+
+
+def test_wrong_arguments_of_features(saved: Path) -> None:
+    predictor: Any = Predictor(saved)
+    with pytest.raises(ConfigError, match="unknown kind of features 'cls'"):
+        predictor.features(picture(), "cls")
+    with pytest.raises(ConfigError, match="expected several"):
+        predictor.features_all("photo.jpg")
+    with pytest.raises(ConfigError, match="no images"):
+        predictor.features_all([])
+
+
+def test_a_loaded_model_is_not_loaded_again_and_may_get_other_settings(saved: Path) -> None:
+    loaded = vitrail.open_model(saved)
+    predictor = Predictor(loaded)
+    assert predictor.model is loaded.model
+    assert vitrail.Explainer(predictor).model is loaded.model
+    other = Predictor(loaded, labels=[*"abcdefg"], preprocessing={"crop": 1.0})
+    assert (other.model is loaded.model, other.preprocessing.crop, other.labels) == (True, 1.0, (*"abcdefg",))
+    assert (loaded.preprocessing.crop, loaded.labels) == (0.8, tuple(LABELS))
+    with pytest.raises(ConfigError, match=r"heads=… for .*, which is already loaded"):
+        Predictor(loaded, fields={"heads": 2})
+
+
+def test_two_predictors_of_an_export_have_their_own_streams(exported: ExportFinder) -> None:
+    loaded = vitrail.open_model(exported("onnx"), threads=1)
+    one, two = Predictor(loaded), Predictor(loaded, streams=2)
+    assert (one.engine.streams, two.engine.streams) == (1, 2)
+    assert one.predict(picture()) == two.predict(picture())
+
+
+def test_the_reprs_are_short(saved: Path) -> None:
+    line = repr(Predictor(saved))
+    assert "\n" not in line
+    for word in ("7 classes: class 0", "64×32 pixels", " parameters", "ViT", "engine eager"):
+        assert word in line
+
+
+def test_many_images_show_progress_in_a_notebook(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = FakeNotebook.install(monkeypatch)
+    monkeypatch.setattr(progress, "MIN_SECONDS", 0)
+    predictor = Predictor(saved)
+    assert len(list(predictor.predict_all([picture()] * 5))) == 5
+    assert "5/5" in "".join(notebook.shown)
+    shown = len(notebook.shown)
+    list(predictor.predict_all([picture()] * 5, progress=False))
+    assert len(notebook.shown) == shown
 
 
 REAL: dict[str, tuple[str, str, Preprocessing]] = {

@@ -8,6 +8,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -17,7 +18,7 @@ def list_required_distributions(requirements: list[str]) -> set[str]:
     """The distributions that these requirements name, and all that those require."""
     found, left = set[str](), [Requirement(each).name for each in requirements]
     while left:
-        name = left.pop().lower()
+        name = canonicalize_name(left.pop())
         if name not in found:
             found.add(name)
             wanted = map(Requirement, distribution(name).requires or ())

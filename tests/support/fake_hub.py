@@ -3,13 +3,20 @@
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+LOCAL = "127.0.0.1,localhost"
 LARGE_SUFFIXES = (".safetensors", ".bin", ".npz", ".pth")  # stored separately behind a redirect, as on the hub
 
 Files = Mapping[str, bytes]
@@ -176,3 +183,32 @@ def run_hub() -> Generator[FakeHub]:
             hub.closing.set()
             hub.shutdown()
             thread.join()
+
+
+@contextmanager
+def run_hub_for_this_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FakeHub]:
+    """Point huggingface_hub, which reads its environment at import, to a hub on this machine."""
+    home = constants.HF_HOME
+    for name, value in list(vars(constants).items()):  # all paths below its home
+        if isinstance(value, str) and value.startswith(home):
+            monkeypatch.setattr(constants, name, value.replace(home, str(cache)))
+    with run_hub() as hub:
+        for name, value in {
+            "HF_HUB_OFFLINE": False,
+            "ENDPOINT": hub.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(cache),
+            "HF_HUB_DISABLE_IMPLICIT_TOKEN": True,
+            "HF_HUB_ETAG_TIMEOUT": 1,
+            "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("NO_PROXY", LOCAL)
+        monkeypatch.setattr(time, "sleep", skip_sleep)
+        huggingface_hub.close_session()
+        yield hub
+        huggingface_hub.close_session()
+
+
+def skip_sleep(seconds: float) -> None:
+    """huggingface_hub tries six times and waits up to eight seconds in between."""

@@ -3,8 +3,17 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.fake_notebook import FakeNotebook
 
-from vitrail.train.callbacks import CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
+from vitrail import progress
+from vitrail.train.callbacks import (
+    CallbackList,
+    NotebookCallback,
+    TensorBoardCallback,
+    TerminalCallback,
+    TrainingStart,
+    open_progress_callback,
+)
 
 STEP = {"step": 20, "epoch": 0.4, "loss": 1.5, "accuracy": 0.25, "lr": 1e-3, "images_per_second": 812.4, "seconds": 3.0}
 VALIDATION = {"step": 50, "epoch": 1.0, "val_loss": 0.9, "val_top1": 0.7125, "val_top5": 0.98, "seconds": 5.0}
@@ -38,6 +47,28 @@ def test_in_a_terminal_it_is_one_live_line() -> None:
     assert "\x1b[" in out
     for word in ("epoch 0.40", "20/100", "loss 1.5000", "812 img/s", "top-1 71.25%", "left"):
         assert word in out
+
+
+def test_a_notebook_shows_a_bar_and_then_the_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = FakeNotebook.install(monkeypatch)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
+    watch = open_progress_callback(None)
+    assert isinstance(watch, NotebookCallback)
+    watch.on_start(START)
+    watch.on_step(20)
+    watch.on_log(STEP)
+    watch.on_log(VALIDATION)
+    for word in ('value="20" max="100"', "loss 1.5000", "epoch 0.40", "top-1 71.25%"):
+        assert word in notebook.shown[-1]
+    watch.on_finish()
+    assert "top-1 71.25%" in notebook.shown[-1]
+    assert "<progress" not in notebook.shown[-1]
+
+
+def test_a_script_without_a_terminal_has_no_progress_unless_it_is_requested() -> None:
+    assert open_progress_callback(None) is None
+    assert open_progress_callback(False) is None
+    assert isinstance(open_progress_callback(True), TerminalCallback)
 
 
 def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from vitrail.errors import CheckpointError
 from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
-from vitrail.train.run_folder import RunFolder
+from vitrail.train.run_folder import RunFolder, name_run
 from vitrail.train.training_state import TrainingState, read_training_state, write_training_state
 
 
@@ -14,6 +14,21 @@ def state(step: int) -> TrainingState:
     return TrainingState(
         {"model/weight": torch.full((3,), float(step)), "random/0/cpu": torch.get_rng_state()}, {"step": step}
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "recipe", "name"),
+    [
+        ("fashion", "fashion", "fashion"),
+        ("/data/photos", "finetune", "photos"),
+        ("photos", "probe", "photos-probe"),
+        ("cifar10", "cifar10-cpu", "cifar10-cpu"),
+        ("own", "own", "own"),
+        ("/", "scratch", "data"),
+    ],
+)
+def test_names_of_runs(data: str, recipe: str, name: str) -> None:
+    assert name_run(data, recipe) == name
 
 
 def test_a_state_comes_back_as_it_went(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Run folders, whole, unfinished and damaged in every way: each is told apart, and none is an error."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.errors import ConfigError, DataError
+from vitrail.models.catalog import find_preset
 from vitrail.train.run_list import read_run_summaries, read_run_summary
 
 PLAN: dict[str, Any] = {
@@ -49,6 +51,40 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert [dict(row) for row in run.records] == LOG
     data = json.loads(json.dumps(run.to_json(), allow_nan=False))
     assert (data["best_val_top1"], data["val_top1"], data["state"]) == (0.75, 0.5, "finished")
+
+
+VIT_TINY: dict[str, Any] = json.loads(json.dumps(asdict(find_preset("vit_tiny_patch16_224")[1])))
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        ({**VIT_TINY, "classes": 2, "channels": 1}, "vit_tiny_patch16_224"),
+        ({**VIT_TINY, "image_size": [224, 224]}, "vit_tiny_patch16_224"),
+        ({**VIT_TINY, "dropout": 0.1, "pool": "mean"}, "vit_tiny_patch16_224, pool mean, dropout 0.1"),
+        ({**VIT_TINY, "width": 64, "depth": 4}, "vit, width 64, depth 4"),
+        ({}, "vit_tiny_patch16_224"),
+        (None, "vit_tiny_patch16_224"),
+    ],
+)
+def test_models_that_started_from_a_checkpoint_have_their_preset_s_name(
+    tmp_path: Path, config: dict[str, Any] | None, model: str
+) -> None:
+    folder = make_run(tmp_path / "one")
+    (folder / "run.json").write_text(json.dumps({"model": {"name": "vit", "family": "vit", "config": config}}))
+    found = read_run_summary(folder).model
+    assert found == model or (not config and found.startswith("vit_"))
+
+
+def test_changed_fields_and_teachers_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    recipe = {"name": "r", "fields": {"depth": 6, "classes": 3}}
+    plan = {**PLAN, "recipe": recipe, "teacher": {"name": "timm:regnety_160"}, "init": "/data/runs/first/model"}
+    (folder / "run.json").write_text(json.dumps(plan))
+    run = read_run_summary(folder)
+    assert (run.model, run.teacher, run.init) == ("ViT-Ti/16, depth 6", "timm:regnety_160", "first")
+    (folder / "run.json").write_text(json.dumps({"model": {"name": "/code/own.py:small", "family": "own"}}))
+    assert read_run_summary(folder).model == "own.py:small"
 
 
 def test_runs_that_were_stopped(tmp_path: Path) -> None:

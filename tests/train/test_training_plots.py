@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,53 @@ from PIL import Image
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.figures import sanitize_label
 from vitrail.train.metrics import MetricAccumulator
-from vitrail.train.plots import plot_confusion_matrix, plot_reliability_diagram, plot_training_curves
+from vitrail.train.plots import (
+    draw_confusion_matrix,
+    draw_reliability_diagram,
+    draw_training_curves,
+    plot_confusion_matrix,
+    plot_reliability_diagram,
+    plot_training_curves,
+)
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 
 def log(evaluations: int) -> list[dict[str, float]]:
     training = [{"step": n, "epoch": n / 10, "loss": 3 / n} for n in range(1, 31)]
-    return [*training, *({"step": n, "epoch": n, "val_top1": 1 - 1 / (n + 1)} for n in range(1, evaluations + 1))]
+    validation = [
+        {"step": n, "epoch": n, "val_top1": 1 - 1 / (n + 1), "val_loss": 1 / n} for n in range(1, evaluations + 1)
+    ]
+    return [*training, *validation]
+
+
+def legend_texts(axes_or_figure: Any) -> list[str]:
+    return [text.get_text() for legend in axes_or_figure.legends for text in legend.get_texts()]
+
+
+def test_curves_of_one_run() -> None:
+    """Training and validation loss in one panel from 0, accuracy on a scale that is not narrow."""
+    losses, accuracy = draw_training_curves({"one": log(3)}).axes
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["training", "validation"]
+    training, validation = losses.lines
+    assert (len(training.get_xdata()), list(validation.get_ydata())) == (30, [1, 1 / 2, 1 / 3])
+    assert losses.get_ylim()[0] == 0
+    assert list(accuracy.lines[0].get_ydata()) == pytest.approx([50, 200 / 3, 75])
+    assert accuracy.get_ylim() == (50, 101)
+    assert {axes.get_xlabel() for axes in (losses, accuracy)} == {"epoch"}
+    steady = [{"step": 1, "epoch": n, "val_top1": 0.97 + n / 1000, "val_loss": 0.1} for n in range(3)]
+    assert draw_training_curves({"one": steady}).axes[1].get_ylim() == (80, 101)
+
+
+def test_curves_of_several_runs() -> None:
+    figure = draw_training_curves({"a": log(3), "b": log(2)})
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        "training loss",
+        "validation loss",
+        "validation accuracy (top-1)",
+    ]
+    assert legend_texts(figure) == ["a", "b"]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
 
 
 def is_drawn(path: Path) -> bool:
@@ -53,6 +93,14 @@ def test_confusion(classes: int, tmp_path: Path) -> None:
     assert is_drawn(tmp_path / "confusion.png")
 
 
+@pytest.mark.parametrize(("classes", "unit"), [(3, "share of the true class"), (30, "square root")])
+def test_axes_and_scale_of_a_confusion_matrix(classes: int, unit: str) -> None:
+    axes, bar = draw_confusion_matrix(torch.eye(classes), [str(n) for n in range(classes)]).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Predicted class", "True class")
+    assert unit in bar.get_ylabel()
+    assert ("square root" in bar.get_ylabel()) == (type(axes.images[0].norm).__name__ == "PowerNorm")
+
+
 def test_confusion_of_few_of_many_classes(tmp_path: Path) -> None:
     matrix = torch.zeros(1000, 1000, dtype=torch.int64)
     matrix[3, 3] = matrix[3, 700] = 5
@@ -66,6 +114,10 @@ def test_reliability(tmp_path: Path) -> None:
     tally.add_batch(torch.randn(50, 3), torch.randint(3, (50,)))
     plot_reliability_diagram(tally.compute_evaluation("abc").bins, tmp_path / "reliability.png")
     assert is_drawn(tmp_path / "reliability.png")
+    left, right = draw_reliability_diagram(tally.compute_evaluation("abc").bins).axes
+    names = [text.get_text() for text in left.get_legend().get_texts()]
+    assert names == ["accuracy", "gap to the mean confidence", "perfect calibration"]
+    assert right.get_title("left") == "50 images by confidence"
 
 
 def test_other_kinds_of_pictures(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from vitrail.checkpoint.imagenet_classes import expand_imagenet_labels
 from vitrail.errors import ConfigError, DataError
 from vitrail.text import abbreviate_list
 
@@ -44,7 +45,7 @@ def match_data_classes_to_model(
 def index_classes_by_name(labels: Sequence[str]) -> dict[str, int]:
     """Index every unambiguous name: a complete label, its WordNet id, or one of its comma-separated names."""
     parts = list[tuple[str, int]]()
-    for index, label in enumerate(labels):
+    for index, label in enumerate(expand_imagenet_labels(labels)):
         wordnet_id = WORDNET_ID.match(label)
         rest = label[wordnet_id.end() :] if wordnet_id else label
         names = [rest, *rest.split(","), *([wordnet_id.group()] if wordnet_id else [])]

@@ -1,15 +1,20 @@
 """Download models from the Hugging Face hub by name.
 
 huggingface_hub does the work, with its cache, progress bars, offline mode and environment variables. If the hub cannot
-be reached or refuses, a model that is complete in the cache is used, as in huggingface_hub itself.
+be reached or refuses, a model that is complete in the cache is used, as in huggingface_hub itself. Whether it can be
+reached is tried first, since huggingface_hub would repeat a failed request for half a minute.
 """
 
 import hashlib
 import re
+import socket
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from vitrail.checkpoint.files.raw_contents import (
+from vitrail.checkpoint.files.weight_folders import (
     CONFIG_FILE,
     INDEX_SUFFIX,
     PREPROCESSOR_FILE,
@@ -21,14 +26,26 @@ from vitrail.errors import CheckpointError, describe_error, missing_package_erro
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
 PREFERRED_WEIGHT_FILES = tuple(name + end for name in WEIGHT_FILES for end in ("", INDEX_SUFFIX))
+CONNECT_SECONDS = 2.5  # to look up the hub or a proxy and to connect to it
+
+
+class HubUnreachableError(CheckpointError):
+    """A model is not in the cache and the hub cannot be reached; `reason` says why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} is not in the cache and {reason}")
+        self.reason = reason
 
 
 def is_hub_name(path: str | Path) -> bool:
     return str(path).startswith(HUB_PREFIX)
 
 
-def download_model(name: str) -> Path:
-    """Download hf-hub:owner/model or hf-hub:owner/model@revision and return its folder in the cache."""
+def download_model(name: str, *, prefer_cache: bool = False) -> Path:
+    """Download hf-hub:owner/model or hf-hub:owner/model@revision and return its folder in the cache.
+
+    With `prefer_cache` a model in the cache is used without asking the hub for a newer one.
+    """
     match = HUB_NAME.fullmatch(name.removeprefix(HUB_PREFIX))
     if match is None or ".." in name or not is_hub_name(name):
         raise CheckpointError(
@@ -39,6 +56,12 @@ def download_model(name: str) -> Path:
         import huggingface_hub.errors
     except ImportError:
         raise missing_package_error(name, "huggingface_hub") from None
+    if prefer_cache and (folder := find_cached_model(repository, revision)) is not None:
+        return folder
+    if reason := find_why_unreachable():
+        if (folder := find_cached_model(repository, revision)) is None:
+            raise HubUnreachableError(name, reason)
+        return folder
     try:
         return download_revision(repository, revision)
     except CheckpointError as error:
@@ -49,6 +72,32 @@ def download_model(name: str) -> Path:
         if folder is None:
             raise CheckpointError(f"{name}: {explain_hub_error(error)}") from None
         return folder
+
+
+def find_why_unreachable() -> str:
+    """Why no connection to the hub, or to the proxy that leads to it, can be opened; empty if one can."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    hub = urlsplit(constants.ENDPOINT)
+    proxies = {} if proxy_bypass(hub.hostname or "") else getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    place = urlsplit(proxy if proxy and "//" in proxy else f"//{proxy}") if proxy else hub
+    host, port = place.hostname or "", place.port or (443 if place.scheme == "https" else 80)
+    outcome = [f"no connection to {host} within {CONNECT_SECONDS:g} s"]
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+            outcome.append("")
+        except OSError as error:
+            outcome.append(f"{host}: {describe_error(error)}")
+
+    thread = Thread(target=connect, daemon=True)  # a look-up of a name has no time limit of its own
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    return f"there is no network ({outcome[-1]})" if outcome[-1] else ""
 
 
 def download_revision(repository: str, revision: str | None) -> Path:
@@ -129,7 +178,6 @@ def explain_hub_error(error: BaseException) -> str:
         error = error.__cause__
     log_in = "log in with `hf auth login`"
     explanations: dict[type[Exception], str] = {  # the first match is used
-        errors.OfflineModeIsEnabled: "not in the cache, and huggingface_hub is offline; set HF_HUB_OFFLINE=0 once",
         errors.HFValidationError: f"not a valid repository name; expected {HUB_PREFIX}owner/model[@revision]",
         errors.RevisionNotFoundError: "no such revision; expected a branch, a tag or a commit of the repository",
         errors.GatedRepoError: f"it is gated; accept its terms on its page and {log_in}",

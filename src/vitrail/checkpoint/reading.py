@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.checkpoint import hub
-from vitrail.checkpoint.bundled import find_bundled_model, suggest_bundled_model
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
 from vitrail.checkpoint.layout import LAYOUT_KEY, LAYOUT_NAMED_KEY, Layout, TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.load_report import LoadReport, format_assumptions
+from vitrail.checkpoint.model_location import find_named_weights, locate_or_download_checkpoint
+from vitrail.checkpoint.pretrained import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
+from vitrail.models import catalog
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
+from vitrail.models.pretrained import PretrainedWeights, find_weights_by_file_name
 from vitrail.text import abbreviate_list
 
 RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
@@ -45,6 +48,18 @@ class Checkpoint:
     layout: str  # of the file
 
 
+def create(name: str, /, *, pretrained: bool = False, **fields: Any) -> "ImageModel":
+    """Build a model by name, with newly initialized or public weights.
+
+    create("vit_base_patch16_224", classes=10, image_size=384), create("ViT-B/16", pretrained=True, classes=10).
+    `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
+    "path/to/file.py:preset"; `fields` replace those of its config. With `pretrained`, the weights are downloaded once:
+    timm's default ones, or those of "preset.tag"; the head for another number of classes is new and zero. The type
+    depends on the name: a ViT, a DeiT, …
+    """
+    return load(name, **fields) if pretrained else catalog.create(name, **fields)
+
+
 def load(
     path: str | Path,
     *,
@@ -54,15 +69,20 @@ def load(
     dtype: torch.dtype | None = None,
     **fields: Any,
 ) -> "ImageModel":
-    """Load the model in a file or folder of any layout, in its own configuration or adapted to another one.
+    """Load a model by name or from a file or folder of any layout, in its own configuration or adapted to another one.
 
-    load("deit_tiny_patch16_224.pth"), load("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
-    load(path, image_size=384, classes=37). For another image size, positions are resampled by the method of the
+    load("vit_tiny_patch16_224"), load("ViT-Ti/16.augreg_in21k"), load("weights.pth"), load("hf-hub:OWNER/NAME"),
+    load(path, image_size=384, classes=37). Names are those of `vitrail models`; their public weights are downloaded
+    once. For another image size, positions are resampled by the method of the
     checkpoint's authors, or by `policy`. For another patch size, the patch kernel is resized as in FlexiViT. For other
     classes, the head is new and zero. `source` overrides layout detection. Fields that the file does not specify, such
     as heads, can be passed too; trained_size=(32, 128) gives the grid of its positions. `dtype` casts the weights; by
     default they keep their dtype, and mixed dtypes are cast to the widest. No code in a file is ever run: pass
     `family` for a family from outside the package.
+
+    >>> model = vitrail.load("vit_fashion", classes=3)
+    >>> model.config.classes
+    3
     """
     checkpoint = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_about_report(checkpoint, path)
@@ -137,6 +157,10 @@ def describe(path: str | Path, *, source: str | None = None, **fields: Any) -> D
     """Family, config, preprocessing, labels and provenance of a checkpoint, from the file or its layout.
 
     Fields that the file does not specify, such as heads, can be passed.
+
+    >>> about = vitrail.describe("vit_fashion")
+    >>> about.family, about.config["classes"], about.labels[1]
+    ('vit', 10, 'Trouser')
     """
     return read_translated_checkpoint(path, source, parse_trained_size(fields)).description
 
@@ -164,28 +188,21 @@ def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -
 
 def read_translated_checkpoint(path: str | Path, source: str | None, fields: Mapping[str, Any]) -> TranslatedCheckpoint:
     """Read a checkpoint and translate it to our tensor names; `fields` are given by the user."""
-    contents = read_raw_contents(locate_or_download_checkpoint(path))
+    contents = read_named_contents(path)[0]
     return translate_with_layout(contents, detect_layout(contents, source), fields, str(path), named=source is not None)
 
 
-def locate_or_download_checkpoint(path: str | Path) -> Path:
-    """Path of a checkpoint on this machine; a model of the hub is downloaded first."""
-    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CheckpointError(f"the checkpoint is {path!r}; expected a path")
-    if hub.is_hub_name(path):
-        return hub.download_model(str(path))
-    if (bundled := find_bundled_model(path)) is not None:
-        return bundled
-    if not Path(path).exists() and any(
-        str(path) in (*each.presets, *each.aliases) for each in load_built_in_families()
-    ):
-        raise CheckpointError(
-            f"{path} is the name of a model, not a file; expected a checkpoint or hf-hub:timm/… "
-            f"(vitrail.create({str(path)!r}) makes an untrained model)"
-        )
-    if (near := suggest_bundled_model(path)) is not None and not Path(path).exists():
-        raise CheckpointError(f"{path} does not exist; did you mean the bundled model {near!r}?")
-    return Path(path)
+def read_named_contents(path: str | Path) -> tuple[RawContents, Path]:
+    """Read a file, a folder or a model by name, and return where it is on this machine.
+
+    Public weights are recognised by the name that they are opened by, or by that of their file.
+    """
+    weights = find_named_weights(path)
+    place = locate_or_download_checkpoint(path)
+    contents = read_raw_contents(place)
+    if weights is not None:
+        contents = add_timm_config(contents, weights)
+    return replace(contents, weights=weights or find_weights_by_file_name(Path(path))), place
 
 
 def translate_with_layout(
@@ -200,7 +217,16 @@ def translate_with_layout(
     known[LAYOUT_NAMED_KEY] = named or contents.header.get(LAYOUT_KEY) == layout.name
     with wrap_config_errors(where):
         translated = layout.read(contents, known)
+    if contents.weights is not None and layout.name != "vitrail":
+        translated = add_known_labels(translated, contents.weights)
     return replace(drop_mismatched_labels(translated), layout=layout.name)
+
+
+def add_known_labels(translated: TranslatedCheckpoint, weights: PretrainedWeights) -> TranslatedCheckpoint:
+    """Add the names of ImageNet's classes if the file has none; nothing is assumed about weights that are known."""
+    description = translated.description
+    labels = description.labels or get_known_labels(weights, description.config.get("classes", 0))
+    return replace(translated, description=replace(description, labels=labels))
 
 
 def drop_mismatched_labels(translated: TranslatedCheckpoint) -> TranslatedCheckpoint:

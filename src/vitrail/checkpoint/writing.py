@@ -38,8 +38,14 @@ def write(
 ) -> None:
     """Write the model with its description, by default in vitrail's own layout.
 
-    Warn about what the layout cannot represent, and how much the outputs of its readers differ. `family` is needed only
-    for a model from outside the package.
+    `to` is timm, hf, torchvision, google, deit, dino, mae, t2t or akamaster for another library's layout. Warn about
+    what the layout cannot represent, and how much the outputs of its readers differ. `family` is needed only for a
+    model from outside the package.
+
+    >>> model = vitrail.create("ViT-Ti/16", image_size=32, classes=2, depth=1)
+    >>> vitrail.save(model, "my_model", labels=["ants", "bees"], preprocessing=vitrail.Preprocessing(image_size=32))
+    >>> vitrail.describe("my_model").labels
+    ('ants', 'bees')
     """
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the output path is {path!r}; expected a string or a Path")

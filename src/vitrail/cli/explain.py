@@ -40,9 +40,9 @@ def explain(
     device: flags.Device = "auto",
     as_json: flags.Json = False,
 ) -> None:
-    """Draw what a model attends to, as a heat map over each photo.
+    """Draw what a model attends to: each photo stays bright where it does and is darkened elsewhere.
 
-    rollout follows the attention through all layers to the patches; grad-rollout keeps what contributes to a class;
+    grad-rollout follows the attention through all layers and keeps what contributes to a class; rollout keeps all;
     attention shows a layer and its heads; pool shows the weights of attention pooling; norms shows token norms,
     which reveal artefacts in models without registers. An image that cannot be read is reported and skipped; the exit
     code is 2.
@@ -50,7 +50,7 @@ def explain(
     Examples::
 
         vitrail explain my_model photo.jpg
-        vitrail explain my_model photo.jpg --method grad-rollout --class 3 --check
+        vitrail explain my_model photo.jpg --class 3 --check
         vitrail explain my_model photo.jpg --method attention --layer all --head all -o maps --svg --arrays
         vitrail explain my_model photo.jpg --method attention --layer 0 --from 1,2
         vitrail explain runs/demo photo.jpg --json
@@ -60,8 +60,8 @@ def explain(
     out
         Folder for PHOTO.METHOD.png.
     method
-        What is drawn. [default: rollout; if heads are mixed (CaiT) grad-rollout, or attention without a head;
-        if there are no maps (Linformer) norms]
+        What is drawn. [default: grad-rollout; rollout with --head or --discard, or for a model without classes;
+        norms if there are no maps (Linformer)]
     layer
         Layer from 0, -1 for the last, or all; a rollout goes up to it.
     head
@@ -80,13 +80,12 @@ def explain(
     check_misspelt_options(images, OPTION_NAMES)
 
     from vitrail.inspection.explain_files import explain_arguments
-    from vitrail.inspection.explain_options import ExplainOptions
+    from vitrail.inspection.explain_options import ExplainOptions, default_method
 
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
-    options = explainer.resolve_options(
-        ExplainOptions(method=method or explainer.default_method, token=token, discard=discard, **asked)
-    )
+    chosen = default_method(explainer.model, explainer.layers, head=head, discard=discard)
+    options = explainer.resolve_options(ExplainOptions(method=method or chosen, token=token, discard=discard, **asked))
     result = explain_arguments(
         explainer,
         images,

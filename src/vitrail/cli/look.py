@@ -42,7 +42,7 @@ def look(
     Parameters
     ----------
     method
-        Method of the maps in the occlusion check: see `vitrail explain`.
+        Method of the maps in the occlusion check: see `vitrail explain`. [default: that of explain]
     out
         Folder for the figures.
     """
@@ -56,17 +56,17 @@ def look(
     kinds = (".png", ".svg") if svg else (".png",)
     files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]
     explainer = open_explainer(checkpoint, fields, preprocessing, device)
-    items, notes = select_images(explainer.loaded, data, images)
+    chosen = select_images(explainer.loaded, data, images)
     prepare_figure_folder(out, files, overwrite=overwrite)
-    with progress_bar(len(items)) as advance:
+    with progress_bar(len(chosen.items)) as advance:
         found = draw_figures(
             explainer,
-            (each.source for each in items),
+            (each.source for each in chosen.items),
             batch=batch,
             options=None if method is None else ExplainOptions(method=method),
             progress=advance,
         )
-    print_notes((*notes, *found.notes, *found.skipped))
+    print_notes((*chosen.notes, *found.notes, *found.skipped))
     for figure in found.figures:
         written = figure.save(out, kinds, arrays=arrays)
         print(f"{', '.join(map(str, written))}: {figure.caption}")

@@ -1,28 +1,37 @@
-"""vitrail models: list the presets. Reads their costs from a file, so torch is not imported."""
+"""vitrail models: list the presets. Reads their costs and public weights from files, so torch is not imported."""
 
 import json
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.models.preset_list import find_presets, list_preset_cells
+from vitrail.models.preset_table import describe_presets, find_presets, list_preset_cells
 from vitrail.text import format_table
 
 
-def models(pattern: str = "*", /, *, as_json: flags.Json = False) -> None:
-    """List the models: name, parameters, GMACs, resolution.
+def models(
+    pattern: str = "*", /, *, pretrained: Annotated[bool, Parameter(negative=())] = False, as_json: flags.Json = False
+) -> None:
+    """List the models: parameters, GMACs, resolution, public weights and their top-1.
 
-    GMACs are the multiply-adds of convolutions, matrix products and attention for one image.
+    GMACs are the multiply-adds of convolutions, matrix products and attention for one image. Commands that take a
+    model open public weights by name: MODEL for the default ones, which are shown, or MODEL.TAG.
 
     Examples::
 
         vitrail models
-        vitrail models 'deit*'
-        vitrail models '*_384'
-        vitrail models 'ViT-B/*'
+        vitrail models 'deit*' --pretrained
+        vitrail models 'ViT-B/*' --json
 
     Parameters
     ----------
     pattern
         Names or aliases to list, with * and ? as in a shell (quote it), or a part of a name.
+    pretrained
+        List only models with public weights. --json lists all their tags, licences and training data.
     """
-    found = find_presets(pattern)
-    print(json.dumps(found, indent=2) if as_json else "\n".join(format_table(*list_preset_cells(found))))
+    found = find_presets(pattern, pretrained=pretrained)
+    print(
+        json.dumps(describe_presets(found), indent=2) if as_json else "\n".join(format_table(*list_preset_cells(found)))
+    )

@@ -18,6 +18,7 @@ def report(
     data: flags.ImageData = None,
     images: flags.ImageCount = 32,
     explained: int = 6,
+    evaluate: bool = True,
     out: flags.Out = Path("report.html"),
     overwrite: flags.Overwrite = False,
     labels: flags.Labels = None,
@@ -26,10 +27,12 @@ def report(
     batch: flags.Batch = 4,
     device: flags.Device = "auto",
 ) -> None:
-    """Write a page about a model that opens in any browser: predictions, maps, distances, filters, summary.
+    """Write a page about a model or a run that opens in any browser.
 
-    A single file with everything in it: it needs no network and no server, has a light and a dark theme, and can be
-    read on a phone.
+    With labelled images: accuracy in total and per class, confusion matrix, calibration, samples of every class. For
+    a run: its training curves. For every model: predictions, maps of what it attends to, attention distances, filters,
+    positions and a summary. A single file with everything in it: it needs no network and no server, has a light and a
+    dark theme, and can be read on a phone.
 
     Examples::
 
@@ -39,7 +42,9 @@ def report(
     Parameters
     ----------
     explained
-        Number of images that are shown with attention maps.
+        Number of images that are shown with attention maps, spread over the classes.
+    evaluate
+        Measure the accuracy on all labelled images.
     out
         The page, a file name that ends in .html.
     """
@@ -48,19 +53,36 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {out}; expected a file name that ends in .html")
 
+    from vitrail.report.evaluation_report import evaluate_images
     from vitrail.report.html_page import render_page, write_page
     from vitrail.report.model_report import build_model_report
     from vitrail.train.evaluation_data import select_images
+    from vitrail.train.run_list import read_run_summary
 
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; expected the name of a page")
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
-    items, notes = select_images(explainer.loaded, data, images)
+    loaded = explainer.loaded
+    chosen = select_images(loaded, data, images, by_class=True)
     prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
-    print_notes(notes)
-    with progress_bar(len(items) + min(explained, len(items)), "explaining") as advance:
+    print_notes(chosen.notes)
+    labelled, missing, evaluated = chosen.labelled if evaluate else None, list[str](), None
+    if labelled is not None and labelled.no_mapping_reason:
+        missing.append(f"accuracy: not measured, since {labelled.no_mapping_reason}")
+    elif labelled is not None:
+        with progress_bar(len(labelled.images), "evaluating") as advance:
+            evaluated = evaluate_images(loaded, labelled, progress=advance)
+    with progress_bar(len(chosen.items) + min(explained, len(chosen.items)), "explaining") as advance:
         title, lead, sections = build_model_report(
-            explainer, explainer.loaded.source, items, explained=explained, batch=batch, progress=advance
+            explainer,
+            loaded.source,
+            chosen.items,
+            explained=explained,
+            batch=batch,
+            evaluated=evaluated,
+            run=None if loaded.run is None else read_run_summary(loaded.run.model.parent),
+            notes=missing,
+            progress=advance,
         )
     with progress_bar(sum(len(section.figures) for section in sections), "drawing") as advance:
         page = render_page(title, lead, sections, progress=advance)

@@ -16,8 +16,10 @@ def runs(
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
-    """List the runs in a folder: model, data, recipe, steps, validation accuracy (best and last), loss, time, state.
+    """List the runs in a folder: model, data, recipe, steps, validation accuracy, losses, time, state.
 
+    val top-1 and val loss are those of the last evaluation on the validation images, best top-1 the highest of all
+    evaluations, and train loss is the loss on the training images. A distilled run also has the name of its teacher.
     A run is finished, stopped at a step (killed, or still training), or damaged, with the reason.
 
     Examples::
@@ -31,15 +33,16 @@ def runs(
     folder
         A folder of runs, or one run.
     out
-        A file for a plot of training loss and validation accuracy: .png, .svg or .pdf.
+        A file for a plot of training loss, validation loss and validation accuracy: .png, .svg or .pdf.
     """
-    from vitrail.train.plots import plot_training_curves
     from vitrail.train.run_list import list_run_cells, read_run_summaries
 
     if out is not None:
         refuse_existing_outputs([out], overwrite=overwrite)
     found = read_run_summaries(folder)
     if out is not None:
+        from vitrail.train.plots import plot_training_curves
+
         plot_training_curves({run.name: run.records for run in found}, out)
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))

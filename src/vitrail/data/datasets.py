@@ -96,6 +96,10 @@ def open_data(
     """Open a data set by name, from a folder or from an object; `real` is the file of ImageNet's ReaL labels.
 
     Without a validation set, `val_share` of each class is held out, chosen by the seed (0: nothing, 1: everything).
+
+    >>> data = vitrail.open_data("fashion")  # or a folder with one subfolder per class, or a data set of torchvision
+    >>> len(data.train), len(data.val), data.classes[0]
+    (6000, 1000, 'T-shirt/top')
     """
     check_val_share(val_share)
     if isinstance(where, DatasetSplits):

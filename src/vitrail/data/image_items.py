@@ -1,6 +1,8 @@
 """Single images with their names, and how a few are chosen from many."""
 
 import os
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,17 @@ class ImageItem:
 def evenly_spaced_indices(total: int, count: int) -> list[int]:
     """`count` indices from the first to the last at even steps, so that every class is represented."""
     return np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist()
+
+
+def spread_over_labels(labels: Sequence[Hashable], count: int) -> list[int]:
+    """`count` indices with as many labels as possible, grouped by label; evenly spaced among those of a label."""
+    groups = dict[Hashable, list[int]]()
+    for index, label in enumerate(labels):
+        groups.setdefault(label, []).append(index)
+    chosen = [[*groups.values()][n] for n in evenly_spaced_indices(len(groups), count)]
+    rounds = sorted((turn, n) for n, group in enumerate(chosen) for turn in range(len(group)))[:count]
+    shares = Counter(n for _, n in rounds)
+    return [group[n] for number, group in enumerate(chosen) for n in evenly_spaced_indices(len(group), shares[number])]
 
 
 def sample_evenly(dataset: "ImageDataset", count: int) -> list[ImageItem]:

@@ -20,7 +20,16 @@ PILLOW_FILTERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image becomes model input."""
+    """How an image becomes model input: resize, centre crop, normalise.
+
+    The short side is resized to floor(image_size / crop) pixels (224 / 0.9 → 248) with an antialiased filter, and the
+    long side in proportion, rounded down. The centre of `image_size` is cropped, and each channel becomes
+    (pixel / 255 - mean) / std. This equals timm's evaluation transform. For an image size that is not square, see
+    `compute_resize_size`. `vitrail.open_model(…).transform` applies it to a photo.
+
+    >>> vitrail.Preprocessing(image_size=224, crop=0.9, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)).crop
+    0.9
+    """
 
     image_size: Size = 224  # rows, columns
     crop: float = 0.9  # share of the resized image kept by the centre crop; above 1 a black border is added
@@ -52,9 +61,15 @@ class Preprocessing:
 def preprocess_image(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The model input for an RGB image: (channels, rows, columns), one channel if there is one mean."""
     image = resize_and_crop(image, preprocessing)
-    pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1) / np.float32(255)
+    return normalise_pixels(np.asarray(image).reshape(image.height, image.width, -1), preprocessing)
+
+
+def normalise_pixels(
+    pixels: np.ndarray[Any, np.dtype[np.uint8]], preprocessing: Preprocessing
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Pixels from 0 to 255, (rows, columns, C) → the model input (C, rows, columns)."""
     mean, std = np.array(preprocessing.mean, np.float32), np.array(preprocessing.std, np.float32)
-    return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
+    return np.ascontiguousarray(((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1))
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:

@@ -62,7 +62,17 @@ def export_model(
     images: NDArray[np.uint8] | None = None,
     overwrite: bool = False,
 ) -> tuple[ExportDescription, ExportCheck]:
-    """Export a model. It is compared with torch on built-in photos, noise and `images` (B, rows, columns, C)."""
+    """Export a model. It is compared with torch on built-in photos, noise and `images` (B, rows, columns, C).
+
+    >>> loaded = vitrail.open_model("vit_fashion")
+    >>> about, check = vitrail.export_model(
+    ...     loaded.model, "shipped", preprocessing=loaded.preprocessing, labels=loaded.labels
+    ... )
+    >>> check.difference < 1e-4
+    True
+    >>> vitrail.Predictor("shipped").predict("example:cat").top[0].index < 10  # runs without torch
+    True
+    """
     folder = Path(folder)
     check_target_folder(folder, overwrite=overwrite)
     if to != "torch-export":

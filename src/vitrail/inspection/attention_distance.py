@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, format_count_with_noun, new_figure, style_axes
+from vitrail.figures import (
+    BLUE,
+    FIGURE_WIDTH,
+    GREY,
+    RED,
+    CaptionedFigure,
+    format_count_with_noun,
+    new_figure,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +91,7 @@ def plot_attention_distance(
     sample = f"{format_count_with_noun(images, 'image')} of {image_size[0]}×{image_size[1]} pixels"
 
     def draw() -> "Figure":
-        figure = new_figure(7.2, 4.4)
+        figure = new_figure(FIGURE_WIDTH, 4.4)
         axes = figure.subplots()
         depth = np.repeat(np.arange(layers), heads)
         axes.scatter(depth, distances.ravel(), s=22, color=BLUE, alpha=0.65, linewidths=0, label="one head")

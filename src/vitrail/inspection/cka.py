@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import COLOUR_MAP, GREY, CaptionedFigure, new_figure, style_axes
+from vitrail.figures import COLOUR_MAP, FIGURE_WIDTH, GREY, CaptionedFigure, new_figure, style_axes
 from vitrail.inspection.token_statistics import STATES_LABEL
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
     undefined = [str(state) for state in range(len(matrix)) if np.isnan(matrix[state, state])]
 
     def draw() -> "Figure":
-        figure = new_figure(5.6, 4.6)
+        figure = new_figure(FIGURE_WIDTH, 4.6)
         axes = figure.subplots()
         axes.set_facecolor(GREY)  # shows through NaN
         lowest = min(0.0, float(np.nanmin([*matrix.ravel(), 0.0])))

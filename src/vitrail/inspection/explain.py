@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.data.preprocessing import compute_visible_box
-from vitrail.errors import DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.figures import CaptionedFigure
+from vitrail.figures import CaptionedFigure, save_figure
 from vitrail.inspection.capture import (
     AttentionCapture,
     capture_attention,
@@ -51,13 +52,20 @@ from vitrail.predict.predictions import (
     predictions_from_logits,
     softmax,
 )
+from vitrail.predict.predictor import Predictor
 
 MAX_STEM_BYTES = 180  # in a file name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
 class Explanation:
-    """Maps of what a model attends to in an image; displays itself in a notebook."""
+    """Maps of what a model attends to in an image, from `Explainer.explain`; a notebook shows it as a figure.
+
+    >>> explanation = vitrail.Explainer("vit_fashion").explain("example:cat")
+    >>> explanation.map.shape  # one value per patch
+    (4, 4)
+    >>> explanation.save("why.png")
+    """
 
     name: str
     options: ExplainOptions
@@ -89,29 +97,55 @@ class Explanation:
         explained = self.explained_class
         probability = "" if explained is None else f"{explained.name} {explained.probability:.1%}"
         if self.options.method == "norms":
-            meaning = "have the longest tokens"
+            meaning, scale = "have the longest tokens", "from the smallest value"
         else:
-            meaning = "receive the most attention; 1 is the value of uniform attention"
+            by_class = self.options.method == "grad-rollout"
+            meaning = "contribute most to the class" if by_class else "receive the most attention"
+            scale = "from 0 (1 is uniform attention)"
         return CaptionedFigure(
             name=figure_name(self.name, self.options.method),
             title=f"{name}: {method}",
             caption=f"{method[0].upper()}{method[1:]} of {name}"
             + f" ({probability})" * bool(probability)
-            + f". Bright patches {meaning}.",
+            + f". Colours are bright where patches {meaning}. The scale is linear, {scale} to the 95 % quantile.",
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
             draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
         )
 
     def render(self, heading: str) -> Any:
         if self.options.method == "norms":
-            panels, unit = self.maps, "token norm"
+            panels, unit, lowest = self.maps, "token norm", None
         else:
-            panels, unit = self.maps * (self.maps.shape[-2] * self.maps.shape[-1]), "attention (1 = uniform)"
+            panels, unit, lowest = self.maps * prod(self.maps.shape[-2:]), "attention (1 = uniform)", 0.0
         patch = tuple(map(int, self.options.token.split(","))) if "," in self.options.token else None
-        return draw_overlay(self.photo, self.box, panels, self.titles, heading, unit, patch)
+        top = () if self.prediction is None else self.prediction.top
+        explained = None if self.explained_class is None else self.explained_class.index
+        predictions = [(each.name, each.probability, each.index == explained) for each in top]
+        return draw_overlay(
+            self.photo,
+            self.box,
+            panels,
+            self.titles,
+            heading,
+            unit,
+            patch=patch,
+            lowest=lowest,
+            predictions=predictions,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure to a .png, .svg or .pdf file, which is replaced if it exists."""
+        if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"the path is {repr(path)[:60]}; expected a string or a Path such as 'why.png'")
+        save_figure(self.figure.draw(), Path(path))
 
     def _repr_png_(self) -> bytes:
         return self.figure.to_png()
+
+    def __repr__(self) -> str:
+        explained = self.explained_class
+        of_class = "" if explained is None else f", {explained.name} {100 * explained.probability:.1f} %"
+        return f"Explanation({self.name!r}, {self.options.description}{of_class}, maps {self.maps.shape})"
 
 
 def figure_name(image: str, method: str) -> str:
@@ -127,19 +161,27 @@ def truncate_stem(name: str) -> str:
 
 
 class Explainer:
-    """Explains a model. Takes what `vitrail.Predictor` takes, and models without a head."""
+    """Explains what a model attends to in photos.
+
+    `model` is a name, a path, a module, what `vitrail.open_model` returned, or a `vitrail.Predictor`, whose model is
+    not loaded again. A model without a head can be explained, too; an exported one cannot.
+
+    >>> predictor = vitrail.Predictor("vit_fashion")
+    >>> vitrail.Explainer(predictor).explain("example:cat").save("why.png")
+    """
 
     def __init__(
         self,
-        model: str | Path | nn.Module | LoadedModel,
+        model: str | Path | nn.Module | LoadedModel | Predictor,
         *,
         preprocessing: GivenPreprocessing = None,
         labels: Sequence[str] | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
     ) -> None:
-        module = getattr(model, "_orig_mod", model)  # unwrap torch.compile, whose code ignores hooks
-        self.loaded = open_torch_model(module, preprocessing=preprocessing, labels=labels, device=device)
-        self.model: Any = self.loaded.model
+        opened = model.loaded if isinstance(model, Predictor) else model
+        self.loaded = open_torch_model(opened, preprocessing=preprocessing, labels=labels, device=device)
+        module: Any = self.loaded.model
+        self.model: Any = getattr(module, "_orig_mod", module)  # unwrap torch.compile, whose code ignores hooks
         self.no_maps_reason = why_no_attention_maps(self.model)  # empty if there are maps
         self.layers = [] if self.no_maps_reason else find_attention_layers(self.model)
         self.default_method: ExplainMethod = default_method(self.model, self.layers)  # if none is given
@@ -155,9 +197,31 @@ class Explainer:
         of_class: int | str | None = None,
         discard: float = 0.0,
     ) -> Explanation:
-        """Explain an image of any kind that `vitrail.data.decoding.rgb_image.open_image` takes."""
+        """Explain an image: a path, bytes, a Pillow image, an array or a tensor.
+
+        Parameters
+        ----------
+        method
+            grad-rollout, rollout, attention, pool or norms. The default is grad-rollout for a model with classes, and
+            rollout if `head` or `discard` is given.
+        layer
+            Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
+        head
+            Head from 0; "mean", "max" or "min" of all heads; or "all", each in its own map.
+        token
+            The token that attends: "head" (what the classifier reads), "class", "distill", "register0", or a patch as
+            "ROW,COLUMN".
+        of_class
+            The class to explain, by number or name; by default the top class.
+        discard
+            Share of the smallest entries in each row of a rollout's attention to treat as noise.
+
+        >>> explainer = vitrail.Explainer("vit_fashion")
+        >>> explainer.explain("example:cat", "attention", layer="all", head="all").maps.shape
+        (4, 2, 4, 4)
+        """
         options = ExplainOptions(
-            method=method or self.default_method,
+            method=method or default_method(self.model, self.layers, head=head, discard=discard),
             layer=layer,
             head=head,
             token=token,

@@ -113,10 +113,22 @@ def check_late_class_token(
         )
 
 
-def default_method(model: Any, layers: Sequence[AnyAttention]) -> ExplainMethod:
-    """The method used by default: rollout if the model supports it."""
+def default_method(
+    model: Any,
+    layers: Sequence[AnyAttention],
+    *,
+    head: int | HeadFusion | Literal["all"] | str = "mean",
+    discard: float = 0.0,
+) -> ExplainMethod:
+    """The method used by default: grad-rollout for a model with classes, else rollout if it is defined.
+
+    `head` and `discard` are options of rollout, so they select it.
+    """
     if not layers:
         return "norms"
+    without_gradients = any(each.is_inference() for each in model.parameters())
+    if model.config.classes and head == "mean" and not discard and not without_gradients:
+        return "grad-rollout"
     if not any(getattr(each, "no_shares_reason", "") for each in layers):
         return "rollout"
     return "grad-rollout" if model.config.classes else "attention"
@@ -184,4 +196,4 @@ def find_class_index(given: int | str, classes: int, labels: Sequence[str] | Non
         raise ConfigError(
             f"class is {given!r}, but the classes of this model have no names; expected 0 to {classes - 1}"
         )
-    raise unknown_name_error("class", given, names)
+    raise unknown_name_error("class", given, [name for label in labels for name in split_label(label)])

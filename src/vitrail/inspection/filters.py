@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import GREY, CaptionedFigure, new_figure
+from vitrail.figures import FIGURE_WIDTH, GREY, CaptionedFigure, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,8 +65,8 @@ def plot_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFig
     rows = -(-count // columns)
 
     def draw() -> "Figure":
-        width = 0.95 * min(1.0, q / p)  # of a component, in inches
-        figure = new_figure(max(columns * max(width + 0.1, 0.7) + 0.3, 4.2), rows * (width * p / q + 0.28) + 0.7)
+        width = 1.1 * min(1.0, q / p)  # of a component, in inches
+        figure = new_figure(FIGURE_WIDTH, rows * (width * p / q + 0.28) + 0.7)
         figure.suptitle(f"principal components of the first filters, {p}×{q} pixels", fontsize=11, x=0.02, ha="left")
         for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
             axes.set(xticks=[], yticks=[])

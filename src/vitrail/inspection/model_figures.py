@@ -72,6 +72,10 @@ def look(
 
     Images are of any kind that `open_image` takes; only one batch is in memory at a time. The occlusion check uses the
     map that `options` select, by default that of `Explainer.default_method`.
+
+    >>> figures = vitrail.look("vit_fashion")
+    >>> [each.name for each in figures.figures]
+    ['filters', 'positions']
     """
     if batch < 1:
         raise ConfigError(f"batch is {batch}; expected 1 or more")
@@ -129,6 +133,7 @@ class ActivationStatistics:
     means: Arrays = field(default_factory=Arrays)  # (B, S, D)
     cosines: Arrays = field(default_factory=Arrays)  # (B, S)
     removal_method: str = ""  # how patches were removed
+    map_method: str = ""  # of the maps that they were ordered by
     occlusion_curves: dict[str, Arrays] = field(default_factory=dict[str, Arrays])  # by order of removal: (B, K)
     grid: tuple[int, int] = (0, 0)
     token_names: tuple[str, ...] = ()  # of the prefix tokens
@@ -170,6 +175,7 @@ class ActivationStatistics:
 
     def add_occlusion(self, explainer: Explainer, pixels: Tensor, options: ExplainOptions) -> None:
         logits, maps = explainer.compute_maps(pixels, options)
+        self.map_method = options.method
         self.removal_method = (
             "removed from the sequence" if can_drop_tokens(explainer.model) else "replaced by the mean colour"
         )
@@ -210,6 +216,7 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
                 curves["least"],
                 curves["chance"],
                 removal_method=statistics.removal_method,
+                map_method=statistics.map_method,
             )
         )
     else:

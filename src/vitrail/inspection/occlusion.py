@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, GREY, RED, CaptionedFigure, format_count_with_noun, new_figure, style_axes
+from vitrail.figures import (
+    BLUE,
+    FIGURE_WIDTH,
+    GREY,
+    RED,
+    CaptionedFigure,
+    format_count_with_noun,
+    new_figure,
+    style_axes,
+)
 from vitrail.inspection.capture import find_attention_layers, force_eager
 from vitrail.layers.attention import Attention, SelfAttention
 
@@ -101,7 +110,13 @@ def probabilities_without_patches(
 
 
 def plot_occlusion(
-    shares: NDArray[Any], most: NDArray[Any], least: NDArray[Any], chance: NDArray[Any], *, removal_method: str
+    shares: NDArray[Any],
+    most: NDArray[Any],
+    least: NDArray[Any],
+    chance: NDArray[Any],
+    *,
+    removal_method: str,
+    map_method: str = "attention",
 ) -> CaptionedFigure:
     """Plot the class probability (B, K) by share (K,) of removed patches, for three orders of removal."""
     curves = {"least": least, "chance": chance, "most": most}
@@ -119,7 +134,7 @@ def plot_occlusion(
     )
 
     def draw() -> "Figure":
-        figure = new_figure(6, 4)
+        figure = new_figure(FIGURE_WIDTH, 4)
         axes = figure.subplots()
         for name, label, colour, style in styles:
             mean = curves[name].mean(0)
@@ -136,7 +151,8 @@ def plot_occlusion(
         name="occlusion",
         title="Occlusion check",
         caption=(
-            f"Probability of the predicted class while patches are {removal_method}. If the map is meaningful, "
+            f"Probability of the predicted class while patches are {removal_method}, in the order of their {map_method}"
+            " map. If the map is meaningful, "
             "removing the most attended patches lowers it sooner than removing the least attended ones. The gap is "
             f"largest at {shares[largest]:.0%} of the patches: {most.mean(0)[largest]:.3f} without the most attended, "
             f"{least.mean(0)[largest]:.3f} without the least attended. "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import ConfigError
-from vitrail.figures import COLOUR_MAP, CaptionedFigure, new_figure
+from vitrail.figures import COLOUR_MAP, FIGURE_WIDTH, CaptionedFigure, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,8 +65,7 @@ def plot_position_similarity(similarity: NDArray[Any]) -> CaptionedFigure:
 
     def draw() -> "Figure":
         aspect = joined.shape[0] / joined.shape[1]
-        width = float(np.clip(6.2 / aspect, 2.6, 6.2) if aspect > 1 else 6.2)
-        figure = new_figure(width + 1.4, float(np.clip(width * aspect, 1.6, 6.2)) + 0.6)
+        figure = new_figure(FIGURE_WIDTH, float(np.clip(6.8 * aspect, 1.6, 6.2)) + 0.6)
         axes = figure.subplots()
         image = axes.imshow(joined, cmap=COLOUR_MAP, vmin=min(0.0, lowest), vmax=1, interpolation="nearest")
         figure.suptitle(f"position similarity, {h}×{w} patches", fontsize=11, x=0.02, ha="left")

@@ -67,7 +67,12 @@ class ModelSummary:
 
 
 def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSummary:
-    """Summarise a model of any family, with layers down to `depth` levels."""
+    """Summarise a model of any family, with layers down to `depth` levels.
+
+    >>> summary = vitrail.summarize(vitrail.create("ViT-B/16"))  # print it for the table
+    >>> summary.parameters
+    86567656
+    """
     for name, number in (("batch", batch), ("depth", depth)):
         if number < 1:
             raise ConfigError(f"`{name}` is {number}; expected 1 or more", fields=(name,))

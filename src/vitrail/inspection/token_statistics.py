@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import BLUE, COLOUR_MAP, COLOURS, CaptionedFigure, format_count_with_noun, new_figure, style_axes
+from vitrail.figures import (
+    BLUE,
+    COLOUR_MAP,
+    COLOURS,
+    FIGURE_WIDTH,
+    CaptionedFigure,
+    format_count_with_noun,
+    new_figure,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +70,7 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
     by_position = patches[-1].mean(0).reshape(grid)
 
     def draw() -> "Figure":
-        figure = new_figure(10.6, 4.7)
+        figure = new_figure(FIGURE_WIDTH, 4.3)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         lowest, low, lower, middle, upper, high, highest = levels
         depth = np.arange(states)
@@ -117,7 +126,7 @@ def plot_class_distillation_similarity(cosines: NDArray[Any]) -> CaptionedFigure
         raise ConfigError(f"cosines have shape {cosines.shape}; expected (states,), at least one")
 
     def draw() -> "Figure":
-        figure = new_figure(6.4, 3.8)
+        figure = new_figure(FIGURE_WIDTH, 3.6)
         axes = figure.subplots()
         axes.plot(np.arange(len(cosines)), cosines, color=BLUE, marker="o", markersize=4)
         style_axes(axes, "class and distillation tokens")

@@ -16,23 +16,24 @@ from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.files import check_regular_file
 from vitrail.models import FAMILIES
 from vitrail.models.family import Family
+from vitrail.models.pretrained import unknown_model_error
 
 if TYPE_CHECKING:
     from vitrail.models.family import ImageModel
 
 
 def create(name: str, /, **fields: Any) -> "ImageModel":
-    """Build a model with newly initialized weights: create("vit_base_patch16_224", classes=10, image_size=384).
-
-    `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
-    "path/to/file.py:preset"; `fields` replace those of its config. The type depends on the name: a ViT, a DeiT, …
-    """
+    """Build a model with newly initialized weights, as `vitrail.create` does by default."""
     family, preset = find_preset(name, trusted=name)
     return cast("ImageModel", family.build(family.configure(preset, **fields)))
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of all presets that match by name or alias, with * and ? as in a shell: list_models("deit*")."""
+    """Names of all presets that match by name or alias, with * and ? as in a shell.
+
+    >>> vitrail.list_models("deit_tiny*")
+    ['deit_tiny_distilled_patch16_224', 'deit_tiny_patch16_224']
+    """
     named = {name for family in load_built_in_families() for name in family.presets if fnmatchcase(name, pattern)}
     aliased = {
         name
@@ -61,8 +62,9 @@ def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
         preset = family.aliases.get(preset, preset)
         if preset in family.presets:
             return family, family.presets[preset]
-    names = [known for family in families for known in (*family.presets, *family.aliases)]
-    raise unknown_name_error("model", preset, names)
+    if ":" not in name:
+        raise unknown_model_error(preset)
+    raise unknown_name_error("model", preset, [*families[0].presets, *families[0].aliases])
 
 
 def is_external_family_name(name: object) -> bool:

@@ -1,13 +1,10 @@
-"""The presets with their costs, read from a file: torch is not imported."""
+"""The presets with their costs and aliases, read from a file: torch is not imported."""
 
 import json
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
-
-from vitrail.errors import unknown_name_error
-from vitrail.text import TableCells
 
 COSTS_FILE = Path(__file__).with_name("costs.json")
 
@@ -20,34 +17,12 @@ class PresetListing(TypedDict):
     aliases: list[str]
 
 
-def find_presets(pattern: str) -> dict[str, PresetListing]:
-    """The presets whose name or an alias matches the pattern, or else contains it."""
-    known: dict[str, PresetListing] = json.loads(COSTS_FILE.read_text("utf-8"))
-    found = filter_presets(known, pattern) or filter_presets(known, f"*{pattern}*")
-    if not found:
-        aliases = (alias for entry in known.values() for alias in entry["aliases"])
-        raise unknown_name_error("model", pattern, [*known, *aliases])
-    return found
+@cache
+def list_presets() -> Mapping[str, PresetListing]:
+    return json.loads(COSTS_FILE.read_text("utf-8"))
 
 
-def filter_presets(presets: Mapping[str, PresetListing], pattern: str) -> dict[str, PresetListing]:
-    return {
-        name: entry
-        for name, entry in presets.items()
-        if any(fnmatchcase(known, pattern) for known in (name, *entry["aliases"]))
-    }
-
-
-def list_preset_cells(presets: Mapping[str, PresetListing]) -> TableCells:
-    """The cells of a table with one row per preset."""
-    rows = [
-        (
-            name,
-            f"{entry['parameters']:,}",
-            f"{entry['macs'] / 1e9:,.3f}",
-            "×".join(map(str, entry["image_size"])),
-            ", ".join(entry["aliases"]),
-        )
-        for name, entry in presets.items()
-    ]
-    return ("model", "parameters", "GMACs", "resolution", "also"), rows, "lrrrl"
+def resolve_alias(name: str) -> str | None:
+    """The preset of this name or alias; None if there is none."""
+    known = list_presets()
+    return name if name in known else next((key for key, each in known.items() if name in each["aliases"]), None)

@@ -11,23 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail import __version__
-from vitrail.errors import CheckpointError, VitrailError, describe_error
+from vitrail.errors import CheckpointError, VitrailError
 from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
-from vitrail.files import read_text, write_text
+from vitrail.files import get_cache_folder, read_text, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.loading import LoadedModel
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
 SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrite each other's
 MAX_SPEED_FILE_BYTES = 2**16
-
-
-def get_cache_folder() -> Path:
-    try:
-        return Path.home() / ".cache" / "vitrail"
-    except RuntimeError as error:
-        raise CheckpointError(f"no folder to cache exports in ({describe_error(error)}); set HOME") from None
 
 
 def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision: str) -> Path:

@@ -18,7 +18,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loading import GivenPreprocessing, LoadedModel, open_model
+from vitrail.loading import GivenPreprocessing, LoadedModel, download_if_missing, open_model
 from vitrail.machine import count_cores, describe_machine
 from vitrail.models.checks import pair
 from vitrail.predict.engine_cache import get_or_write_int8_export, read_engine_speeds, write_engine_speeds
@@ -82,6 +82,7 @@ def open_on_fastest_engine(
     `sample` are some of these images, on which int8 is compared with fp32. `notify` is called before slow work.
     """
     batch, notes = min(options.batch or DEFAULT_BATCH, max(count, 1)), list[str]()
+    download_if_missing(model)
     if is_exported(model):
         names: list[EngineName] = ["auto"]
     elif options.engine != "auto":
@@ -162,7 +163,7 @@ def open_predictor(model: str | Path | LoadedModel, options: EngineOptions, name
         merge=options.merge,
         limits=options.limits,
         scaled=not options.exact,
-        fields=options.fields,
+        fields=None if isinstance(model, LoadedModel) else options.fields,
     )
 
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.checkpoint.argument_order import model_as_image_error
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.formats.class_folders import SymlinkGuard, is_folder_entry, is_image_name
 from vitrail.data.image_items import ImageItem
@@ -83,6 +84,8 @@ class FolderSearch:
     @property
     def nothing_found_message(self) -> str:
         if self.pattern_parts is None:
+            if (error := model_as_image_error(self.argument)) is not None:
+                return str(error)
             return (
                 f"{self.argument!r} has no images; expected some in it or its subfolders (.jpg, .png, .webp and others)"
             )
@@ -179,6 +182,9 @@ def list_images(arguments: Sequence[str], *, stdin: BinaryIO | None = None, max_
             raise ConfigError(f"{each!r} is a URL, and URLs are not fetched; download it first")
         if not each or "\0" in each:
             raise ConfigError(f"{each!r} is not a path; expected a file, a folder, a pattern in quotes, or -")
+        # a folder with a model in it may have images, too
+        if not os.path.isdir(each) and (error := model_as_image_error(each)) is not None:  # noqa: PTH112
+            raise error
     if STDIN in arguments and stdin is not None and stdin.isatty():
         raise ConfigError("- reads an image from standard input, which is a terminal; expected a pipe: - < photo.jpg")
     return ImageList(arguments, stdin, max_bytes)

@@ -105,7 +105,8 @@ class PredictJob:
             with self.report_interrupt(partial):
                 engine = self.open_engine(listing, summary)
                 job = {} if partial is None else self.describe(kind, engine.predictor)
-                with closing(self.open_sink(kind, partial, engine.predictor, job)) as sink:
+                single = is_single_image(summary)
+                with closing(self.open_sink(kind, partial, engine.predictor, job, single=single)) as sink:
                     return self.process_images(engine, listing, summary, sink)
 
     def plan_output(self) -> tuple[Any, PartialFolder | None]:
@@ -146,11 +147,11 @@ class PredictJob:
         }
 
     def open_sink(
-        self, kind: Any, partial: PartialFolder | None, predictor: Predictor, job: dict[str, Any]
+        self, kind: Any, partial: PartialFolder | None, predictor: Predictor, job: dict[str, Any], *, single: bool
     ) -> ResultSink:
         top = min(self.top, predictor.classes)
         if partial is None:
-            return PredictionPrinter(kind, top, self.write_text)
+            return PredictionPrinter(kind, top, self.write_text, single=single)
         if self.options.output != "logits":
             return FeatureFile(partial, kind, job, resume=self.resume)
         return PredictionFile(partial, kind, top, {**job, "top": top}, resume=self.resume)
@@ -163,7 +164,7 @@ class PredictJob:
             self.on_note(f"resuming: {len(done)} images are done, of which {failed} could not be read")
             self.note_changed_images(listing, done)
         left = (each for each in listing if each.name not in done) if done else iter(listing)
-        single = summary.images == 1 and not summary.problems and self.out is None
+        single = is_single_image(summary) and self.out is None
         with self.progress(max(0, summary.images - len(done))) as advance:
             for row in engine.predictor.iterate_results(left, engine.batch):
                 if row.error is not None:
@@ -203,6 +204,11 @@ class PredictJob:
             if partial is not None and (partial.has_job or partial.is_complete):
                 self.on_note(f"stopped; finished rows are in {partial.folder}: run it again with `resume` to continue")
             raise
+
+
+def is_single_image(summary: ImageListSummary) -> bool:
+    """Whether one image was named, and nothing else."""
+    return summary.images == 1 and not summary.problems
 
 
 def is_regular_image_file(image: ImageItem) -> bool:

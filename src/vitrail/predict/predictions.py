@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +10,19 @@ from numpy.typing import NDArray
 from vitrail.checkpoint.class_mapping import split_label
 from vitrail.errors import VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.text import format_table
+from vitrail.text import escape_unprintable
+
+BAR_COLOUR = "#4a86c8"  # visible on white and on black; text has the colour of the notebook's theme
+BARS_STYLE = (
+    "display: grid; grid-template-columns: max-content 14em max-content; gap: 2px 10px; align-items: center; "
+    "justify-content: start; font-family: system-ui, sans-serif"
+)
 
 
 @dataclass(frozen=True)
 class ClassProbability:
+    """A class and its probability; `label` is None if the model has no class names."""
+
     index: int
     label: str | None
     probability: float
@@ -26,13 +35,31 @@ class ClassProbability:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The top classes of an image, the most probable first."""
+    """The top classes of an image, the most probable first; `print` shows them as a table, a notebook as bars."""
 
     top: tuple[ClassProbability, ...]
 
     def __str__(self) -> str:
-        lines = [(str(each.index), each.label or "", f"{each.probability:.4f}") for each in self.top]
-        return "\n".join(format_table(("class", "label", "probability"), lines, "rlr"))
+        return "\n".join(format_probabilities(self.top))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Bars next to the class names, for notebooks in a light or a dark theme."""
+        rows = "".join(
+            f'<span>{escape(escape_unprintable(each.name))}</span><span style="height: 0.9em; '
+            f'width: {max(0.2, 100 * each.probability):.1f}%; background: {BAR_COLOUR}"></span>'
+            f'<span style="text-align: right">{100 * each.probability:.1f} %</span>'
+            for each in self.top
+        )
+        return f'<div style="{BARS_STYLE}">{rows}</div>'
+
+
+def format_probabilities(top: Sequence[ClassProbability]) -> list[str]:
+    """One line per class: its probability and its name."""
+    numbers = [f"{100 * each.probability:.1f}" for each in top]
+    width = max(map(len, numbers), default=0)
+    return [f"{number:>{width}} %  {escape_unprintable(each.name)}" for number, each in zip(numbers, top, strict=True)]
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

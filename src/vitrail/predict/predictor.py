@@ -1,9 +1,10 @@
 """Predict the classes of images, or compute their features, with any engine."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +12,15 @@ from numpy.typing import NDArray
 from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.image_items import ImageItem
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.export.description import OutputKind
+from vitrail.errors import CheckpointError, ConfigError, VitrailError, unknown_name_error
+from vitrail.export.agreement import NOT_FINITE_MESSAGE
+from vitrail.export.description import OUTPUT_KINDS, OutputKind
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loading import GivenPreprocessing, LoadedModel, open_model
 from vitrail.machine import count_cores
-from vitrail.predict.pipeline import Engine, ImageResult, run_pipeline
+from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
+from vitrail.progress import progress_bar
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +28,24 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 8  # images
 EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+FeatureKind = Literal["class", "mean", "tokens"]
 
 
 class Predictor:
-    """A model with its preprocessing and labels, and an engine that runs it.
+    """Predicts the classes of photos, or computes their features.
 
-    `model` is anything that `vitrail.loading.open_model` takes: a name, a path, a module or a LoadedModel. `engine`:
-    eager or compiled torch; onnx or int8, which export the model once to a cache; auto is onnx for an exported model
-    and eager otherwise. `fields` are config fields that a checkpoint does not specify, such as heads.
+    `model` is a name, a path, a module or what `vitrail.open_model` returned. `engine`: eager or compiled torch; onnx
+    or int8, which export the model once to a cache; auto is onnx for an exported model and eager otherwise. `output` is
+    logits, or for a model without a head features. `preprocessing`, `labels`, `device` and `fields` are those of
+    `vitrail.open_model`.
+
+    >>> predictor = vitrail.Predictor("vit_fashion")
+    >>> photo = vitrail.open_data("fashion").val.source(9)
+    >>> predictor.predict(photo).top[0].label
+    'Ankle boot'
+    >>> predictor.features(photo).shape
+    (64,)
     """
 
     def __init__(
@@ -41,66 +54,97 @@ class Predictor:
         *,
         preprocessing: GivenPreprocessing = None,
         labels: Sequence[str] | None = None,
-        device: "str | torch.device" = "cpu",
+        device: "str | torch.device | None" = None,
         engine: EngineName = "auto",
         streams: int = 1,
         threads: int | None = None,
-        output: OutputKind = "logits",
+        output: OutputKind | None = None,
         merge: int = 0,
         limits: ImageLimits = DEFAULT_LIMITS,
         scaled: bool = False,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
-        self.limits, self.scaled, self.output = limits, scaled, output
-        loaded = open_model(
+        if engine not in ENGINE_NAMES:
+            raise unknown_name_error("engine", engine, ENGINE_NAMES)
+        if output not in (None, *OUTPUT_KINDS):
+            raise unknown_name_error("output", output, OUTPUT_KINDS)
+        self.limits, self.scaled, self.merge = limits, scaled, merge
+        self.loaded = open_model(
             model, fields=fields, preprocessing=preprocessing, labels=labels, device=device, threads=threads
         )
-        self.preprocessing, self.labels, self.classes = loaded.preprocessing, loaded.labels, loaded.classes
+        self.preprocessing, self.labels = self.loaded.preprocessing, self.loaded.labels
+        self.classes = self.loaded.classes
+        self.output: OutputKind = output or choose_output(self.loaded)
         self.model: Any = None  # the module, if torch runs it
-        self.engine: Engine
-        if isinstance(loaded.model, ExportedModel):
-            check_export_matches(loaded.model, engine, output, merge)
-            self.engine = loaded.model
-            self.engine.streams = streams
-        elif engine in ("onnx", "int8"):
-            self.engine = open_cached_export(loaded, engine, output, merge, streams, threads or count_cores())
-        else:
+        if not isinstance(self.loaded.model, ExportedModel) and engine not in ("onnx", "int8"):
             from vitrail.models.token_merging import add_token_merging
-            from vitrail.predict.torch_engine import TorchEngine
 
-            self.model = add_token_merging(loaded.model, merge)
-            self.engine = TorchEngine(
-                self.model,
-                self.preprocessing,
-                output,
-                name="compiled" if engine == "compiled" else "eager",
-                streams=streams,
-                threads=threads,
-            )
+            self.model = add_token_merging(self.loaded.model, merge)
+        self.engine: Engine = open_engine(self, self.output, engine, streams, threads)
+        self.feature_engines: dict[OutputKind, Engine] = {}
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.loaded!r}, engine {self.engine.name}, output {self.output})"
 
     def predict(self, image: Any, top: int = 5) -> Prediction:
-        """The top classes of an image of any kind that `vitrail.data.decoding.rgb_image.open_image` takes."""
+        """The top classes of an image: a path, bytes, a Pillow image, an array or a tensor.
+
+        >>> print(vitrail.Predictor("vit_fashion").predict("example:cat", top=1))
+        37.2 %  Bag
+        """
         check_positive_integer("top", top)
-        self.check_output_is_logits()
+        check_output_is_logits(self)
         return self.prediction_from_logits(self.engine.run(np.stack([self.prepare_image(image)]))[0], top)
 
-    def predict_all(self, images: Iterable[Any], batch: int = DEFAULT_BATCH, top: int = 5) -> Iterator[Prediction]:
-        """One prediction per image, in order, a few batches ahead; an unreadable image is a DataError."""
-        check_positive_integer("batch", batch)
-        check_positive_integer("top", top)
-        self.check_output_is_logits()
-        # the rows of a single array would be taken for grey images
-        one = isinstance(images, str | bytes | Path) or getattr(images, "ndim", 4) < 4
-        if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"images is one {type(images).__name__}; expected several: a list, or predict for one")
-        items = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
-        return self.iterate_predictions(self.iterate_results(items, batch), top)
+    def predict_all(
+        self, images: Iterable[Any], batch: int = DEFAULT_BATCH, top: int = 5, *, progress: bool | None = None
+    ) -> Iterator[Prediction]:
+        """One prediction per image, in order, a few batches ahead; an unreadable image is a DataError.
 
-    def iterate_predictions(self, results: Iterable[ImageResult], top: int) -> Iterator[Prediction]:
-        for row in results:
-            if row.values is None:
-                raise row.error or ConfigError("an image has neither values nor an error")
-            yield self.prediction_from_logits(row.values, top)
+        By default, a progress bar is shown in a notebook and on a terminal.
+
+        >>> predictor = vitrail.Predictor("vit_fashion")
+        >>> [len(each.top) for each in predictor.predict_all(["example:cat", "example:rocket"], top=3)]
+        [3, 3]
+        """
+        check_positive_integer("top", top)
+        check_output_is_logits(self)
+        rows = iterate_values(self.engine, self.prepare_image, images, batch, progress)
+        return (self.prediction_from_logits(values, top) for values in rows)
+
+    def features(self, image: Any, kind: FeatureKind | None = None) -> NDArray[np.float32]:
+        """The features of an image after the last norm: (D,).
+
+        `kind` is "class" for the class token, "mean" for the mean of the patch tokens, or "tokens" for all tokens,
+        (N, D); by default "class" if the head reads the class token, else "mean".
+
+        >>> predictor = vitrail.Predictor("vit_fashion")
+        >>> predictor.features("example:cat", "tokens").shape  # the class token and 4×4 patches
+        (17, 64)
+        """
+        values = get_feature_engine(self, kind).run(np.stack([self.prepare_image(image)]))[0]
+        if not np.isfinite(values).all():
+            raise VitrailError(NOT_FINITE_MESSAGE)
+        return values
+
+    def features_all(
+        self,
+        images: Iterable[Any],
+        kind: FeatureKind | None = None,
+        batch: int = DEFAULT_BATCH,
+        *,
+        progress: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """The features of all images as one array: (images, D), or (images, N, D) for tokens.
+
+        >>> vitrail.Predictor("vit_fashion").features_all(["example:cat", "example:rocket"]).shape
+        (2, 64)
+        """
+        engine = get_feature_engine(self, kind)
+        rows = [*iterate_values(engine, self.prepare_image, images, batch, progress)]
+        if not rows:
+            raise ConfigError("there are no images; expected at least one")
+        return np.stack(rows)
 
     def iterate_results(self, images: Iterable[ImageItem], batch: int = DEFAULT_BATCH) -> Iterator[ImageResult]:
         """The engine's output for each image, in order; an unreadable image has its error instead."""
@@ -113,9 +157,89 @@ class Predictor:
     def prediction_from_logits(self, logits: NDArray[np.float32], top: int) -> Prediction:
         return predictions_from_logits(logits[None], self.labels, top)[0]
 
-    def check_output_is_logits(self) -> None:
-        if self.output != "logits":
-            raise ConfigError(f"the predictor computes features, {self.output}; expected output='logits' for classes")
+
+def open_engine(
+    predictor: Predictor, output: OutputKind, engine: EngineName, streams: int, threads: int | None
+) -> Engine:
+    """The engine that computes an output of the model."""
+    if isinstance(predictor.loaded.model, ExportedModel):
+        check_export_matches(predictor.loaded.model, engine, output, predictor.merge)
+        found = copy(predictor.loaded.model)  # shares the session
+        found.streams = streams
+        return found
+    if engine in ("onnx", "int8"):
+        return open_cached_export(predictor.loaded, engine, output, predictor.merge, streams, threads or count_cores())
+    from vitrail.predict.torch_engine import TorchEngine
+
+    name = "compiled" if engine == "compiled" else "eager"
+    return TorchEngine(predictor.model, predictor.preprocessing, output, name=name, streams=streams, threads=threads)
+
+
+def get_feature_engine(predictor: Predictor, kind: FeatureKind | None) -> Engine:
+    """The engine that computes features, opened once."""
+    if kind is not None and kind not in OUTPUT_KINDS[1:]:
+        raise unknown_name_error("kind of features", kind, OUTPUT_KINDS[1:])
+    output: OutputKind = kind or (
+        predictor.output if predictor.output != "logits" else choose_features(predictor.loaded)
+    )
+    if output == predictor.output:
+        return predictor.engine
+    if output not in predictor.feature_engines:
+        name: Any = predictor.engine.name
+        predictor.feature_engines[output] = open_engine(
+            predictor, output, name, predictor.engine.streams, predictor.engine.threads
+        )
+    return predictor.feature_engines[output]
+
+
+def iterate_values(
+    engine: Engine, prepare: PrepareImage, images: Iterable[Any], batch: int, progress: bool | None
+) -> Iterator[NDArray[np.float32]]:
+    """The engine's output for each image; the arguments are checked at once."""
+    check_positive_integer("batch", batch)
+    # the rows of a single array would be taken for grey images
+    one = isinstance(images, str | bytes | Path) or getattr(images, "ndim", 4) < 4
+    if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")
+    items = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
+    total = len(images) if isinstance(images, Sized) else None
+
+    def iterate() -> Iterator[NDArray[np.float32]]:
+        with progress_bar(total, "images", show=progress) as advance:
+            for row in run_pipeline(engine, items, prepare, batch):
+                if row.values is None:
+                    raise row.error or ConfigError("an image has neither values nor an error")
+                yield row.values
+                advance(1)
+
+    return iterate()
+
+
+def check_output_is_logits(predictor: Predictor) -> None:
+    if predictor.output == "logits":
+        return
+    if not predictor.classes:
+        raise ConfigError(
+            f"{predictor.loaded.source} has no head, so it has no classes; use features() or fine-tune it"
+        )
+    raise ConfigError(f"the predictor computes features, {predictor.output}; expected output='logits' for classes")
+
+
+def choose_output(loaded: LoadedModel) -> OutputKind:
+    """What an export returns; otherwise logits, or features if the model has no head."""
+    if isinstance(loaded.model, ExportedModel):
+        return loaded.model.description.output
+    return "logits" if loaded.classes else choose_features(loaded)
+
+
+def choose_features(loaded: LoadedModel) -> OutputKind:
+    """What the head reads: the class token, or the mean of the patch tokens."""
+    if isinstance(loaded.model, ExportedModel):
+        return "class"  # which it may not return
+    from vitrail.export.export_module import has_class_token
+
+    pool: str = getattr(getattr(loaded.model, "config", None), "pool", "class")
+    return "class" if has_class_token(loaded.model) and pool == "class" else "mean"
 
 
 def check_export_matches(exported: ExportedModel, engine: EngineName, output: OutputKind, merge: int) -> None:

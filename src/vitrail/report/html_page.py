@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from PIL import Image
 
 from vitrail.errors import ConfigError
-from vitrail.figures import CaptionedFigure
+from vitrail.figures import FIGURE_WIDTH, CaptionedFigure
 from vitrail.files import make_folder, write_atomically
 from vitrail.text import TableCells, escape_unprintable
 
@@ -65,7 +65,7 @@ def render_page(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape_html(title)}</title>
-<style>{STYLESHEET}</style>
+<style>:root{{--wide:{round(FIGURE_WIDTH * CSS_PIXELS_PER_INCH)}px}}{STYLESHEET}</style>
 </head>
 <body>
 <main>
@@ -229,9 +229,8 @@ nav li{break-inside:avoid;padding:.15rem 0 .15rem .2rem}
 nav li::marker{color:var(--soft);font-variant-numeric:tabular-nums}
 nav a{text-decoration:none}
 nav a:hover{text-decoration:underline}
-section>.figures{max-width:none;display:flex;flex-wrap:wrap;justify-content:center;gap:2rem 1.75rem;margin-top:1.75rem;
-margin-bottom:2rem}
-figure{margin:0;min-width:0;width:calc(var(--own) + 1.5rem + 2px);max-width:100%}
+section>.figures{max-width:none;display:grid;justify-items:center;gap:2rem;margin-top:1.75rem;margin-bottom:2rem}
+figure{margin:0;min-width:0;width:100%;max-width:calc(var(--wide) + 1.5rem + 2px)}
 .card{background:#fff;color:#000;color-scheme:light;border:1px solid var(--line);border-radius:6px;padding:.75rem;
 overflow-x:auto}
 .card svg,.card img{display:block;width:100%;height:auto;max-width:var(--own);min-width:var(--least);margin:0 auto}
@@ -250,7 +249,7 @@ tbody tr+tr td{border-top:1px solid var(--line)}
 pre{font:.8rem/1.5 var(--mono);background:var(--shade);border:1px solid var(--line);border-radius:6px;
 padding:.9rem 1rem;overflow-x:auto;overflow-wrap:normal;width:fit-content;min-width:min(100%,42rem);
 max-width:min(100%,64rem);tab-size:4}
-@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}figure{width:calc(var(--own) + .8rem + 2px)}
+@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}
 h2{margin-top:2.5rem}}
 @media print{html{font-size:10pt;background:#fff;color:#000}main{max-width:none;padding:0}
 figure,tr,pre{break-inside:avoid}h2{break-after:avoid}

@@ -5,17 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import __version__
-from vitrail.data.image_items import ImageItem, evenly_spaced_indices
+from vitrail.data.image_items import ImageItem, spread_over_labels
 from vitrail.errors import DataError
 from vitrail.figures import format_count_with_noun
 from vitrail.inspection.explain import Explainer, Explanation
-from vitrail.inspection.explain_options import ExplainMethod, ExplainOptions
+from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
+from vitrail.report.evaluation_report import EvaluatedImages, build_result_sections, build_training_section
 from vitrail.report.html_page import PageSection
 from vitrail.text import TableCells
+from vitrail.train.run_list import RunSummary
 
 TOP_PREDICTIONS = 3  # in the table of predictions
+EXPLANATION_TEXTS = {  # by method
+    "grad-rollout": "What the model attends to, followed through all layers: the part that supports the predicted "
+    "class (grad-rollout).",
+    "rollout": "What the model attends to, followed through all layers (rollout).",
+    "attention": "What the model attends to in the last layer.",
+    "norms": "Token norms after the last layer.",
+}
 FIGURE_SECTIONS = (  # title, introduction, figures of `look`
     ("Attention distance", "", ("attention_distance",)),
     (
@@ -36,53 +45,59 @@ def build_model_report(
     *,
     explained: int = 6,
     batch: int = 4,
+    evaluated: EvaluatedImages | None = None,
+    run: RunSummary | None = None,
+    notes: Sequence[str] = (),
     progress: Callable[[int], object] | None = None,
 ) -> tuple[str, str, list[PageSection]]:
     """Build title, lead and sections: maps of `explained` images, and figures over all of them.
 
-    `progress` is called with 1 for each explained image and for each image of the figures.
+    An evaluation adds its results, a run its training curves. `notes` say what could not be included. `progress` is
+    called with 1 for each explained image and for each image of the figures.
     """
-    skipped, explanations = list[str](), list[tuple[ImageItem, list[Explanation]]]()
-    methods: list[ExplainMethod] = [explainer.default_method]
-    if explainer.loaded.classes and explainer.default_method not in ("grad-rollout", "norms"):
-        methods.append("grad-rollout")
-    options = [explainer.resolve_options(ExplainOptions(method=method)) for method in methods]
-    for each in (images[n] for n in evenly_spaced_indices(len(images), explained)):
+    skipped, explanations = list[str](), list[tuple[ImageItem, Explanation]]()
+    options = explainer.resolve_options(ExplainOptions(method=explainer.default_method))
+    for each in (images[n] for n in spread_over_labels([image.label for image in images], explained)):
         try:
-            explanations.append((each, [explainer.explain_resolved(each.source, one, each.name) for one in options]))
+            explanations.append((each, explainer.explain_resolved(each.source, options, each.name)))
         except DataError as error:
             skipped.append(str(error))
         if progress is not None:
             progress(1)
     model_figures = look(explainer, (each.source for each in images), batch=batch, progress=progress)
     summary = summarize(explainer.model)
-    sections = [PageSection(title="Model", table=build_model_table(explainer, summary))]
+    sections = [] if evaluated is None else build_result_sections(evaluated)
+    sections += [] if run is None else [build_training_section(run)]
+    sections.append(PageSection(title="Model", table=build_model_table(explainer, summary)))
     if explanations:
         if explainer.loaded.classes:
             sections.append(PageSection(title="Predictions", table=build_prediction_table(explanations)))
-        through = "in the last layer" if explainer.default_method == "attention" else "followed through all layers"
-        text = f"What the model attends to: attention {through}"
-        text += ", and the part of it that supports the predicted class." if explainer.loaded.classes else "."
+        text = EXPLANATION_TEXTS[options.method]
         if explainer.no_maps_reason:
-            text = f"Token norms after the last layer. There are no attention maps: {explainer.no_maps_reason}."
-        figures = [explanation.figure for _, found in explanations for explanation in found]
+            text += f" There are no attention maps: {explainer.no_maps_reason}."
+        figures = [explanation.figure for _, explanation in explanations]
         sections.append(PageSection(title="Explanations", text=text, figures=figures))
     by_name = {figure.name: figure for figure in model_figures.figures}
     for title, text, names in FIGURE_SECTIONS:
         if found := [by_name[each] for each in names if each in by_name]:
             sections.append(PageSection(title=title, text=text, figures=found))
     sections.append(PageSection(title="Layers", preformatted=str(summary)))
-    if notes := [*model_figures.notes, *dict.fromkeys([*skipped, *model_figures.skipped])]:
-        sections.append(PageSection(title="Not included", text="\n\n".join(notes)))
-    return Path(name).name or name, format_lead(explainer, summary, model_figures.images), sections
+    if missing := [*notes, *model_figures.notes, *dict.fromkeys([*skipped, *model_figures.skipped])]:
+        sections.append(PageSection(title="Not included", text="\n\n".join(missing)))
+    return Path(name).name or name, format_lead(explainer, summary, model_figures.images, evaluated), sections
 
 
-def format_lead(explainer: Explainer, summary: ModelSummary, images: int) -> str:
+def format_lead(explainer: Explainer, summary: ModelSummary, images: int, evaluated: EvaluatedImages | None) -> str:
     size = format_shape(summary.input[2:])
     sample = f" Figures over {format_count_with_noun(images, 'image')}." if images else ""
     classes = f", {explainer.loaded.classes:,} classes" if explainer.loaded.classes else ", without a head"
+    accuracy = ""
+    if evaluated is not None:
+        count = format_count_with_noun(evaluated.result.images, "validation image")
+        accuracy = f" Top-1 accuracy {evaluated.result.top1:.2%} on {count} of {evaluated.found.name}."
     return (
-        f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, images of {size} pixels{classes}.{sample}"
+        f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, images of {size} pixels{classes}."
+        f"{accuracy}{sample}"
     )
 
 
@@ -108,10 +123,10 @@ def format_numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def build_prediction_table(explanations: Sequence[tuple[ImageItem, Sequence[Explanation]]]) -> TableCells:
+def build_prediction_table(explanations: Sequence[tuple[ImageItem, Explanation]]) -> TableCells:
     rows = list[tuple[str, ...]]()
-    for each, (first, *_) in explanations:
-        top: list[Any] = [] if first.prediction is None else list(first.prediction.top[:TOP_PREDICTIONS])
+    for each, explanation in explanations:
+        top: list[Any] = [] if explanation.prediction is None else list(explanation.prediction.top[:TOP_PREDICTIONS])
         cells = [f"{one.name} {one.probability:.1%}" for one in top]
         rows.append(
             (Path(each.name).name, each.label or "", *cells, *("" for _ in range(TOP_PREDICTIONS - len(cells))))

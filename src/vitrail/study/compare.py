@@ -84,6 +84,10 @@ def compare(
     classes, matched by name. `data` defaults to that of the first run; its validation part is used: for a run's own
     data the images that the run held out, otherwise all. Unreadable images are excluded for all models and listed, or
     an error if `strict`. `progress` is called after each batch with its number of images.
+
+    >>> comparison = vitrail.compare(["vit_fashion"], "fashion")  # print it for the table
+    >>> comparison.images
+    1000
     """
     start = perf_counter()
     if isinstance(models, str | Path | Teacher | LoadedModel):

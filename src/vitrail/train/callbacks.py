@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrail.errors import missing_package_error
+from vitrail.progress import NotebookBar, in_notebook, is_watched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,47 @@ class TerminalCallback:
     def on_finish(self) -> None:
         if self.progress is not None:
             self.progress.stop()
+
+
+@dataclass
+class NotebookCallback:
+    """A progress bar in a notebook, with the results of the evaluations below it."""
+
+    bar: NotebookBar | None = None
+    step: int = 0
+    note: str = ""
+    evaluations: list[str] = field(default_factory=list[str])
+
+    def on_start(self, start: TrainingStart) -> None:
+        self.step, self.bar = start.steps_done, NotebookBar(start.steps, "training", done=start.steps_done)
+
+    def on_step(self, step: int) -> None:
+        self.step = step
+        self.update()
+
+    def on_log(self, record: Mapping[str, float]) -> None:
+        if "val_top1" in record:
+            self.evaluations.append(format_record(record))
+        else:
+            self.note = f"epoch {record['epoch']:.2f}  loss {record['loss']:.4f}"
+        self.update()
+
+    def update(self) -> None:
+        if self.bar is not None:
+            self.bar.update(self.step, self.note, "\n".join(self.evaluations))
+
+    def on_finish(self) -> None:
+        if self.bar is not None:
+            self.bar.close("\n".join(self.evaluations))
+
+
+def open_progress_callback(show: bool | None) -> Callback | None:
+    """The progress of `fit`: by default in a notebook and on a terminal. True: also plain lines elsewhere."""
+    if show is False or (show is None and not is_watched()):
+        return None
+    return (
+        NotebookCallback() if in_notebook() else TerminalCallback(Console(stderr=True, highlight=False, soft_wrap=True))
+    )
 
 
 @dataclass

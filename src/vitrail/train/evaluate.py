@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import ImageDataset
@@ -14,6 +14,7 @@ from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.progress import track_progress
 from vitrail.train.distributed import Ranks
 from vitrail.train.metrics import Evaluation, MetricAccumulator
 
@@ -29,23 +30,36 @@ def evaluate(
     mapping: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
     strict: bool = False,
-    progress: Callable[[int], object] | None = None,
+    progress: bool | Callable[[int], object] | None = None,
     ranks: Ranks | None = None,
     classes: int | None = None,
+    on_logits: Callable[[Tensor, Tensor], object] | None = None,
 ) -> Evaluation:
     """Compute accuracy, loss, calibration and confusion. The train/eval mode of the model is restored afterwards.
 
     `classes` is the number of the model's classes, by default that of its `config`. `mapping` has the model's class for
     each class of the data if they differ, `labels` the names of the model's classes, by default those of the data.
-    Unreadable images are skipped and listed in the result, or raise an error if `strict`. `progress` is called after
-    each batch with its number of images. With several processes, each evaluates a share; all return the same result.
+    Unreadable images are skipped and listed in the result, or raise an error if `strict`. By default, a progress bar is
+    shown in a notebook and on a terminal; a function is called after each batch with its number of images.
+    `on_logits` is called with the indices and logits of each batch. With several processes, each evaluates a share; all
+    return the same result.
+
+    >>> loaded, data = vitrail.open_model("vit_fashion"), vitrail.open_data("fashion")
+    >>> found = vitrail.evaluate(loaded.model, data.val, loaded.preprocessing)
+    >>> found.images, found.top1 > 0.85
+    (1000, True)
     """
     start, ranks = perf_counter(), ranks or Ranks()
     dataset = dataset if isinstance(dataset, ImageDataset) else TorchDatasetAdapter(dataset)
     preprocessing = preprocessing or default_preprocessing(model)
     tally, skipped = MetricAccumulator(classes or model.config.classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
-    with wrap_dead_worker_errors(workers), temporary_eval_mode(model, device), torch.inference_mode():
+    with (
+        wrap_dead_worker_errors(workers),
+        temporary_eval_mode(model, device),
+        torch.inference_mode(),
+        track_progress(progress, len(dataset), "evaluating") as advance,
+    ):
         number = next(model.parameters()).dtype
         for each in evaluation_batches(
             dataset, preprocessing, batch=batch, workers=workers, rank=ranks.rank, world=ranks.world_size
@@ -57,9 +71,11 @@ def evaluate(
                 images = normalise(each.images.to(device), preprocessing)
                 right = each.labels if to_model is None else to_model[each.labels]
                 answers = [dataset.real_labels(index) for index in each.indices.tolist()]
-                tally.add_batch(model(images.to(number)), right, answers)
-            if progress is not None:
-                progress(len(each.labels) + len(each.skipped))
+                logits = model(images.to(number))
+                tally.add_batch(logits, right, answers)
+                if on_logits is not None:
+                    on_logits(each.indices, logits)
+            advance(len(each.labels) + len(each.skipped))
     if ranks.world_size > 1:
         share, tally = tally.get_sums(), MetricAccumulator(tally.classes)
         tally.add_sums(ranks.all_reduce_sum(share.to(device)))

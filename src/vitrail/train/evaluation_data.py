@@ -1,17 +1,17 @@
 """The images that a model is evaluated on: the validation part of the data, for a run those it was not trained on."""
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.datasets import BUILT_IN_DATASETS, DatasetSplits, ImageDataset, open_data
 from vitrail.data.fashion import FASHION_CLASSES
-from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, sample_evenly
+from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, spread_over_labels
 from vitrail.data.photos import EXAMPLE_PREFIX, list_example_photos
 from vitrail.errors import ConfigError, DataError
+from vitrail.figures import format_count_with_noun
 from vitrail.loading import LoadedModel
 from vitrail.predict.image_list import collect_images
 
@@ -41,16 +41,6 @@ def find_default_data(loaded: LoadedModel) -> str | None:
     return name if name in BUILT_IN_DATASETS and about.labels == FASHION_CLASSES else None
 
 
-def take_example_photos(loaded: LoadedModel, count: int) -> tuple[list[ImageItem], Sequence[str]]:
-    """Up to `count` example photos for a model of RGB images, and a note; no images for other models."""
-    if len(loaded.preprocessing.mean) != RGB_CHANNELS:
-        return [], ["no `data`, so no images"]
-    photos = list_example_photos()
-    chosen = [photos[n] for n in evenly_spaced_indices(len(photos), count)]
-    items = [ImageItem(path, f"{EXAMPLE_PREFIX}{path.stem}") for path in chosen]
-    return items, [f"no `data`, so the figures show {len(items)} example photos"]
-
-
 def is_same_data_path(data: str | None, other: str) -> bool:
     """Whether two paths mean the same folder."""
     return data is not None and Path(data).resolve() == Path(other).resolve()
@@ -62,10 +52,36 @@ def get_validation_images(data: DatasetSplits) -> ImageDataset:
     return data.val
 
 
-def select_images(loaded: LoadedModel, data: str | None, count: int) -> tuple[list[ImageItem], Sequence[str]]:
-    """`count` images of the data, by default that of the run or else the example photos, and notes.
+@dataclass(frozen=True, kw_only=True)
+class LabelledImages:
+    """Images with classes, and the classes of a model that they correspond to."""
 
-    Images get the model's labels where the data's classes can be mapped to them: a folder 207 is a golden retriever.
+    name: str
+    images: ImageDataset
+    mapping: tuple[int, ...] | None  # the model's class for each class of the data; None if they differ
+    no_mapping_reason: str  # empty if there is a mapping
+    labels: tuple[str, ...]  # of the data's classes, by the model's names if there is a mapping
+    notes: Sequence[str]
+
+    def take(self, indices: Sequence[int]) -> list[ImageItem]:
+        return [
+            ImageItem(self.images.source(n), self.images.name(n), self.labels[self.images.label(n)]) for n in indices
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedImages:
+    """Some images of the data, with notes for the user and, if they have classes, all of them."""
+
+    items: Sequence[ImageItem] = ()
+    notes: Sequence[str] = ()
+    labelled: LabelledImages | None = None
+
+
+def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class: bool = False) -> SelectedImages:
+    """`count` images of the data, by default that of the run or else the example photos.
+
+    They are evenly spaced over the data, or over each class if `by_class`.
     """
     if count < 1:
         raise ConfigError(f"`images` {count}; expected at least 1", ("images",))
@@ -74,12 +90,41 @@ def select_images(loaded: LoadedModel, data: str | None, count: int) -> tuple[li
         return take_example_photos(loaded, count)
     if data is not None and is_file_or_flat_folder(Path(data)):
         items, _ = collect_images([data])
-        return [items[n] for n in evenly_spaced_indices(len(items), count)], []
+        return SelectedImages(items=[items[n] for n in evenly_spaced_indices(len(items), count)])
+    found = open_labelled_images(loaded, data)
+    total = len(found.images)
+    chosen = evenly_spaced_indices(total, count)
+    if by_class:
+        chosen = spread_over_labels([found.images.label(n) for n in range(total)], count)
+    return SelectedImages(items=found.take(chosen), notes=found.notes, labelled=found)
+
+
+def take_example_photos(loaded: LoadedModel, count: int) -> SelectedImages:
+    """Up to `count` example photos for a model of RGB images, with a note; no images for other models."""
+    if len(loaded.preprocessing.mean) != RGB_CHANNELS:
+        return SelectedImages(notes=["no `data`, so no images"])
+    photos = list_example_photos()
+    chosen = [photos[n] for n in evenly_spaced_indices(len(photos), count)]
+    items = [ImageItem(path, f"{EXAMPLE_PREFIX}{path.stem}") for path in chosen]
+    shown = format_count_with_noun(len(items), "example photo")
+    return SelectedImages(items=items, notes=[f"no `data`, so the figures show {shown}"])
+
+
+def open_labelled_images(loaded: LoadedModel, data: str | None) -> LabelledImages:
+    """The validation images of `data`, by default that of the run, with the classes of the model."""
     found = open_evaluation_data(data, None, loaded.run)
-    chosen, labels = sample_evenly(get_validation_images(found), count), loaded.labels
-    if labels:
-        with suppress(DataError):  # other classes than the model's keep their own names
-            columns, _ = match_data_classes_to_model(labels, len(labels), found.classes)
-            meant = dict(zip(found.classes, columns, strict=True))
-            chosen = [replace(each, label=labels[meant[each.label or ""]]) for each in chosen]
-    return chosen, found.notes
+    images, labels, reason = get_validation_images(found), found.classes, ""
+    mapping: tuple[int, ...] | None = None
+    if not loaded.classes:
+        reason = "this model has no head"
+    else:
+        try:
+            columns, _ = match_data_classes_to_model(loaded.labels, loaded.classes, found.classes)
+        except DataError as error:  # other classes than the model's keep their own names
+            reason = str(error)
+        else:
+            mapping = tuple(columns)
+            labels = labels if loaded.labels is None else tuple(loaded.labels[n] for n in mapping)
+    return LabelledImages(
+        name=found.name, images=images, mapping=mapping, no_mapping_reason=reason, labels=labels, notes=found.notes
+    )

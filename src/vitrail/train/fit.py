@@ -12,7 +12,7 @@ from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError
-from vitrail.train.callbacks import Callback
+from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.evaluate import default_preprocessing
@@ -41,13 +41,19 @@ def fit(
     strict: bool = False,
     ranks: Ranks | None = None,
     callback: Callback | None = None,
+    progress: bool | None = None,
 ) -> FitResult:
     """Train the model on the data by the recipe; resume from the run's newest checkpoint if it has one.
 
     `data` is anything that `open_data` takes. `transform` maps a Pillow image to the model's input, as torchvision's
     transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that `vitrail distill` takes, or a
     vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder for its logits. With `strict`
-    an unreadable image is an error.
+    an unreadable image is an error. By default, without a `callback`, a progress bar is shown in a notebook and on a
+    terminal.
+
+    >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
+    >>> vitrail.fit(model, "fashion", steps=2).steps
+    2
     """
     start, ranks = monotonic(), ranks or Ranks()
     recipe = open_recipe(recipe) if isinstance(recipe, str) else recipe or Recipe()
@@ -81,4 +87,7 @@ def fit(
         plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=teacher_cache)
         for note in notes:
             warnings.warn(note, stacklevel=2)
+    if progress is not None or callback is None:
+        bar = open_progress_callback(progress) if ranks.is_first else None
+        callback = CallbackList([each for each in (bar, callback) if each is not None])
     return run_training(plan, run, callback, start=start)

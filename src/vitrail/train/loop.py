@@ -42,6 +42,10 @@ class FitResult:
     records: list[dict[str, float]]
     skipped: tuple[str, ...]  # why images could not be read
 
+    def __repr__(self) -> str:
+        result = "not evaluated" if self.evaluation is None else self.evaluation.format_headline()
+        return f"FitResult({type(self.model).__name__} after {self.steps:,} steps, {result})"
+
 
 def run_training(
     plan: Plan, run: RunFolder | None = None, callback: Callback | None = None, *, start: float | None = None
@@ -238,6 +242,7 @@ class TrainingLoop:
             batch=max(trainer.recipe.loop.batch // trainer.ranks.world_size // trainer.recipe.loop.accumulate, 1),
             workers=self.plan.workers,
             device=trainer.device,
+            progress=False,  # training has its own bar
             ranks=trainer.ranks,
         )
         self.add_skipped(set(found.skipped))

@@ -84,6 +84,9 @@ class Evaluation:
             "skipped": list(self.skipped),
         }
 
+    def __repr__(self) -> str:
+        return f"Evaluation({self.format_headline()})"
+
     def __str__(self) -> str:
         return "\n\n".join(
             filter(

@@ -2,13 +2,27 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, floor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail.figures import BLUE, COLOURS, GREY, RED, new_figure, sanitize_label, save_figure, style_axes
+from vitrail.figures import (
+    BLUE,
+    COLOURS,
+    FIGURE_WIDTH,
+    GREY,
+    RED,
+    format_count_with_noun,
+    new_figure,
+    sanitize_label,
+    save_figure,
+    style_axes,
+)
 from vitrail.files import write_text
 from vitrail.train.metrics import CalibrationBin, Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = (
@@ -16,36 +30,64 @@ MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = (
     60,
     200,
 )  # the largest confusion matrix that shows them
+MIN_ACCURACY_RANGE = 20  # percentage points on the axis of accuracies, so that noise does not look like progress
+
+Records = Sequence[Mapping[str, float]]  # of the log of a run
 
 
-def plot_training_curves(runs: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
-    """Plot training loss and validation accuracy of each run over the epochs, side by side."""
-    columns = min(len(runs), 4)
-    figure = new_figure(11, 4 + 0.25 * ceil(len(runs) / 4))
-    left, right = figure.subplots(1, 2)
+def plot_training_curves(runs: Mapping[str, Records], path: Path) -> None:
+    save_figure(draw_training_curves(runs), path)
+
+
+def draw_training_curves(runs: Mapping[str, Records]) -> "Figure":
+    """Losses and validation accuracy over the epochs: one run in two panels, several runs in three."""
+    single = len(runs) == 1
+    figure = new_figure(FIGURE_WIDTH, 3.5 + 0.25 * ceil(len(runs) / 4) * (not single))
+    panels = figure.subplots(1, 2 if single else 3)
+    train, val, top1 = (panels[0], *panels) if single else panels
     lines = list[Any]()
-    for number, rows in enumerate(runs.values()):
+    for number, records in enumerate(runs.values()):
         colour = COLOURS[number % len(COLOURS)]
         style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-        for axes, name, scale in ((left, "loss", 1), (right, "val_top1", 100)):
-            points = [(row["epoch"], row[name] * scale) for row in rows if name in row and "epoch" in row]
+        for axes, name, scale in ((train, "loss", 1), (val, "val_loss", 1), (top1, "val_top1", 100)):
+            points = [(row["epoch"], row[name] * scale) for row in records if name in row and "epoch" in row]
             epochs, values = zip(*points, strict=True) if points else ((), ())
-            marker = "o" if name == "val_top1" or len(points) == 1 else ""
-            (line,) = axes.plot(epochs, values, style, color=colour, marker=marker, markersize=4, linewidth=1.6)
-        lines.append(line)
-    for axes, title in ((left, "training loss"), (right, "validation accuracy, %")):
-        style_axes(axes, title)
+            (line,) = axes.plot(epochs, values, style, color=colour, markersize=4, linewidth=1.6)
+            if name != "loss" or len(points) == 1:
+                line.set_marker("o")
+            if single and name == "val_loss":
+                line.set_color(RED)
+            lines.append(line)
+    for axes in panels:
         axes.set_xlabel("epoch")
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25, linewidth=0.6)
-    legend = figure.legend(lines, ["" for _ in runs], loc="outside lower center", ncols=columns, frameon=False)
+    for axes in panels[:-1]:
+        axes.set_ylabel("loss")
+        if all(value >= 0 for line in axes.lines for value in line.get_ydata()):
+            axes.set_ylim(bottom=0)
+    lowest = min((value for line in top1.lines for value in line.get_ydata()), default=0)
+    top1.set(ylabel="accuracy (%)", ylim=(min(floor(lowest / 10) * 10, 100 - MIN_ACCURACY_RANGE), 101))
+    for axes, title in zip(panels, ("loss",) if single else ("training loss", "validation loss"), strict=False):
+        style_axes(axes, title)
+    style_axes(top1, "validation accuracy (top-1)")
+    if single:
+        train.legend(lines[:2], ("training", "validation"), frameon=False, fontsize=9)
+        return figure
+    legend = figure.legend(
+        lines[::3], ["" for _ in runs], loc="outside lower center", ncols=min(len(runs), 4), frameon=False
+    )
     for text, name in zip(legend.get_texts(), runs, strict=True):
         text.set(text=sanitize_label(name), parse_math=False)
-    save_figure(figure, path)
+    return figure
 
 
 def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> None:
-    """Plot a confusion matrix (classes, classes): rows are true classes, columns predictions, as shares of the row.
+    save_figure(draw_confusion_matrix(matrix, labels), path)
+
+
+def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
+    """A confusion matrix (classes, classes): rows are true classes, columns predictions, as shares of the row.
 
     In a small matrix, classes that neither occur nor are predicted are omitted.
     """
@@ -59,56 +101,68 @@ def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> Non
     counts, classes = counts[np.ix_(seen, seen)], len(seen)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(max(4.5, 1.5 + 0.42 * classes), 13.0)
-    figure = new_figure(side + 1.2, side)
+    figure = new_figure(max(side + 1.2, FIGURE_WIDTH), side)
 
-    from matplotlib.colors import PowerNorm
+    from matplotlib.colors import Normalize, PowerNorm
 
     axes = figure.subplots()
-    contrast = PowerNorm(0.4, vmin=0, vmax=1)  # makes a confusion of 2 % visible
+    with_counts, unit = classes <= MAX_CLASSES_WITH_COUNTS, "share of the true class"
+    scale = (
+        Normalize(0, 1) if with_counts else PowerNorm(0.5, vmin=0, vmax=1)
+    )  # shows a confusion of 2 % without counts
     if classes <= MAX_CLASSES_WITH_CELLS:
-        drawn = axes.imshow(shares, cmap="Blues", norm=contrast)
+        drawn = axes.imshow(shares, cmap="Blues", norm=scale)
     else:  # cells would be smaller than a pixel: draw dots, the darkest last
         rows, columns = shares.nonzero()
         order = shares[rows, columns].argsort()
         rows, columns = rows[order], columns[order]
-        drawn = axes.scatter(columns, rows, s=3, c=shares[rows, columns], cmap="Blues", norm=contrast, linewidths=0)
+        drawn = axes.scatter(columns, rows, s=3, c=shares[rows, columns], cmap="Blues", norm=scale, linewidths=0)
         axes.set(xlim=(0, classes), ylim=(classes, 0), aspect="equal")
-    figure.colorbar(drawn, ax=axes, shrink=0.7, label="share of the class")
-    style_axes(axes, f"{np.trace(counts):,} of {counts.sum():,} right")
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("is")
+    figure.colorbar(drawn, ax=axes, shrink=0.7, label=unit if with_counts else f"{unit} (colours by its square root)")
+    style_axes(axes, f"{np.trace(counts):,} of {counts.sum():,} correct")
+    axes.set_xlabel("Predicted class")
+    axes.set_ylabel("True class")
     if classes <= MAX_CLASSES_WITH_LABELS:
         names, size = [sanitize_label(labels[index]) for index in seen.tolist()], 9 if classes <= 30 else 7
         axes.set_xticks(range(classes), names, rotation=90 if classes > 6 else 0, fontsize=size, parse_math=False)
         axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
-    if classes <= MAX_CLASSES_WITH_COUNTS:
+    if with_counts:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                colour = "white" if shares[row, column] > 0.3 else "black"
+                colour = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=colour)
-    save_figure(figure, path)
+    return figure
 
 
 def plot_reliability_diagram(bins: Sequence[CalibrationBin], path: Path) -> None:
-    """Plot accuracy over confidence, bin by bin; a perfectly calibrated model is on the diagonal."""
-    figure = new_figure(5.2, 6)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    images = sum(each.images for each in bins)
-    error = 0.0
+    save_figure(draw_reliability_diagram(bins), path)
+
+
+def draw_reliability_diagram(bins: Sequence[CalibrationBin]) -> "Figure":
+    """Accuracy over confidence, bin by bin, and the images per bin; a perfectly calibrated model is on the diagonal."""
+    figure = new_figure(FIGURE_WIDTH, 4)
+    left, right = figure.subplots(1, 2)
+    images, error = sum(each.images for each in bins), 0.0
     for each in bins:
         if each.accuracy is not None and each.confidence is not None:
             error += abs(each.accuracy - each.confidence) * each.images / images
             width = each.high - each.low
             low, high = sorted((each.accuracy, each.confidence))
-            upper.bar(each.low, each.accuracy, width, align="edge", color=BLUE, alpha=0.85, edgecolor="white")
-            upper.bar(each.low, high - low, width, bottom=low, align="edge", color=RED, alpha=0.35, edgecolor=RED)
-            lower.bar(each.low, each.images / images * 100, width, align="edge", color=GREY, edgecolor="white")
-    upper.plot((0, 1), (0, 1), "--", color=GREY, linewidth=1)
-    upper.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
-    style_axes(upper, f"calibration error {error:.4f}")
-    style_axes(lower, "")
-    lower.set(xlabel="confidence", ylabel="% of images")
-    save_figure(figure, path)
+            left.bar(each.low, each.accuracy, width, align="edge", color=BLUE, alpha=0.85, edgecolor="white")
+            left.bar(each.low, high - low, width, bottom=low, align="edge", color=RED, alpha=0.35, edgecolor=RED)
+            right.bar(each.low, each.images / images * 100, width, align="edge", color=GREY, edgecolor="white")
+    (diagonal,) = left.plot((0, 1), (0, 1), "--", color=GREY, linewidth=1)
+
+    from matplotlib.patches import Patch
+
+    accuracy, gap = Patch(color=BLUE, alpha=0.85), Patch(facecolor=RED, alpha=0.35, edgecolor=RED)
+    names = ("accuracy", "gap to the mean confidence", "perfect calibration")
+    left.legend((accuracy, gap, diagonal), names, loc="upper left", fontsize=8, framealpha=0.9)
+    left.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+    style_axes(left, f"calibration error {error:.4f}")
+    style_axes(right, f"{format_count_with_noun(images, 'image')} by confidence")
+    right.set(xlim=(0, 1), xlabel="confidence", ylabel="images (%)")
+    return figure
 
 
 def write_evaluation(result: Evaluation, report: Mapping[str, Any], out: Path) -> list[Path]:

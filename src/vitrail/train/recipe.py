@@ -205,7 +205,12 @@ def list_builtin_recipe_names() -> list[str]:
 
 
 def open_recipe(name: str) -> Recipe:
-    """Open a built-in recipe by name, or a .yaml file of your own."""
+    """Open a built-in recipe by name, or a .yaml file of your own.
+
+    >>> recipe = vitrail.open_recipe("fashion").with_settings({"epochs": 1, "lr": 1e-3})
+    >>> recipe.loop.epochs
+    1
+    """
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES_FOLDER / f"{name}.yaml"
     if path.parent == RECIPES_FOLDER and name not in list_builtin_recipe_names():
         raise unknown_name_error("recipe", name, list_builtin_recipe_names())

@@ -34,6 +34,7 @@ from vitrail.train.log import LogRecord, ParsedLog
 from vitrail.train.training_state import TrainingState, write_training_state
 
 RUNS_FOLDER = Path("runs")
+USUAL_RECIPES = ("fashion", "finetune", "scratch")  # chosen if none is given
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 TEMPORARY_NAME = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # temporary names of safetensors
 
@@ -152,11 +153,19 @@ class RunFolder:
         return self.read_log().records
 
 
+def name_run(data: str, recipe: str) -> str:
+    """The name of the data, and that of the recipe unless it is a usual one or begins with that of the data."""
+    name = Path(data).name or "data"
+    if recipe in USUAL_RECIPES or recipe == name:
+        return name
+    return recipe if recipe.startswith(f"{name}-") else f"{name}-{recipe}"
+
+
 def create_numbered_folder(data: str, recipe: str) -> Path:
-    """runs/DATA-RECIPE-1, or the next number that is free; created at once, so that no other process takes it."""
+    """runs/NAME-1, or the next number that is free; created at once, so that no other process takes it."""
     make_folder(RUNS_FOLDER)
     for number in count(1):
-        folder = RUNS_FOLDER / f"{Path(data).name or 'data'}-{recipe}-{number}"
+        folder = RUNS_FOLDER / f"{name_run(data, recipe)}-{number}"
         try:
             folder.mkdir()
         except FileExistsError:

@@ -1,17 +1,28 @@
 """List run folders with model, data, progress and results, even if a run was killed or is damaged."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, LOG_FILE, PLAN_FILE, is_run_finished, try_read_plan
+from vitrail.checkpoint.run_files import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    MODEL_FOLDER,
+    PLAN_FILE,
+    is_run_finished,
+    try_read_plan,
+)
 from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
+from vitrail.models import FAMILIES
 from vitrail.text import TableCells, format_duration, make_printable
 from vitrail.train.log import LogRecord, ParsedLog
 
-COLUMNS = ("run", "model", "data", "recipe", "steps", "best", "last", "loss", "time", "state")
+MAX_CELL_LENGTH = 40  # characters
+DATA_FIELDS = ("classes", "channels")  # of a config, that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +32,13 @@ class RunSummary:
     name: str
     folder: Path
     state: str  # "finished", "stopped at step k" or "damaged: reason"
-    model: str = ""
+    model: str = ""  # a preset and the fields that differ from it
     data: str = ""
     recipe: str = ""
+    init: str = ""  # the checkpoint of the initial weights
+    teacher: str = ""  # of a distilled model
+    created: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the model
     step: int = 0  # last logged step
     steps: int | None = None  # planned
     records: tuple[LogRecord, ...] = ()
@@ -39,37 +54,45 @@ class RunSummary:
         return [row[name] for row in self.records if name in row]
 
     def to_json(self) -> dict[str, Any]:
-        told = ("name", "state", "model", "data", "recipe", "step", "steps")
+        plain = ("name", "state", "model", "data", "recipe", "init", "teacher", "created", "config", "step", "steps")
         return {
             "folder": str(self.folder),
-            **{name: getattr(self, name) for name in told},
+            **{name: getattr(self, name) for name in plain},
+            "epoch": self.last_value("epoch"),
             "best_val_top1": self.best_value("val_top1"),
-            **{
-                name: self.last_value(name)
-                for name in ("val_top1", "val_top5", "val_loss", "loss", "accuracy", "seconds")
-            },
+            **{name: self.last_value(name) for name in ("val_top1", "val_top5", "val_loss")},
+            "train_loss": self.last_value("loss"),
+            "train_accuracy": self.last_value("accuracy"),
+            "seconds": self.last_value("seconds"),
         }
 
 
 def list_run_cells(runs: Sequence[RunSummary]) -> TableCells:
-    """The cells of a table with one row per run."""
+    """The cells of a table with one row per run; teachers have a column if there are any."""
+    names = ["run", "model", *["teacher"] * any(run.teacher for run in runs), "data", "recipe"]
     rows = [
         (
-            *(make_printable(text, 40) for text in (run.name, run.model, run.data, run.recipe)),
+            *(make_printable(run.name if name == "run" else getattr(run, name), MAX_CELL_LENGTH) for name in names),
             f"{run.step}/{'?' if run.steps is None else run.steps}",
-            format_percent(run.best_value("val_top1")),
             format_percent(run.last_value("val_top1")),
-            "" if (loss := run.last_value("loss")) is None else f"{loss:.4f}",
+            format_percent(run.best_value("val_top1")),
+            format_loss(run.last_value("val_loss")),
+            format_loss(run.last_value("loss")),
             format_duration(run.last_value("seconds")),
             make_printable(run.state, 100),
         )
         for run in runs
     ]
-    return COLUMNS, rows, "llllrrrrrl"
+    numbers = ("steps", "val top-1", "best top-1", "val loss", "train loss", "time")
+    return (*names, *numbers, "state"), rows, "l" * len(names) + "r" * len(numbers) + "l"
 
 
 def format_percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
+
+
+def format_loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
@@ -109,9 +132,13 @@ def read_run_summary(folder: Path) -> RunSummary:
         name=folder.resolve().name,
         folder=folder,
         state=f"damaged: {fault or damage}" if fault or damage else state,
-        model=extract_name_or_empty(plan.get("model")),
+        model=describe_model(plan),
         data=extract_name_or_empty(plan.get("data")),
         recipe=extract_name_or_empty(plan.get("recipe")),
+        init=shorten_path(extract_name_or_empty(plan.get("init"))),
+        teacher=shorten_path(extract_name_or_empty(plan.get("teacher"))),
+        created=extract_name_or_empty(plan.get("created")),
+        config=get_mapping(get_mapping(plan, "model"), "config"),
         step=step,
         steps=steps if type(steps) is int else None,
         records=tuple(rows),
@@ -125,6 +152,55 @@ def try_read_log(folder: Path) -> tuple[ParsedLog, str]:
     except (OSError, ValueError) as error:
         return ParsedLog(), f"{LOG_FILE}: {describe_error(error)}"
     return log, f"{log.damaged_lines} damaged lines in {LOG_FILE}" if log.damaged_lines else ""
+
+
+def describe_model(plan: Mapping[str, Any]) -> str:
+    """The preset of a run's model and the fields that differ from it: vit_tiny_patch16_224, depth 6."""
+    about, recipe = get_mapping(plan, "model"), get_mapping(plan, "recipe")
+    name, family = extract_name_or_empty(plan.get("model")), about.get("family")
+    changed: Mapping[str, Any] = get_mapping(recipe, "fields")
+    if name == family and name in FAMILIES:  # started from a checkpoint, which has a config but no name
+        name, changed = find_nearest_preset(name, get_mapping(about, "config"))
+    fields = [f"{key} {value}" for key, value in changed.items() if key not in DATA_FIELDS]
+    return ", ".join([shorten_path(name), *fields])
+
+
+def find_nearest_preset(family: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The preset of this width and depth that differs in the fewest fields, and these; else the family and its size."""
+    presets: Mapping[str, Any] = import_module(f"vitrail.models.{family}").FAMILY.presets
+    sizes = {key: config[key] for key in ("width", "depth", "stages") if key in config}
+    found = list[tuple[str, Mapping[str, Any]]]()
+    for name, preset in presets.items():
+        fields = json.loads(json.dumps(asdict(preset)))
+        changed = {
+            key: value for key, value in config.items() if as_pair(value) != as_pair(fields.get(key)) and key in fields
+        }
+        if not changed.keys() & sizes:
+            found.append((name, {key: value for key, value in changed.items() if key not in DATA_FIELDS}))
+    return min(found, key=lambda each: len(each[1]), default=(family, sizes))
+
+
+def as_pair(value: Any) -> Any:
+    """A size as rows and columns, so that 224 equals [224, 224]."""
+    return [value, value] if type(value) is int else value
+
+
+def get_mapping(part: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of a plan; empty if it is missing or of another kind."""
+    found = part.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def shorten_path(name: str) -> str:
+    """The last part of a path; of the model in a run, the name of the run."""
+    path = Path(name)
+    return (
+        path.parent.name
+        if path.name == MODEL_FOLDER and path.parent.name
+        else path.name
+        if path.is_absolute()
+        else name
+    )
 
 
 def extract_name_or_empty(part: object) -> str:

@@ -29,6 +29,11 @@ class Teacher:
     """Any module that returns logits, with the preprocessing that it was trained with and the names of its classes.
 
     For training, it is moved to the student's device and put into eval mode.
+
+    >>> teacher = vitrail.Teacher.from_name("vit_fashion")
+    >>> student = vitrail.create("ViT-Ti/16", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
+    >>> vitrail.fit(student, "fashion", teacher=teacher, steps=1).steps
+    1
     """
 
     model: nn.Module

@@ -66,6 +66,7 @@ def measure_throughput(plan: Plan) -> Throughput:
             plan.preprocessing,
             batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
             device=plan.device,
+            progress=False,
         )
         seconds = (monotonic() - start) * len(data.val) / some / plan.ranks.world_size
     torch.set_rng_state(before)

@@ -1,6 +1,5 @@
 """Small trained models inside the package, opened by name: cct_cifar10 and vit_fashion. See README.md."""
 
-from difflib import get_close_matches
 from pathlib import Path
 
 BUNDLED_FOLDER = Path(__file__).parent
@@ -13,8 +12,3 @@ def list_bundled_models() -> list[str]:
 def find_bundled_model(name: str | Path) -> Path | None:
     """The folder of a bundled model, or None if there is none of this name. An existing path wins over a name."""
     return BUNDLED_FOLDER / name if str(name) in list_bundled_models() and not Path(name).exists() else None
-
-
-def suggest_bundled_model(name: str | Path) -> str | None:
-    """The name of a bundled model that a misspelt name is close to: vit_fashion for vit_fashon."""
-    return next(iter(get_close_matches(str(name).lower(), list_bundled_models(), n=1, cutoff=0.8)), None)

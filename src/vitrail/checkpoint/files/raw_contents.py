@@ -30,6 +30,14 @@ from vitrail.checkpoint.files.torch_pickles import (
     TorchPickleReader,
     UnsupportedTensor,
 )
+from vitrail.checkpoint.files.weight_folders import (
+    CONFIG_FILE,
+    MAX_JSON_BYTES,
+    PREPROCESSOR_FILE,
+    WEIGHT_FILES,
+    find_weight_files,
+    read_json_if_exists,
+)
 from vitrail.checkpoint.files.zip_archives import (
     check_zip_directory,
     check_zip_entries,
@@ -39,18 +47,12 @@ from vitrail.checkpoint.files.zip_archives import (
     read_zip_entry,
 )
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import WEIGHTS_FILE_SUFFIXES, open_regular_file_descriptor, read_text
-from vitrail.json_yaml import parse_json
+from vitrail.files import open_regular_file_descriptor
 from vitrail.machine import count_cores
+from vitrail.models.pretrained import PretrainedWeights
 from vitrail.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
-from vitrail.text import abbreviate_list
 
-CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
-WEIGHT_SUFFIXES = (*WEIGHTS_FILE_SUFFIXES, ".th")
-INDEX_SUFFIX = ".index.json"  # lists the files of weights that are split
 WRAPPER_KEYS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
-MAX_JSON_BYTES = 2**22  # also for the header of a safetensors file
 MAX_TENSORS = 2**14  # in one file
 LEGACY_MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001  # format of torch.save until 1.6
 SAFETENSORS_DTYPES = {
@@ -100,6 +102,7 @@ class RawContents:
     header: Mapping[str, str] = field(default_factory=dict[str, str])  # of a safetensors file
     config: Mapping[str, Any] | None = None
     preprocessor: Mapping[str, Any] | None = None
+    weights: PretrainedWeights | None = None  # the public weights that it is known to be
 
 
 def read_raw_contents(path: Path) -> RawContents:
@@ -136,51 +139,6 @@ def read_shards(files: list[Path]) -> list[RawContents]:
         owners |= dict.fromkeys(part.tensors, path)
         parts.append(part)
     return parts
-
-
-def find_weight_files(folder: Path) -> list[Path]:
-    for name in WEIGHT_FILES:
-        if (folder / name).is_file():
-            return [folder / name]
-        shards = list_shards(folder / f"{name}{INDEX_SUFFIX}")
-        if shards is not None:
-            return [folder / shard for shard in shards]
-    files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
-    if len(files) == 1:
-        return files
-    names = abbreviate_list([path.name for path in files], 5) or "none"
-    raise CheckpointError(
-        f"{folder} has {len(files)} files of weights ({names}); expected model.safetensors, or a single file"
-    )
-
-
-def list_shards(index_path: Path) -> list[str] | None:
-    """Names of the files that an index of weights refers to; None if there is no such index."""
-    index = read_json_if_exists(index_path)
-    if index is None:
-        return None
-    weight_map = index.get("weight_map")
-    shards = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not shards or not all(isinstance(shard, str) for shard in shards):
-        raise CheckpointError(f"{index_path} has no weight_map; expected tensor names and their files")
-    if any(Path(shard).name != shard for shard in shards):
-        raise CheckpointError(f"{index_path} refers to files outside its folder; expected files next to it")
-    return sorted(set(shards))
-
-
-def read_json_if_exists(path: Path) -> dict[str, Any] | None:
-    """Read the JSON object in a small file; None if the file does not exist."""
-    try:
-        data = parse_json(read_text(path, MAX_JSON_BYTES))
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise CheckpointError(f"{path} is a broken link; expected a JSON object") from None
-        return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {describe_error(error)}; expected a JSON object") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} contains a {type(data).__name__}; expected a JSON object")
-    return data
 
 
 def read_weight_file(path: Path) -> RawContents:

@@ -8,14 +8,14 @@ from typing import Any
 
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.files.raw_contents import find_weight_files, read_raw_contents
+from vitrail.checkpoint.files.weight_folders import find_weight_files
 from vitrail.checkpoint.layout import TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.reading import (
     TRAINED_SIZE,
     build_meta_model,
     get_built_in_family,
-    locate_or_download_checkpoint,
     parse_trained_size,
+    read_named_contents,
     translate_with_layout,
 )
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS
@@ -45,8 +45,7 @@ def inspect_file(path: str | Path, /, *, source: str | None = None, **known: Any
     """
     known = parse_trained_size(known)
     check_given_field_names(known)
-    place = locate_or_download_checkpoint(path)
-    contents = read_raw_contents(place)
+    contents, place = read_named_contents(path)
     rows = tuple(compute_tensor_statistics(name, tensor) for name, tensor in contents.tensors.items())
     inspection = CheckpointInspection(
         path=str(path),

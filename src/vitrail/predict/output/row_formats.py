@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from vitrail.errors import ConfigError, missing_package_error
 from vitrail.predict.output.completed_images import CompletedImages
-from vitrail.predict.predictions import ClassProbability
+from vitrail.predict.predictions import ClassProbability, format_probabilities
 from vitrail.text import escape_unprintable
 
 PredictionFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
@@ -50,8 +50,11 @@ class PredictionPrinter:
 
     failed = 0
 
-    def __init__(self, kind: PredictionFormat, top: int, write_text: Callable[[str], object]) -> None:
+    def __init__(
+        self, kind: PredictionFormat, top: int, write_text: Callable[[str], object], *, single: bool = False
+    ) -> None:
         self.kind, self.top, self.write_text, self.rows = kind, top, write_text, 0
+        self.single = single  # a table of one image does not repeat its name
         self.done = CompletedImages((), ())
         if kind == "csv":
             write_text(format_csv_line(list_column_names(top)))
@@ -66,7 +69,8 @@ class PredictionPrinter:
                 f"{',' if self.rows else '['}\n{format_json_line(make_json_record(name, error, top_classes))[:-1]}"
             )
         elif error is None:  # a table has no place for errors, which are reported elsewhere
-            self.write_text(f"{'' if self.rows == 0 else chr(10)}{format_class_table(name, top_classes)}")
+            table = format_class_table(top_classes, None if self.single else name)
+            self.write_text(table if self.rows == 0 else f"\n{table}")
         self.rows += error is None or self.kind != "table"
 
     def close(self) -> None:
@@ -126,10 +130,12 @@ def format_csv_line(fields: Sequence[str]) -> str:
     return f"{','.join(quoted)}\n"
 
 
-def format_class_table(name: str, top_classes: Sequence[ClassProbability]) -> str:
-    """An image's name and its top classes, the numbers first, so that labels may have any length."""
-    lines = [f"  {each.probability:7.2%}  {each.index:5}  {each.label or ''}".rstrip() for each in top_classes]
-    return "".join(f"{escape_unprintable(line)}\n" for line in (name, *lines))
+def format_class_table(top_classes: Sequence[ClassProbability], name: str | None = None) -> str:
+    """The top classes of an image, one per line, below its name if one is given."""
+    lines = format_probabilities(top_classes)
+    if name is not None:
+        lines = [escape_unprintable(name), *(f"  {line}" for line in lines)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def round_probability(probability: float) -> float:

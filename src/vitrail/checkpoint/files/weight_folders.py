@@ -1,0 +1,60 @@
+"""Folders as on a hub: weights in one or more files, config.json, preprocessor_config.json. torch is not imported."""
+
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import CheckpointError, describe_error
+from vitrail.files import WEIGHTS_FILE_SUFFIXES, read_text
+from vitrail.json_yaml import parse_json
+from vitrail.text import abbreviate_list
+
+CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
+WEIGHT_SUFFIXES = (*WEIGHTS_FILE_SUFFIXES, ".th")
+INDEX_SUFFIX = ".index.json"  # lists the files of weights that are split
+MAX_JSON_BYTES = 2**22  # also for the header of a safetensors file
+
+
+def find_weight_files(folder: Path) -> list[Path]:
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+        shards = list_shards(folder / f"{name}{INDEX_SUFFIX}")
+        if shards is not None:
+            return [folder / shard for shard in shards]
+    files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
+    if len(files) == 1:
+        return files
+    names = abbreviate_list([path.name for path in files], 5) or "none"
+    raise CheckpointError(
+        f"{folder} has {len(files)} files of weights ({names}); expected model.safetensors, or a single file"
+    )
+
+
+def list_shards(index_path: Path) -> list[str] | None:
+    """Names of the files that an index of weights refers to; None if there is no such index."""
+    index = read_json_if_exists(index_path)
+    if index is None:
+        return None
+    weight_map = index.get("weight_map")
+    shards = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not shards or not all(isinstance(shard, str) for shard in shards):
+        raise CheckpointError(f"{index_path} has no weight_map; expected tensor names and their files")
+    if any(Path(shard).name != shard for shard in shards):
+        raise CheckpointError(f"{index_path} refers to files outside its folder; expected files next to it")
+    return sorted(set(shards))
+
+
+def read_json_if_exists(path: Path) -> dict[str, Any] | None:
+    """Read the JSON object in a small file; None if the file does not exist."""
+    try:
+        data = parse_json(read_text(path, MAX_JSON_BYTES))
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a broken link; expected a JSON object") from None
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {describe_error(error)}; expected a JSON object") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} contains a {type(data).__name__}; expected a JSON object")
+    return data

@@ -1,0 +1,51 @@
+"""From the name of a model to its place on this machine: a path, a bundled model, hf-hub:… or a preset.
+
+torch is not imported, so that a wrong name and a missing network are reported at once.
+"""
+
+import os
+from pathlib import Path
+
+from vitrail.checkpoint import hub
+from vitrail.checkpoint.argument_order import refuse_image_as_model
+from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
+from vitrail.checkpoint.pretrained import locate_pretrained_weights
+from vitrail.errors import CheckpointError, find_nearest_name
+from vitrail.models.pretrained import (
+    PretrainedWeights,
+    find_pretrained_weights,
+    find_weights_by_repository,
+    list_model_names,
+)
+
+MIN_NAME_SIMILARITY = 0.7  # of a model that is suggested for a path that does not exist; 1 is equal
+
+
+def locate_or_download_checkpoint(path: str | Path) -> Path:
+    """The file or folder of a model, which is downloaded if it is on the hub."""
+    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(f"the checkpoint is {path!r}; expected a path or a name")
+    refuse_image_as_model(path)
+    if hub.is_hub_name(path):
+        return hub.download_model(str(path))
+    if (weights := find_named_weights(path)) is not None:
+        return locate_pretrained_weights(weights, str(path))
+    if (bundled := find_bundled_model(path)) is not None:
+        return bundled
+    if not os.path.lexists(path) and (nearest := find_nearest_model_name(str(path))) is not None:
+        raise CheckpointError(f"{path} is neither a file nor the name of a model; did you mean {nearest!r}?")
+    return Path(path)
+
+
+def find_named_weights(name: str | Path) -> PretrainedWeights | None:
+    """The public weights of a name; None for another name. An existing path and a bundled model win over a preset."""
+    if hub.is_hub_name(name):
+        return find_weights_by_repository(str(name).removeprefix(hub.HUB_PREFIX).partition("@")[0])
+    if os.path.lexists(name) or find_bundled_model(name) is not None:
+        return None
+    return find_pretrained_weights(str(name))
+
+
+def find_nearest_model_name(name: str) -> str | None:
+    """A bundled model or a preset of a similar name."""
+    return find_nearest_name(name, [*list_bundled_models(), *list_model_names()], MIN_NAME_SIMILARITY)

@@ -1,0 +1,68 @@
+"""Find or download the public weights that a name stands for, and what the table says about a file of weights."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.checkpoint import hub
+from vitrail.checkpoint.files.weight_folders import WEIGHT_SUFFIXES
+from vitrail.checkpoint.imagenet_classes import list_imagenet_labels
+from vitrail.errors import CheckpointError
+from vitrail.files import get_cache_folder
+from vitrail.models.pretrained import PretrainedWeights, read_pretrained_table
+
+if TYPE_CHECKING:
+    from vitrail.checkpoint.files.raw_contents import RawContents
+
+
+def locate_pretrained_weights(weights: PretrainedWeights, name: str) -> Path:
+    """The folder with the weights: in vitrail's cache, else in that of the hub, else downloaded to it."""
+    folders = list_local_folders(weights)
+    for folder in folders:
+        if folder.is_dir() and any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
+            return folder
+    place = f"put {weights.file} from https://huggingface.co/{weights.repository} into {format_path(folders[0])}/"
+    try:
+        return hub.download_model(f"{hub.HUB_PREFIX}{weights.repository}", prefer_cache=True)
+    except hub.HubUnreachableError as error:
+        raise CheckpointError(f"{name} is not downloaded and {error.reason}; {place}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{name} cannot be downloaded: {error}, or {place}") from None
+
+
+def list_local_folders(weights: PretrainedWeights) -> list[Path]:
+    """Folders in which a user can put the weights: by preset for the default ones, and by preset and tag for all."""
+    is_default = read_pretrained_table()[weights.preset][0] == weights
+    return [get_cache_folder() / name for name in ([weights.preset] if is_default else []) + [weights.name]]
+
+
+def format_path(path: Path) -> str:
+    """The path, with ~ for the home folder."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
+def add_timm_config(contents: "RawContents", weights: PretrainedWeights) -> "RawContents":
+    """The contents with the architecture and preprocessing of the table in config.json, as far as it lacks them."""
+    config = contents.config or {}
+    known: dict[str, Any] = {
+        "input_size": [len(weights.mean), weights.image_size, weights.image_size],
+        "crop_pct": weights.crop,
+        "crop_mode": "squash" if weights.fit == "squash" else "center",
+        "interpolation": weights.interpolation,
+        "mean": list(weights.mean),
+        "std": list(weights.std),
+    }
+    given = config.get("pretrained_cfg")
+    if isinstance(given, dict):
+        known |= {name: value for name, value in given.items() if value is not None}
+    return replace(contents, config={"architecture": weights.preset, **config, "pretrained_cfg": known})
+
+
+def get_known_labels(weights: PretrainedWeights | None, classes: int) -> tuple[str, ...] | None:
+    """The names of ImageNet's classes for weights that were trained on it."""
+    if weights is None or not weights.has_imagenet_classes or classes != len(list_imagenet_labels()):
+        return None
+    return list_imagenet_labels()

@@ -1,0 +1,59 @@
+"""What `vitrail models` shows: the presets with their costs and public weights. torch is not imported."""
+
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import Any
+
+from vitrail.models.preset_list import list_presets
+from vitrail.models.pretrained import PretrainedWeights, read_pretrained_table, unknown_model_error
+from vitrail.text import TableCells
+
+
+def find_presets(pattern: str, *, pretrained: bool = False) -> list[str]:
+    """The presets whose name or an alias matches the pattern, or else contains it; or only those with weights."""
+    found = filter_presets(pattern) or filter_presets(f"*{pattern}*")
+    if not found:
+        raise unknown_model_error(pattern)
+    return [name for name in found if not pretrained or name in read_pretrained_table()]
+
+
+def filter_presets(pattern: str) -> list[str]:
+    return [
+        name
+        for name, entry in list_presets().items()
+        if any(fnmatchcase(known, pattern) for known in (name, *entry["aliases"]))
+    ]
+
+
+def describe_presets(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Costs, aliases and all public weights of each preset, for JSON."""
+    table = read_pretrained_table()
+    return {
+        name: {**list_presets()[name], "weights": [{"name": each.name, **asdict(each)} for each in table.get(name, ())]}
+        for name in names
+    }
+
+
+def list_preset_cells(names: list[str]) -> TableCells:
+    """The cells of a table with one row per preset; its weights are the default ones."""
+    rows = list[tuple[str, ...]]()
+    for name in names:
+        entry, weights = list_presets()[name], read_pretrained_table().get(name, ())
+        rows.append(
+            (
+                name,
+                f"{entry['parameters']:,}",
+                f"{entry['macs'] / 1e9:,.3f}",
+                "×".join(map(str, entry["image_size"])),
+                *((weights[0].tag, format_top1(weights[0])) if weights else ("", "")),
+                ", ".join(entry["aliases"]),
+            )
+        )
+    return ("model", "parameters", "GMACs", "resolution", "weights", "top-1", "also"), rows, "lrrrlrl"
+
+
+def format_top1(weights: PretrainedWeights) -> str:
+    """Per cent, with the image size if it was not measured at that of the model."""
+    if weights.top1 is None:
+        return "" if weights.classes else "features"
+    return f"{weights.top1:.1f}" + (f" @{weights.top1_size}" if weights.top1_size != weights.image_size else "")

@@ -1,0 +1,268 @@
+"""The sections of a report on accuracy and training: results per class, curves, confusion, samples of every class."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ImageOps
+
+from vitrail.checkpoint.class_mapping import split_label
+from vitrail.data.decoding.rgb_image import open_image
+from vitrail.data.image_items import evenly_spaced_indices
+from vitrail.errors import DataError
+from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, format_count_with_noun, new_figure, sanitize_label
+from vitrail.loading import LoadedModel
+from vitrail.report.html_page import PageSection
+from vitrail.text import TableCells, format_duration
+from vitrail.train.evaluate import evaluate
+from vitrail.train.evaluation_data import LabelledImages
+from vitrail.train.metrics import Evaluation
+from vitrail.train.plots import draw_confusion_matrix, draw_reliability_diagram, draw_training_curves
+from vitrail.train.run_list import RunSummary, format_loss, format_percent
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+MAX_CLASS_ROWS = 50  # in the table and in the samples; of more classes, those with the lowest accuracy
+CLASSES_PER_FIGURE = 10  # of samples
+SAMPLES = 4  # correct ones per class, and as many wrong ones
+LABEL_WIDTH, SAMPLE_SIDE, ROW_HEIGHT = 1.7, 0.8, 1.08  # inches
+GREEN, DARK_RED = "#2a9d6f", "#c0392b"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluatedImages:
+    """An evaluation, with the prediction for each image."""
+
+    result: Evaluation
+    found: LabelledImages
+    labels: NDArray[np.int64]  # the true class of each image, by the model's numbers
+    predictions: NDArray[np.int64]  # −1 for an image that cannot be read
+    confidences: NDArray[np.float32]
+
+
+def evaluate_images(
+    loaded: LoadedModel, found: LabelledImages, *, batch: int = 64, progress: Callable[[int], object] | None = None
+) -> EvaluatedImages:
+    """Evaluate a model on images whose classes map to the model's."""
+    count, mapping = len(found.images), np.array(found.mapping)
+    labels = mapping[[found.images.label(index) for index in range(count)]]
+    predictions, confidences = np.full(count, -1), np.zeros(count, np.float32)
+
+    def keep(indices: "torch.Tensor", logits: "torch.Tensor") -> None:
+        highest = logits.float().softmax(-1).max(-1)
+        predictions[indices.numpy()] = highest.indices.cpu().numpy()
+        confidences[indices.numpy()] = highest.values.cpu().numpy()
+
+    result = evaluate(
+        loaded.module,
+        found.images,
+        loaded.preprocessing,
+        batch=batch,
+        device=next(loaded.module.parameters()).device,
+        mapping=found.mapping,
+        labels=loaded.labels,
+        classes=loaded.classes,
+        progress=progress,
+        on_logits=keep,
+    )
+    return EvaluatedImages(result=result, found=found, labels=labels, predictions=predictions, confidences=confidences)
+
+
+def build_result_sections(evaluated: EvaluatedImages) -> list[PageSection]:
+    """Accuracy, confusion, calibration, and samples of the classes."""
+    result = evaluated.result
+    classes = select_classes(result)
+    shown = "" if len(classes) == len(result.per_class) else f" The {len(classes)} with the lowest accuracy are listed."
+    overview = PageSection(
+        title="Results",
+        text=f"{evaluated.found.name}: {format_count_with_noun(result.images, 'validation image')}"
+        f" of {format_count_with_noun(len(result.per_class), 'class', 'classes')}.{shown}",
+        table=build_accuracy_table(result),
+    )
+    per_class = PageSection(title="Accuracy per class", table=build_class_table(result, classes))
+    figures = list[CaptionedFigure]()
+    if result.confusion is not None:
+        figures.append(caption_confusion_matrix(result))
+    figures.append(caption_reliability_diagram(result))
+    return [
+        overview,
+        per_class,
+        PageSection(title="Confusion and calibration", figures=figures),
+        PageSection(
+            title="Samples",
+            text="Correct predictions are evenly spaced over the data; wrong ones are those with the highest"
+            " probability, labelled with the predicted class.",
+            figures=list_sample_figures(evaluated, classes),
+        ),
+    ]
+
+
+def select_classes(result: Evaluation) -> list[int]:
+    """The classes that are shown, in their own order: all, or of many the worst."""
+    worst = sorted(result.per_class, key=lambda each: each.accuracy)[:MAX_CLASS_ROWS]
+    return sorted(each.index for each in worst)
+
+
+def build_accuracy_table(result: Evaluation) -> TableCells:
+    rows = [
+        ("top-1 accuracy", f"{result.top1:.2%}"),
+        *([("top-5 accuracy", f"{result.top5:.2%}")] if len(result.labels) > 5 else []),  # 100 % for five classes
+        ("loss (cross-entropy)", f"{result.loss:.4f}"),
+        ("calibration error (ECE)", f"{result.calibration_error:.4f}"),
+        ("images", f"{result.images:,}"),
+        *([("images that cannot be read", f"{len(result.skipped):,}")] if result.skipped else []),
+    ]
+    return ("", ""), rows, "lr"
+
+
+def build_class_table(result: Evaluation, classes: Sequence[int]) -> TableCells:
+    by_index = {each.index: each for each in result.per_class}
+    rows = list[tuple[str, ...]]()
+    for index in classes:
+        each = by_index[index]
+        confused = find_most_confused(result, index)
+        rows.append((each.label, f"{each.images:,}", f"{each.accuracy:.1%}", confused))
+    return ("class", "images", "accuracy", "most often confused with"), rows, "lrrl"
+
+
+def find_most_confused(result: Evaluation, index: int) -> str:
+    """The class that is predicted most often instead of this one, and how often."""
+    if result.confusion is None:
+        return ""
+    counts = result.confusion[index].clone()
+    counts[index] = 0
+    most = int(counts.argmax())
+    return f"{result.labels[most]} ({counts[most]:,})" if counts[most] else ""
+
+
+def caption_confusion_matrix(result: Evaluation) -> CaptionedFigure:
+    assert result.confusion is not None
+    pairs = [f"{each.label} as {each.taken_for} ({each.images:,})" for each in result.list_confused_pairs()[:3]]
+    most = f" Most confused: {', '.join(pairs)}." if pairs else ""
+    return CaptionedFigure(
+        name="confusion",
+        title="Confusion matrix",
+        caption="Rows are true classes, columns predicted classes. Colours show the share of the true class." + most,
+        arrays={"confusion": result.confusion.numpy()},
+        draw=lambda: draw_confusion_matrix(result.confusion, result.labels),
+    )
+
+
+def caption_reliability_diagram(result: Evaluation) -> CaptionedFigure:
+    bins = [each for each in result.bins if each.images]
+    mean = sum((each.confidence or 0) * each.images for each in bins) / result.images
+    return CaptionedFigure(
+        name="reliability",
+        title="Reliability diagram",
+        caption="Accuracy of the predictions by their probability (confidence). Bars below the diagonal are"
+        f" overconfident. The mean confidence is {mean:.1%}, the accuracy {result.top1:.1%}.",
+        arrays={"images": np.array([each.images for each in result.bins])},
+        draw=lambda: draw_reliability_diagram(result.bins),
+    )
+
+
+def list_sample_figures(evaluated: EvaluatedImages, classes: Sequence[int]) -> list[CaptionedFigure]:
+    """Figures of at most ten classes each."""
+    parts = [classes[n : n + CLASSES_PER_FIGURE] for n in range(0, len(classes), CLASSES_PER_FIGURE)]
+    return [caption_samples(evaluated, part, number) for number, part in enumerate(parts, 1)]
+
+
+def caption_samples(evaluated: EvaluatedImages, classes: Sequence[int], number: int) -> CaptionedFigure:
+    rows = [(index, *select_samples(evaluated, index)) for index in classes]
+    names = [evaluated.result.labels[index] for index in classes]
+    return CaptionedFigure(
+        name=f"samples-{number}",
+        title=f"Samples of {names[0]} to {names[-1]}" if len(names) > 1 else f"Samples of {names[0]}",
+        caption="One row per class. Left: correct predictions. Right: wrong predictions, with the predicted class.",
+        arrays={f"class_{index}": np.array([*right, *wrong]) for index, right, wrong in rows},
+        draw=lambda: draw_samples(evaluated, rows),
+    )
+
+
+def select_samples(evaluated: EvaluatedImages, index: int) -> tuple[list[int], list[int]]:
+    """Some images of a class that are classified correctly, and the most confident ones that are not."""
+    of_class = np.flatnonzero((evaluated.labels == index) & (evaluated.predictions >= 0))
+    is_right = evaluated.predictions[of_class] == index
+    right, wrong = of_class[is_right], of_class[~is_right]
+    most_confident = wrong[np.argsort(-evaluated.confidences[wrong], kind="stable")][:SAMPLES]
+    return right[evenly_spaced_indices(len(right), SAMPLES)].tolist(), most_confident.tolist()
+
+
+def draw_samples(evaluated: EvaluatedImages, rows: Sequence[tuple[int, list[int], list[int]]]) -> "Figure":
+    """Thumbnails in one axes, in inches: much faster than one axes each."""
+    height = 0.35 + len(rows) * ROW_HEIGHT
+    figure = new_figure(FIGURE_WIDTH, height)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, FIGURE_WIDTH), ylim=(height, 0))
+    axes.set_axis_off()
+    step = (FIGURE_WIDTH - LABEL_WIDTH - 0.25) / (2 * SAMPLES)
+    starts = (LABEL_WIDTH, LABEL_WIDTH + SAMPLES * step + 0.2)
+    for start, title, colour in zip(starts, ("correct", "wrong"), (GREEN, DARK_RED), strict=True):
+        axes.text(start, 0.22, title, fontsize=10, color=colour)
+    for row, (index, right, wrong) in enumerate(rows):
+        top = 0.35 + row * ROW_HEIGHT
+        label = sanitize_label(shorten_label(evaluated.result.labels[index]), 22)
+        axes.text(0.08, top + SAMPLE_SIDE / 2, label, fontsize=9, va="center", parse_math=False)
+        for start, images, colour in zip(starts, (right, wrong), (GREEN, DARK_RED), strict=True):
+            for column, image in enumerate(images):
+                predicted = shorten_label(evaluated.result.labels[evaluated.predictions[image]])
+                note = "" if colour == GREEN else f"{predicted}"
+                draw_thumbnail(axes, evaluated.found, image, (start + column * step, top), colour, note)
+        if not wrong:
+            axes.text(starts[1], top + SAMPLE_SIDE / 2, "none", fontsize=9, va="center", color="#5f6670")
+    return figure
+
+
+def draw_thumbnail(
+    axes: Any, found: LabelledImages, image: int, corner: tuple[float, float], colour: str, note: str
+) -> None:
+    """Draw a square part of an image with a frame, and a note below it."""
+    from matplotlib.patches import Rectangle
+
+    left, top = corner
+    try:
+        photo = ImageOps.fit(open_image(found.images.source(image)).convert("RGB"), (128, 128))
+    except DataError:  # it was readable before
+        return
+    axes.imshow(photo, extent=(left, left + SAMPLE_SIDE, top + SAMPLE_SIDE, top), aspect="auto")
+    axes.add_patch(Rectangle(corner, SAMPLE_SIDE, SAMPLE_SIDE, fill=False, edgecolor=colour, linewidth=1.4))
+    axes.text(left, top + SAMPLE_SIDE + 0.14, sanitize_label(note, 14), fontsize=7, parse_math=False)
+
+
+def shorten_label(label: str) -> str:
+    """The first name of a label, without its WordNet id."""
+    return next(iter(split_label(label)), label)
+
+
+def build_training_section(run: RunSummary) -> PageSection:
+    """How a run was trained, with its curves."""
+    epochs = max(run.list_values("epoch"), default=None)
+    rows = [
+        ("model", run.model),
+        ("data", run.data),
+        ("recipe", run.recipe),
+        ("started from", run.init),
+        ("distilled from", run.teacher),
+        ("epochs", "" if epochs is None else f"{epochs:.4g}"),
+        ("steps", f"{run.step:,}"),
+        ("time", format_duration(run.last_value("seconds"))),
+        ("training loss", format_loss(run.last_value("loss"))),
+        ("validation loss", format_loss(run.last_value("val_loss"))),
+        ("validation top-1, last", format_percent(run.last_value("val_top1"))),
+        ("validation top-1, best", format_percent(run.best_value("val_top1"))),
+    ]
+    curves = CaptionedFigure(
+        name="curves",
+        title="Training curves",
+        caption="Loss on the training and validation images, and top-1 accuracy on the validation images. With label"
+        " smoothing, Mixup or CutMix the training loss is higher than the validation loss.",
+        arrays={name: np.array(run.list_values(name)) for name in ("epoch", "loss", "val_loss", "val_top1")},
+        draw=lambda: draw_training_curves({run.name: run.records}),
+    )
+    filled = [row for row in rows if row[1]]
+    return PageSection(title="Training", table=(("", ""), filled, "ll"), figures=[curves] if run.records else [])

@@ -1,0 +1,116 @@
+"""Models inside the package: small, described in the README next to them, as accurate as it says, opened by name."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitrail
+from vitrail.checkpoint.bundled import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
+from vitrail.errors import CheckpointError
+from vitrail.predict.model_checksums import compute_model_checksums
+from vitrail.predict.output.job_file import identify_model
+from vitrail.train.checkpoint_evaluation import open_checkpoint_evaluation
+from vitrail.train.evaluation_data import find_default_data
+
+NAMES = list_bundled_models()
+README = (BUNDLED_FOLDER / "README.md").read_text("utf-8")
+MAX_BYTES = 2_000_000  # of all models together
+
+
+def get_section(name: str) -> str:
+    """The section of the README about a model."""
+    return re.split(r"^## ", README, flags=re.MULTILINE)[1 + README_NAMES.index(name)]
+
+
+README_NAMES = re.findall(r"^## (\w+)$", README, re.MULTILINE)
+
+
+def test_models_are_small_and_complete() -> None:
+    assert "vit_fashion" in NAMES
+    assert sum(path.stat().st_size for path in BUNDLED_FOLDER.rglob("*") if path.is_file()) <= MAX_BYTES
+    for name in NAMES:
+        files = {path.name for path in (BUNDLED_FOLDER / name).iterdir()}
+        assert files == {"config.json", "model.safetensors"}
+
+
+def test_the_readme_says_how_each_was_made() -> None:
+    assert sorted(README_NAMES) == NAMES
+    for name in NAMES:
+        section = get_section(name)
+        assert re.search(r"vitrail train .*--seed \d+", section), "the command and its seed"
+        assert re.search(r"\d+\.\d+ % on ", section), "the accuracy"
+        assert "Licence" in section
+        assert "Data" in section
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_stored_in_half_precision_and_load_as_float32(name: str) -> None:
+    stored = load_file(BUNDLED_FOLDER / name / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    model = vitrail.load(name)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+    assert not model.training
+    half = vitrail.load(name, dtype=torch.float16)
+    assert {tensor.dtype for tensor in half.state_dict().values()} == {torch.float16}
+    parameters = sum(each.numel() for each in model.parameters())
+    assert f"{parameters:,} parameters" in get_section(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_that_takes_a_model_takes_the_name(name: str) -> None:
+    loaded = vitrail.open_model(name)
+    assert loaded.source == name
+    assert loaded.labels is not None
+    assert len(loaded.labels) == loaded.classes == 10
+    top = vitrail.Predictor(name).predict("example:cat").top
+    assert top[0].label in loaded.labels
+    explanation = vitrail.Explainer(name).explain("example:cat")
+    assert explanation.prediction is not None
+    assert explanation.prediction.top[0].label == top[0].label
+    assert vitrail.describe(name).labels == loaded.labels
+
+
+def test_vit_fashion_is_as_accurate_as_the_readme_says() -> None:
+    opened = open_checkpoint_evaluation("vit_fashion", device="cpu")  # without data: that it was trained on
+    assert opened.data == "fashion"
+    result = opened.run(batch=250, workers=0, strict=True, progress=lambda _: None)
+    assert f"{result.top1 * 100:.1f} % on the {len(opened.images):,} test images" in get_section("vit_fashion")
+
+
+def test_an_existing_path_wins_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = vitrail.create("vit_tiny_patch16_224", image_size=32, width=12, depth=1, classes=3)
+    vitrail.save(own, "vit_fashion", preprocessing=vitrail.Preprocessing(image_size=32))
+    assert find_bundled_model("vit_fashion") is None
+    assert vitrail.load("vit_fashion").config.classes == 3
+    assert identify_model("vit_fashion")["model"] == str(tmp_path / "vit_fashion")
+
+
+@pytest.mark.parametrize("open_by_name", [vitrail.load, vitrail.open_model, vitrail.Predictor, vitrail.describe])
+@pytest.mark.parametrize("name", ["vit_fashon", "vit-fashion", "ViT_Fashion"])
+def test_a_near_miss_suggests_the_name(open_by_name: Callable[[str], Any], name: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^{name} does not exist; did you mean .*'vit_fashion'\?$"):
+        open_by_name(name)
+
+
+def test_a_job_knows_the_weights_by_their_contents() -> None:
+    """So that it is not resumed with the weights of another version of the package."""
+    assert compute_model_checksums("vit_fashion") == compute_model_checksums(BUNDLED_FOLDER / "vit_fashion")
+    assert identify_model("vit_fashion")["model"] == "vit_fashion"
+    assert identify_model("vit_fashion")["weights"]
+    assert identify_model("vit_fashon") == {"model": "vit_fashon", "weights": None}
+
+
+def test_the_default_data_is_that_of_the_training() -> None:
+    loaded = vitrail.open_model("vit_fashion")
+    assert find_default_data(loaded) == "fashion"
+    assert loaded.checkpoint is not None
+    other = replace(loaded.checkpoint.description, labels=("ants", "bees"))  # of a folder called fashion
+    assert find_default_data(replace(loaded, checkpoint=replace(loaded.checkpoint, description=other))) is None
+    assert find_default_data(replace(loaded, checkpoint=None)) is None
