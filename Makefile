@@ -43,7 +43,7 @@ fuzz: setup  ## damaged and hostile files of every kind, 10,000 per kind; `make 
 
 TORTURE = tests/train/test_interruptions.py tests/train/test_run_folder_damage.py \
 	tests/cli/test_interrupted_predict.py tests/cli/test_concurrent_predict.py
-torture: setup  ## kills trainings and prediction jobs, alone and several on one folder, 200 times; `make test` 20 times
+torture: setup  ## kills trainings and prediction jobs, alone and several on one folder, 200 times; `make test` 12 times
 	$(BIN)/pytest $(TORTURE) --kills 200
 
 check: setup  ## format, lint, types, import layers

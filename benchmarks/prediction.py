@@ -34,7 +34,8 @@ from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.machine import describe_machine
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench import BenchCase, BenchRequest, run_benchmark
-from vitrail.study.bench_results import BenchLine, collect_versions, format_quartiles
+from vitrail.study.bench_results import BenchLine, format_quartiles
+from vitrail.study.result_files import collect_versions
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -27,7 +27,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--mutations", type=int, default=2000, help="damaged or hostile files per fuzz test")
-    parser.addoption("--kills", type=int, default=20, help="kills of a run or a job per torture test")
+    parser.addoption("--kills", type=int, default=12, help="kills of a run or a job per torture test")
 
 
 @pytest.fixture(scope="session")

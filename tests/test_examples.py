@@ -1,4 +1,4 @@
-"""The examples do what the README says they do."""
+"""The examples run and print what the README shows."""
 
 import subprocess
 import sys

@@ -1,5 +1,6 @@
 """Errors that a user can fix. Each message says what was given, what was expected and what to do."""
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
@@ -8,18 +9,19 @@ from vitrail.text import escape_unprintable
 MAX_MESSAGE_LENGTH = 2000  # characters
 MIN_SIMILARITY = 0.5  # of a name that is suggested instead of an unknown one; 1 is equal
 MIN_LENGTH_OF_START = 4  # characters of an unknown name that may be the beginning of a longer one
+FIELD_IN_MESSAGE = re.compile("`([a-z_]+(?:=…)?)`")
 
 
 class VitrailError(Exception):
     """Base class of every error that a user can fix. The command line prints its one line and exits with code 2.
 
-    A message names a setting in backticks and lists it in `fields`: ConfigError("`batch` is 0; …", fields=("batch",)).
-    The command line replaces `batch` with the option --batch.
+    A message names a setting in backticks: ConfigError("`batch` is 0; …"). `fields` lists these names, and the command
+    line replaces `batch` with the option --batch.
     """
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         """Escape unprintable characters, which names in a file may contain, and shorten a long message."""
-        self.fields = fields
+        self.fields = fields or tuple(FIELD_IN_MESSAGE.findall(message))
         if len(message) > MAX_MESSAGE_LENGTH:
             message = f"{message[: MAX_MESSAGE_LENGTH // 2]} … {message[-MAX_MESSAGE_LENGTH // 2 :]}"
         super().__init__(escape_unprintable(message))
@@ -42,10 +44,10 @@ class OutputError(CheckpointError):
 
 
 class CheckpointWarning(UserWarning):
-    """A warning about a checkpoint; `fields` are named in it in backticks, as in a VitrailError."""
+    """A warning about a checkpoint; it names settings in backticks, as a VitrailError does."""
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
-        self.fields = fields
+        self.fields = fields or tuple(FIELD_IN_MESSAGE.findall(message))
         super().__init__(message)
 
 

@@ -170,9 +170,7 @@ def refuse_existing_outputs(paths: Iterable[Path], *, overwrite: bool) -> None:
     """Refuse to replace an existing file or folder unless `overwrite` is set. Commands call it before any work."""
     existing = None if overwrite else next((path for path in paths if os.path.lexists(path)), None)
     if existing is not None:
-        raise ConfigError(
-            f"{existing} already exists; use `overwrite` to replace it, or choose another name", ("overwrite",)
-        )
+        raise ConfigError(f"{existing} already exists; use `overwrite` to replace it, or choose another name")
 
 
 def sync_to_disk(path: Path) -> None:

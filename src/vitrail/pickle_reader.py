@@ -8,7 +8,7 @@ printed: for a tuple nested 40 levels deep, each level holding the next one twic
 
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 MAX_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an object of several hundred bytes
 BYTES_PER_STEP = 256
@@ -62,12 +62,6 @@ class AllowedCall:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-
-
-class SupportsSetState(Protocol):
-    """An object whose state a pickle may set."""
-
-    def set_state(self, state: Any) -> None: ...
 
 
 class StepBudget:

@@ -1,4 +1,4 @@
-"""Commands as a user gives them, in this process."""
+"""Run commands of the command line in this process."""
 
 import sys
 import warnings
@@ -21,7 +21,7 @@ class CommandResult(NamedTuple):
 
 @pytest.fixture
 def vitrail_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
-    """Runs `vitrail WORDS…` to its end; what it changes in this process is set back after the test."""
+    """Run `vitrail WORDS…` and return its result; changes to this process are undone after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
 
@@ -31,20 +31,20 @@ def vitrail_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             warnings.filterwarnings("ignore", "Cyclopts application invoked without tokens")  # they are in sys.argv
             with pytest.raises(SystemExit) as ended:
                 main()
-        seen = capsys.readouterr()
-        return CommandResult(ended.value.code, seen.out, seen.err)
+        captured = capsys.readouterr()
+        return CommandResult(ended.value.code, captured.out, captured.err)
 
     return run
 
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be done in the end is refused before the model is asked."""
+    """Fail if the model is run: errors must be raised before."""
 
-    def ask(*_: object) -> None:
-        pytest.fail("the model was asked")
+    def fail(*_: object) -> None:
+        pytest.fail("the model was run")
 
-    monkeypatch.setattr("vitrail.inspection.explain.Explainer.compute_maps", ask)
+    monkeypatch.setattr("vitrail.inspection.explain.Explainer.compute_maps", fail)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the folder where we are; two of one name."""
+    """Photos in the current folder, two of them with the same name."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "b/c/3.jpg")):
         write_image(tmp_path / "photos" / name, number)

@@ -1,4 +1,4 @@
-"""vitrail ablate as a user meets it: rows that differ in one thing, going on where it stopped, one-line errors."""
+"""vitrail ablate: rows that differ in one setting, resuming, and one-line errors."""
 
 import json
 import os
@@ -43,34 +43,34 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos" / "val", ants=4, bees=4)
 
 
-def plan(folder: str) -> dict[str, Any]:
+def read_plan(folder: str) -> dict[str, Any]:
     return json.loads((Path(folder) / "run.json").read_text())
 
 
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+def read_times_and_bytes(folder: Path) -> dict[str, tuple[int, bytes]]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def weights(folder: str) -> dict[str, bytes]:
-    """To the bit; the header of the file is left out, since it has a number of its own for each time it is written."""
+def read_weight_bytes(folder: str) -> dict[str, bytes]:
+    """The bytes of all tensors; the header of the file differs each time it is written."""
     tensors = load_file(Path(folder) / "model" / "model.safetensors")
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-def test_rows_differ_in_one_thing_and_the_table_is_what_their_logs_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_differ_in_one_setting_and_the_table_matches_the_logs(capsys: pytest.CaptureFixture[str]) -> None:
     ablate(f"{TINY} --without mixup --with optimizer=sgd,lr=0.01 --seeds 2 --out out")
     out = capsys.readouterr().out
     assert "ablation of scratch on photos: 6 runs in out" in out
     assert "without-mixup          mixup 0.2 → 0\n" in out
     assert "── 4/6 without-mixup-1: mixup 0.2 → 0\n" in out
-    full, without = plan("out/full-0")["request"], plan("out/without-mixup-0")["request"]
+    full, without = read_plan("out/full-0")["request"], read_plan("out/without-mixup-0")["request"]
     assert {name for name in full if full[name] != without[name]} == {"recipe"}
     full, without = full["recipe"], without["recipe"]
     assert {name for name in full if full[name] != without[name]} == {"mixup"}
-    other = plan("out/optimizer-sgd-lr-0.01-1")["recipe"]
+    other = read_plan("out/optimizer-sgd-lr-0.01-1")["recipe"]
     assert {name for name in full if full[name] != other[name]} == {"optimizer", "lr", "seed"}
-    assert weights("out/full-0") != weights("out/without-mixup-0")
+    assert read_weight_bytes("out/full-0") != read_weight_bytes("out/without-mixup-0")
     rows = json.loads(Path("out/table.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["full", "without-mixup", "optimizer-sgd-lr-0.01"]
     for row in rows:
@@ -86,28 +86,28 @@ def test_rows_differ_in_one_thing_and_the_table_is_what_their_logs_say(capsys: p
     assert [run.state for run in read_run_summaries(Path("out"))] == ["finished"] * 6
 
 
-def test_the_same_command_goes_on_and_ends_as_if_it_had_not_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_command_resumes_and_is_bit_identical(capsys: pytest.CaptureFixture[str]) -> None:
     words = f"{TINY} --without mixup --without erase --save-every 3 --dropout 0.1"
-    ablate(f"{words} --out whole")
-    ablate(f"{words} --out cut")
-    (Path("cut") / "without-mixup-0" / "checkpoints" / "step-00000008.safetensors").unlink()
-    shutil.rmtree("cut/without-mixup-0/model")  # as if it had been killed after step 6
-    shutil.rmtree("cut/without-erase-0")
-    before = contents(Path("cut/full-0"))
+    ablate(f"{words} --out uninterrupted")
+    ablate(f"{words} --out stopped")
+    (Path("stopped") / "without-mixup-0" / "checkpoints" / "step-00000008.safetensors").unlink()
+    shutil.rmtree("stopped/without-mixup-0/model")  # as if it had been killed after step 6
+    shutil.rmtree("stopped/without-erase-0")
+    before = read_times_and_bytes(Path("stopped/full-0"))
     capsys.readouterr()
-    ablate(f"{words} --out cut --json")
-    told = capsys.readouterr()
-    assert "3 runs (1 finished, 1 to resume) in cut" in told.err
-    assert "cut/without-mixup-0: resuming from step-00000006 of 8 steps" in told.err
-    assert contents(Path("cut/full-0")) == before
+    ablate(f"{words} --out stopped --json")
+    captured = capsys.readouterr()
+    assert "3 runs (1 finished, 1 to resume) in stopped" in captured.err
+    assert "stopped/without-mixup-0: resuming from step-00000006 of 8 steps" in captured.err
+    assert read_times_and_bytes(Path("stopped/full-0")) == before
     for row in ("full-0", "without-mixup-0", "without-erase-0"):
-        assert weights(f"cut/{row}") == weights(f"whole/{row}")
-    assert json.loads(told.out) == json.loads(Path("cut/table.json").read_text())
-    assert json.loads(told.out)["rows"] == json.loads(Path("whole/table.json").read_text())["rows"]
+        assert read_weight_bytes(f"stopped/{row}") == read_weight_bytes(f"uninterrupted/{row}")
+    assert json.loads(captured.out) == json.loads(Path("stopped/table.json").read_text())
+    assert json.loads(captured.out)["rows"] == json.loads(Path("uninterrupted/table.json").read_text())["rows"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, code: int) -> None:
+def test_signal_saves_the_row_and_says_how_to_resume(number: signal.Signals, code: int) -> None:
     words = "ablate fashion --without flip --set depth=1 --set width=12 --set heads=1 --epochs {} --out out"
     process = subprocess.Popen(
         [sys.executable, "-m", "vitrail", *shlex.split(words.format(500))],
@@ -131,28 +131,30 @@ def test_a_signal_saves_the_row_and_says_how_to_go_on(number: signal.Signals, co
         vitrail(words.format(1))
 
 
-def test_a_teacher(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ablation_of_distillation(capsys: pytest.CaptureFixture[str]) -> None:
     vitrail(f"train --recipe {TINY} --out teacher")
     words = TINY.replace("DeiT-Ti", "DeiT-Ti-distilled")
     ablate(
         f"{words} --teacher teacher --without distill --with distill=soft,distilled=false "
         "--with teacher_weight=0.9 --out out"
     )
-    assert plan("out/full-0")["teacher"]["name"] == str(Path("teacher").resolve())
-    assert plan("out/full-0")["recipe"]["distill"] == "hard"
-    silent = plan("out/without-distill-0")
-    assert silent["teacher"] is None
-    assert silent["recipe"]["distill"] == "none"
-    soft = plan("out/distill-soft-distilled-false-0")
+    assert read_plan("out/full-0")["teacher"]["name"] == str(Path("teacher").resolve())
+    assert read_plan("out/full-0")["recipe"]["distill"] == "hard"
+    without_teacher = read_plan("out/without-distill-0")
+    assert without_teacher["teacher"] is None
+    assert without_teacher["recipe"]["distill"] == "none"
+    soft = read_plan("out/distill-soft-distilled-false-0")
     assert soft["recipe"]["distill"] == "soft"
     assert soft["model"]["config"]["distilled"] is False
-    full, without, more = (weights(f"out/{row}-0") for row in ("full", "without-distill", "teacher-weight-0.9"))
+    full, without, more = (
+        read_weight_bytes(f"out/{row}-0") for row in ("full", "without-distill", "teacher-weight-0.9")
+    )
     assert full != without != more != full
     out = capsys.readouterr().out
     assert "distill hard → soft, distilled true → false" in out
 
 
-def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ablate(f"{TINY} --all --seeds 3 --dry-run")
     out = capsys.readouterr().out
     assert "27 runs in runs/scratch-ablation" in out
@@ -176,8 +178,8 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (f"{TINY} --with lr=1,lr=2", "has lr twice"),
         (f"{TINY} --with distill=soft", "set `teacher`"),
         (f"{TINY} --without distill --teacher missing", "missing"),
-        (f"{TINY} --without flip --teacher-cache kept", "--teacher-cache kept without --teacher"),
-        (f"{TINY} --without flip --teacher photos --teacher-cache kept", "with random augmentation"),
+        (f"{TINY} --without flip --teacher-cache cache", "--teacher-cache cache without --teacher"),
+        (f"{TINY} --without flip --teacher photos --teacher-cache cache", "with random augmentation"),
         (f"{TINY} --without flip --seeds 0", "--seeds 0"),
         (f"{TINY} --without flip --out photos/val/ants/0.png", "0.png is a file"),
         (f"{TINY} --without flip --device gpu", "device is 'gpu'"),
@@ -185,7 +187,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         (TINY.replace("scratch", "deitt") + " --all", "did you mean 'deit'"),
     ],
 )
-def test_bad_requests_are_one_line_before_anything_is_written(words: str, message: str) -> None:
+def test_invalid_requests_are_one_line_errors_before_anything_is_written(words: str, message: str) -> None:
     with pytest.raises(VitrailError) as caught:
         ablate(words)
     assert message in str(caught.value)
@@ -193,7 +195,7 @@ def test_bad_requests_are_one_line_before_anything_is_written(words: str, messag
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
-def test_a_row_that_diverges_is_a_result_and_the_others_go_on(
+def test_row_that_diverges_is_a_result_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = Trainer.step
@@ -211,7 +213,7 @@ def test_a_row_that_diverges_is_a_result_and_the_others_go_on(
     assert "failed" in json.loads(Path("out/table.json").read_text())["rows"][1]["runs"][0]
 
 
-def test_several_processes_train_row_after_row() -> None:
+def test_several_processes_train_the_rows_in_turn() -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vitrail"]
     words = shlex.split(f"ablate {TINY} --without flip --out out")
     done = subprocess.run(
@@ -220,4 +222,4 @@ def test_several_processes_train_row_after_row() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("what differs") == 1
     assert [run.state for run in read_run_summaries(Path("out"))] == ["finished"] * 2
-    assert plan("out/without-flip-0")["world"] == 2
+    assert read_plan("out/without-flip-0")["world"] == 2

@@ -1,4 +1,4 @@
-"""vitrail bench as a user meets it; no time is asserted."""
+"""vitrail bench on the command line; no time is asserted."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ QUICK = ("--batches", "1", "--threads", "1", "--rounds", "2", "--starts", "0")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(timing, "PAUSE_SECONDS", 0.0)
 
@@ -31,11 +31,11 @@ def exported(stock: ModelFiles) -> Path:
     return stock.folder_for("onnx")
 
 
-def test_a_table(vitrail_: Run, model: Path, stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_engines(vitrail_: Run, model: Path, stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
-    said = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
-    assert (said.code, said.err) == (0, "")
-    machine, heading, _, eager, onnx = said.out.splitlines()
+    result = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
+    assert (result.code, result.err) == (0, "")
+    machine, heading, _, eager, onnx = result.out.splitlines()
     assert "torch" in machine
     assert heading.split()[:6] == ["model", "pixels", "batch", "threads", "by", "images/s"]
     assert "to eager" in heading
@@ -43,40 +43,40 @@ def test_a_table(vitrail_: Run, model: Path, stock: ModelFiles, monkeypatch: pyt
     assert onnx.split()[4] == "onnx"
 
 
-def test_json_and_files(vitrail_: Run, exported: Path, tmp_path: Path) -> None:
+def test_json_equals_the_written_file(vitrail_: Run, exported: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     out = tmp_path / "new" / "speed"
-    said = vitrail_("bench", exported, *QUICK[:-1], "1", "--json", "-o", out)
-    assert (said.code, said.err) == (0, "")
-    told = json.loads(said.out)
-    assert told == json.loads((out / "bench.json").read_text("utf-8"))
-    (line,) = told["lines"]
+    result = vitrail_("bench", exported, *QUICK[:-1], "1", "--json", "-o", out)
+    assert (result.code, result.err) == (0, "")
+    results = json.loads(result.out)
+    assert results == json.loads((out / "bench.json").read_text("utf-8"))
+    (line,) = results["lines"]
     assert (line["way"], line["batch"], line["rounds"]) == ("onnx", 1, 2)
     assert line["start"] > 0
     assert line["memory"] > 20
     assert {path.name for path in out.iterdir()} == {"bench.json", "bench.txt", "bench.png"}
 
 
-def test_several_resolutions_have_a_table_of_their_own(vitrail_: Run) -> None:
-    said = vitrail_("bench", "ViT-Ti/16", "--engines", "eager", "--image-size", "32,48x32", *QUICK)
-    assert (said.code, said.err) == (0, "")
-    assert "\nimages/s by model and resolution\n" in said.out
-    assert [line.split()[1] for line in said.out.splitlines()[-2:]] == ["32", "48×32"]
+def test_several_resolutions_have_a_second_table(vitrail_: Run) -> None:
+    result = vitrail_("bench", "ViT-Ti/16", "--engines", "eager", "--image-size", "32,48x32", *QUICK)
+    assert (result.code, result.err) == (0, "")
+    assert "\nimages/s by model and resolution\n" in result.out
+    assert [line.split()[1] for line in result.out.splitlines()[-2:]] == ["32", "48×32"]
 
 
-def test_an_exported_folder_needs_no_engine_named(vitrail_: Run, exported: Path) -> None:
-    said = vitrail_("bench", exported, *QUICK)
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines()[-1].split()[4] == "onnx"
-    said = vitrail_("bench", exported, "--engines", "onnx,eager", *QUICK)
-    assert said.code == 0
+def test_engine_of_an_export_is_chosen(vitrail_: Run, exported: Path) -> None:
+    result = vitrail_("bench", exported, *QUICK)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[-1].split()[4] == "onnx"
+    result = vitrail_("bench", exported, "--engines", "onnx,eager", *QUICK)
+    assert result.code == 0
     assert (
-        said.err
+        result.err
         == f"vitrail: note: {exported} at 32: eager is left out: {exported} is exported for onnx; eager needs weights\n"
     )
-    said = vitrail_("bench", exported, "--engines", "eager", *QUICK)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith("vitrail: nothing could be measured: ")
+    result = vitrail_("bench", exported, "--engines", "eager", *QUICK)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("vitrail: nothing could be measured: ")
 
 
 BAD = {
@@ -98,20 +98,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_words_that_do_not_fit(
+def test_invalid_arguments_are_one_line_errors(
     vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     monkeypatch.setattr(benches, "time_interleaved", lambda *_, **__: pytest.fail("it was measured"))  # pyright: ignore[reportUnknownLambdaType]
-    said = vitrail_("bench", *(model if word == "MODEL" else word for word in words.split()))
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    result = vitrail_("bench", *(model if word == "MODEL" else word for word in words.split()))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"vitrail: {BAD[words]}")
 
 
-def test_a_peer_that_cannot_be_imported(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_cannot_be_imported_is_left_out(vitrail_: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.study.bench_engines.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
-    said = vitrail_("bench", model, "--peers", "transformers", *QUICK)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith("vitrail: --peers transformers needs transformers, ")
-    assert said.err.endswith("pip install 'vitrail[parity]'\n")
+    result = vitrail_("bench", model, "--peers", "transformers", *QUICK)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("vitrail: --peers transformers needs transformers, ")
+    assert result.err.endswith("pip install 'vitrail[parity]'\n")

@@ -1,4 +1,4 @@
-"""vitrail compare, and the heads of vitrail eval, as a user meets them."""
+"""vitrail compare, and vitrail eval of one head, on the command line."""
 
 import json
 import subprocess
@@ -43,9 +43,7 @@ def student(tmp_path: Path) -> Path:
     return save_model(tmp_path / "student", ["ants", "bees"], "deit_tiny_distilled_patch16_224", depth=2)
 
 
-def test_the_report(
-    photos: Path, teacher: Path, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report(photos: Path, teacher: Path, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(tmp_path.rglob("*"))
     run("compare", teacher, student, "--data", photos, "--batch", 5)
     seen = capsys.readouterr()
@@ -59,31 +57,31 @@ def test_the_report(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_json_alone_says_what_eval_says(
-    photos: Path, teacher: Path, student: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_matches_eval(photos: Path, teacher: Path, student: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("compare", teacher, student, "--data", photos, "--json")
     data = json.loads(capsys.readouterr().out)
     assert data["models"] == [str(teacher), str(student)]
-    asked = [(teacher,), *((student, "--head", head) for head in ("class", "distill", "both"))]
-    for words, voter in zip(asked, data["voters"][1:], strict=True):
+    eval_arguments = [(teacher,), *((student, "--head", head) for head in ("class", "distill", "both"))]
+    for words, voter in zip(eval_arguments, data["voters"][1:], strict=True):
         run("eval", *words, "--data", photos, "--json")
         assert json.loads(capsys.readouterr().out)["top1"] == voter["accuracy"]
     assert len({each["accuracy"] for each in data["voters"]}) > 2, "the test can fail"
 
 
-def test_results_in_a_folder(photos: Path, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_written_to_a_folder(
+    photos: Path, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     out = tmp_path / "new" / "results"
     run("compare", student, "--data", photos, "--out", out)
     assert sorted(path.name for path in out.iterdir()) == ["comparison.json", "comparison.png"]
     assert f"\nwritten: {out / 'comparison.json'}, {out / 'comparison.png'}\n" in capsys.readouterr().out
     run("compare", student, "--data", photos, "--json")
-    printed, kept = json.loads(capsys.readouterr().out), json.loads((out / "comparison.json").read_text("utf-8"))
-    assert {**printed, "seconds": 0} == {**kept, "seconds": 0}
+    printed, written = json.loads(capsys.readouterr().out), json.loads((out / "comparison.json").read_text("utf-8"))
+    assert {**printed, "seconds": 0} == {**written, "seconds": 0}
 
 
-def test_a_place_for_results_is_looked_at_first(
+def test_output_folder_is_checked_first(
     photos: Path, student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -95,9 +93,7 @@ def test_a_place_for_results_is_looked_at_first(
     assert capsys.readouterr().out == ""
 
 
-def test_runs_are_compared_on_what_they_did_not_see(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_compared_on_held_out_images(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
         save_model(tmp_path / name / "model", ["ants", "bees"])
         plan = {"request": {"data": str(photos), "val_share": 0.5}, "recipe": {"name": "probe", "seed": seed}}
@@ -113,8 +109,10 @@ def test_runs_are_compared_on_what_they_did_not_see(
     assert json.loads(capsys.readouterr().out)["images"] == 16
 
 
-def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (photos / "ants" / "3.png").write_bytes(b"no picture")
+def test_unreadable_images_are_excluded_and_listed(
+    photos: Path, teacher: Path, student: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "ants" / "3.png").write_bytes(b"not an image")
     run("compare", teacher, student, "--data", photos)
     out = capsys.readouterr().out
     assert out.startswith("photos, 15 images: ")
@@ -123,7 +121,7 @@ def test_unreadable_pictures(photos: Path, teacher: Path, student: Path, capsys:
         run("compare", teacher, student, "--data", photos, "--strict")
 
 
-def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_one_line_errors(photos: Path, teacher: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", ["cats", "dogs"])
     headless = save_model(tmp_path / "headless", None, classes=0)
     write_class_folders(tmp_path / "unvalidated" / "train", ants=2, bees=2)
@@ -144,7 +142,7 @@ def test_words_that_do_not_fit(photos: Path, teacher: Path, tmp_path: Path) -> N
             run("compare", *words)
 
 
-def test_in_a_process_of_its_own(photos: Path, teacher: Path, student: Path) -> None:
+def test_exit_codes_in_a_new_process(photos: Path, teacher: Path, student: Path) -> None:
     def process(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PROGRAM, "compare", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -156,7 +154,7 @@ def test_in_a_process_of_its_own(photos: Path, teacher: Path, student: Path) -> 
     assert done.stderr.startswith("vitrail: no --data; expected ")
 
 
-def test_a_head_of_eval(
+def test_eval_of_one_head(
     photos: Path, teacher: Path, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses = list[float]()

@@ -1,4 +1,4 @@
-"""Several processes with one OUT, and kills; images that change before resuming; special files in every place."""
+"""Several processes with one output, and kills; images that change before resuming; special files."""
 
 import os
 import random
@@ -33,26 +33,26 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("command", ["predict", "embed"])
 def test_a_second_process_on_the_same_output_is_refused(tmp_path: Path, command: str, photos: Path) -> None:
-    """Whatever they were asked: to begin, to resume, to overwrite."""
+    """Whether it starts, resumes or overwrites."""
     model = write_graph_folder(tmp_path / "export", "features" if command == "embed" else "good")
     out = f"out.{'npy' if command == 'embed' else 'csv'}"
     many = images(tmp_path / "many", 700)
     words = [command, model, many, "-o", out, *PLAIN]
-    first = start_command(words, stdout=Path("said"), stderr=Path("first"))
+    first = start_command(words, stdout=Path("stdout"), stderr=Path("first"))
     rows = tmp_path / f"{out}.partial" / "done.bin"
     wait_until(first, lambda: rows.exists() and rows.stat().st_size > 240)
-    os.kill(first.pid or 0, 19)  # SIGSTOP: it stands still, and is the owner
+    os.kill(first.pid or 0, 19)  # SIGSTOP: it pauses and keeps the lock
     try:
         before = files_in(tmp_path / f"{out}.partial")
         others = [
-            start_command([*words, *more], stderr=Path(f"told{number}"))
+            start_command([*words, *more], stderr=Path(f"stderr{number}"))
             for number, more in enumerate(((), ("--resume",), ("--overwrite",), ("--resume", "--overwrite")))
         ]
         assert [wait_for_exit(each) for each in others] == [2] * 4
         for number in range(4):
-            assert drop_engine_notes(Path(f"told{number}")).startswith(
+            assert drop_engine_notes(Path(f"stderr{number}")).startswith(
                 f"vitrail: {out}.partial is in use by another process (pid {first.pid})"
-            ), drop_engine_notes(Path(f"told{number}"))
+            ), drop_engine_notes(Path(f"stderr{number}"))
         assert files_in(tmp_path / f"{out}.partial") == before
         assert not Path(out).exists()
     finally:
@@ -67,15 +67,15 @@ def test_a_second_process_on_the_same_output_is_refused(tmp_path: Path, command:
 def test_no_row_is_lost_or_repeated_when_one_of_three_is_killed(
     tmp_path: Path, export: Path, photos: Path, kills: int
 ) -> None:
-    """Three at once resume one job, and a random one is killed: 4 times by default, or a fifth of --kills."""
+    """Three processes resume one job and a random one is killed, once per five of --kills."""
     many, chance = images(tmp_path / "many", 50 * kills), random.Random(0)
     words = ["predict", export, many, "-o", "out.csv", "--resume", "--top", "1", *PLAIN]
     for _ in range(max(2, kills // 5)):
-        processes = [start_command(words, stderr=Path(f"told{n}")) for n in range(3)]
+        processes = [start_command(words, stderr=Path(f"stderr{n}")) for n in range(3)]
         killed = kill_process(chance.choice(processes), chance.uniform(0, 0.5))
         for number, each in enumerate(processes):
             code = wait_for_exit(each)
-            text = Path(f"told{number}").read_text()
+            text = Path(f"stderr{number}").read_text()
             assert code in (0, 2, -9), text
             assert code != 2 or "is in use by another process" in text, text
         assert killed or Path("out.csv").exists()
@@ -85,8 +85,8 @@ def test_no_row_is_lost_or_repeated_when_one_of_three_is_killed(
     assert not Path("out.csv.partial").exists()
 
 
-def stop_at_the_end(vitrail_: Run, *words: object) -> None:
-    """All rows are there, and none has its name yet."""
+def stop_before_renaming(vitrail_: Run, *words: object) -> None:
+    """Stop when all rows are written, before the output is renamed."""
     from vitrail.predict.output import prediction_files
 
     with pytest.MonkeyPatch.context() as patch:
@@ -96,34 +96,34 @@ def stop_at_the_end(vitrail_: Run, *words: object) -> None:
 
 def test_resuming_reports_images_that_changed(vitrail_: Run, export: Path, photos: Path) -> None:
     words = ("predict", export, photos, "-o", "out.csv")
-    stop_at_the_end(vitrail_, *words)
+    stop_before_renaming(vitrail_, *words)
     size = Path("photos/a/2.png").stat().st_size
     os.utime("photos/a/2.png", ns=(5, 5))
     write_image(Path("photos/b/1.png").absolute(), 9)
-    said = vitrail_(*words, "--resume")
-    assert said.code == 0
+    result = vitrail_(*words, "--resume")
+    assert result.code == 0
     assert (
         "vitrail: note: 2 images changed after processing, for example 'photos/a/2.png'; "
         "their rows describe the old contents: use --overwrite to start over\n"
-    ) in said.err
+    ) in result.err
     assert Path("photos/a/2.png").stat().st_size == size
-    stop_at_the_end(vitrail_, *words, "--overwrite")
+    stop_before_renaming(vitrail_, *words, "--overwrite")
     assert "changed after" not in vitrail_(*words, "--resume", "--overwrite").err
 
 
 def test_a_replaced_model_is_not_resumed(vitrail_: Run, tmp_path: Path, photos: Path) -> None:
-    """Of the same size and time, under the same name."""
+    """A file with the same name, size and modification time."""
     export = write_graph_folder(tmp_path / "export")
     other = write_graph_folder(tmp_path / "other", seed=1)
     words = ("predict", export, photos, "-o", "out.csv")
-    stop_at_the_end(vitrail_, *words)
+    stop_before_renaming(vitrail_, *words)
     before = (export / "model.onnx").stat()
     for name in ("model.onnx", "config.json"):
         (export / name).write_bytes((other / name).read_bytes())
     os.utime(export / "model.onnx", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (export / "model.onnx").stat().st_size == before.st_size
-    said = vitrail_(*words, "--resume")
-    assert (said.code, "was started with weights " in said.err) == (2, True), said.err
+    result = vitrail_(*words, "--resume")
+    assert (result.code, "was started with weights " in result.err) == (2, True), result.err
 
 
 def test_cells_that_spreadsheets_take_for_formulas_are_escaped(vitrail_: Run, tmp_path: Path, photos: Path) -> None:
@@ -133,9 +133,9 @@ def test_cells_that_spreadsheets_take_for_formulas_are_escaped(vitrail_: Run, tm
         write_image(tmp_path / name)
     names = ["=SUM(A1).png", "+1.png", "@x.png", "./-y.png", "=none.png"]
     words = ("predict", export, *names, "-o", "out.csv", "--labels", "labels.txt")
-    stop_at_the_end(vitrail_, *words)
-    said = vitrail_(*words, "--resume")
-    assert "5 images are done, of which 1 could not be read" in said.err
+    stop_before_renaming(vitrail_, *words)
+    result = vitrail_(*words, "--resume")
+    assert "5 images are done, of which 1 could not be read" in result.err
     cells = [cell for line in Path("out.csv").read_text().splitlines()[1:] for cell in line.split(",")]
     assert not [cell for cell in cells if cell[:1] in tuple("=+-@")]
     assert {"./=SUM(A1).png", "./+1.png", "./@x.png", "./-y.png", "./=none.png"} <= set(cells)
@@ -143,14 +143,14 @@ def test_cells_that_spreadsheets_take_for_formulas_are_escaped(vitrail_: Run, tm
     assert Path("./=SUM(A1).png").exists(), "it is the same file"
 
 
-PLACES = ("labels", "model", "config.json", "model.onnx", "out", "out.partial", "out.partial/job.json", "cache")
+TARGETS = ("labels", "model", "config.json", "model.onnx", "out", "out.partial", "out.partial/job.json", "cache")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 def test_special_files_in_every_place_are_one_line(
-    vitrail_: Run, tmp_path: Path, photos: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    vitrail_: Run, tmp_path: Path, photos: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe would be waited for, a device read without end: neither is opened."""
+    """Reading a pipe would block and reading a device would not end, so neither is opened."""
     for kind in ("pipe", "device", "folder", "loop"):
         here = tmp_path / kind
         here.mkdir()
@@ -165,7 +165,7 @@ def test_special_files_in_every_place_are_one_line(
             "out.partial": here / "out.csv.partial",
             "out.partial/job.json": here / "out.csv.partial" / "job.json",
             "cache": here / "home" / ".cache" / "vitrail",
-        }[place]
+        }[target]
         at.parent.mkdir(parents=True, exist_ok=True)
         at.unlink(missing_ok=True)
         if kind == "pipe":
@@ -174,17 +174,17 @@ def test_special_files_in_every_place_are_one_line(
             at.mkdir()
         else:
             at.symlink_to("/dev/zero" if kind == "device" else at)
-        words = ["predict", at if place == "model" else export, photos, "-o", here / "out.csv", "--overwrite"]
-        said = vitrail_(
-            *words, *(["--labels", at] if place == "labels" else []), *(["--fast"] if place == "cache" else [])
+        words = ["predict", at if target == "model" else export, photos, "-o", here / "out.csv", "--overwrite"]
+        result = vitrail_(
+            *words, *(["--labels", at] if target == "labels" else []), *(["--fast"] if target == "cache" else [])
         )
-        notes = [line for line in said.err.splitlines() if not line.startswith("vitrail: note: ")]
-        harmless = place == "cache" or (place, kind) == ("out.partial", "folder")
-        assert (said.code, len(notes)) == ((0, 0) if harmless else (2, 1)), said.err
+        notes = [line for line in result.err.splitlines() if not line.startswith("vitrail: note: ")]
+        harmless = target == "cache" or (target, kind) == ("out.partial", "folder")
+        assert (result.code, len(notes)) == ((0, 0) if harmless else (2, 1)), result.err
 
 
-@pytest.mark.parametrize("place", ["out", "labels"])
-def test_special_files_where_an_export_is_to_go(vitrail_: Run, model: Path, photos: Path, place: str) -> None:
+@pytest.mark.parametrize("target", ["out", "labels"])
+def test_special_files_where_an_export_is_to_go(vitrail_: Run, model: Path, photos: Path, target: str) -> None:
     for kind in ("pipe", "device", "folder", "loop", "link"):
         at = Path(kind)
         if kind == "pipe":
@@ -194,9 +194,9 @@ def test_special_files_where_an_export_is_to_go(vitrail_: Run, model: Path, phot
             (at / "mine").write_text("mine")
         else:
             at.symlink_to({"device": "/dev/zero", "loop": at, "link": photos}[kind])
-        words = ("export", model, at if place == "out" else "new", "--overwrite")
-        said = vitrail_(*words, *(() if place == "out" else ("--labels", photos if kind == "link" else at)))
-        assert (said.code, len(said.err.splitlines())) == (2, 1), said.err
+        words = ("export", model, at if target == "out" else "new", "--overwrite")
+        result = vitrail_(*words, *(() if target == "out" else ("--labels", photos if kind == "link" else at)))
+        assert (result.code, len(result.err.splitlines())) == (2, 1), result.err
         assert not Path("new").exists()
     assert Path("folder/mine").read_text() == "mine"
     assert len(list(photos.rglob("*.png"))) == 3

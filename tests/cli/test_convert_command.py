@@ -41,12 +41,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], obje
         ("deit", "file.pth"),
     ],
 )
-def test_there_and_back(to: str, out: str, run: Callable[[str], object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_round_trip(to: str, out: str, run: Callable[[str], object], capsys: pytest.CaptureFixture[str]) -> None:
     run(f"convert weights.pth {out} --to {to}")
-    told = capsys.readouterr().out
-    assert "weights.pth: family deit, deit layout" in told
-    assert "matched       32" in told
-    assert f"{out}: written in the {to} layout" in told
+    output = capsys.readouterr().out
+    assert "weights.pth: family deit, deit layout" in output
+    assert "matched       32" in output
+    assert f"{out}: written in the {to} layout" in output
     run(f"convert {out} back.pth --to deit")
     assert f", {to} layout" in capsys.readouterr().out.splitlines()[0]
     one, other = (torch.load(path, weights_only=True)["model"] for path in ("weights.pth", "back.pth"))
@@ -59,7 +59,7 @@ def test_dtype_casts_the_weights(run: Callable[[str], object]) -> None:
     assert {tensor.dtype for tensor in vitrail.load("half").state_dict().values()} == {torch.float16}
 
 
-def test_another_size_classes_and_the_policy_are_recorded(run: Callable[[str], object]) -> None:
+def test_new_size_classes_and_resampling_are_recorded(run: Callable[[str], object]) -> None:
     run("convert weights.pth larger --to vitrail --image-size 64x48 --classes 7 --policy google")
     data = json.loads(Path("larger/config.json").read_text())
     assert data["config"]["image_size"] == [64, 48]
@@ -72,7 +72,7 @@ def test_another_size_classes_and_the_policy_are_recorded(run: Callable[[str], o
     assert read("finer").description.resampling == "deit"
 
 
-def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
+def test_labels_and_preprocessing_are_set(run: Callable[[str], object]) -> None:
     Path("labels.txt").write_text("ant\nbee\nwasp\n")
     by_hand = "--labels labels.txt --preprocessing mean=[0.1,0.2,0.3] --preprocessing crop=1"
     run(f"convert weights.pth named --to hf {by_hand}")
@@ -103,7 +103,7 @@ def test_labels_and_preprocessing_by_hand(run: Callable[[str], object]) -> None:
         ("convert weights.pth out.npz --to hf", "out.npz has the name of a file; expected a folder"),
     ],
 )
-def test_what_a_user_can_get_wrong(words: str, message: str, run: Callable[[str], object]) -> None:
+def test_invalid_arguments_are_one_line_errors(words: str, message: str, run: Callable[[str], object]) -> None:
     with pytest.raises(vitrail.VitrailError) as caught:
         run(words)
     assert message in str(caught.value)
@@ -111,19 +111,19 @@ def test_what_a_user_can_get_wrong(words: str, message: str, run: Callable[[str]
     assert sorted(path.name for path in Path().iterdir()) == ["weights.pth"]
 
 
-def test_overwriting_is_asked_for(run: Callable[[str], object]) -> None:
+def test_existing_output_needs_overwrite(run: Callable[[str], object]) -> None:
     run("convert weights.pth folder --to vitrail")
     run("convert weights.pth folder --to vitrail --classes 4 --overwrite")
     assert vitrail.describe("folder").config["classes"] == 4
 
 
-def test_every_layout_and_policy_may_be_named() -> None:
+def test_options_list_every_layout_and_resampling_policy() -> None:
     hints = get_type_hints(convert)
     assert sorted(get_args(hints["to"])) == sorted(layout.name for layout in list_layouts())
     assert get_args(get_args(hints["policy"])[0]) == get_args(ResamplingPolicy)
 
 
 @pytest.mark.parametrize("name", ["path", "source", "family", "policy"])
-def test_what_is_no_field_cannot_be_set(name: str, run: Callable[[str], object]) -> None:
+def test_unknown_field_is_refused(name: str, run: Callable[[str], object]) -> None:
     with pytest.raises(vitrail.ConfigError, match=rf"`fields` {name}=…; expected a field of the config"):
         run(f"convert weights.pth out --to vitrail --set {name}=timm")

@@ -1,4 +1,4 @@
-"""vitrail embed from the command line."""
+"""vitrail embed on the command line."""
 
 import csv
 import random
@@ -35,7 +35,7 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
 
 @torch.inference_mode()
 def tokens(model: Path) -> Any:
-    """After the last norm: (images, 1 + 2·2, width)."""
+    """Tokens after the final norm: (images, 1 + 2·2, width)."""
     loaded: Any = open_torch_model(model)
     return loaded.model.tokens(loaded.make_batch(NAMES)).numpy()
 
@@ -44,9 +44,9 @@ def tokens(model: Path) -> Any:
 def test_rows_are_the_features_of_the_model(vitrail_: Run, model: Path, photos: Path, features: str) -> None:
     every = tokens(model)
     expected = {"class": every[:, 0], "mean": every[:, 1:].mean(1), "tokens": every}[features]
-    said = vitrail_("embed", model, photos, "-o", "new/f.npy", "--features", features)
-    assert (said.code, drop_engine_notes(said.err)) == (0, "")
-    assert said.out.startswith("new/f.npy: 3 images, ")
+    result = vitrail_("embed", model, photos, "-o", "new/f.npy", "--features", features)
+    assert (result.code, drop_engine_notes(result.err)) == (0, "")
+    assert result.out.startswith("new/f.npy: 3 images, ")
     found = np.load("new/f.npy")
     assert (found.shape, found.dtype) == (expected.shape, np.float32)
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -56,7 +56,7 @@ def test_rows_are_the_features_of_the_model(vitrail_: Run, model: Path, photos: 
     assert {path.name for path in Path("new").iterdir()} == {"f.npy", "f.files.csv"}
 
 
-def test_a_parquet_file_has_the_same(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_parquet_has_the_same_rows(vitrail_: Run, model: Path, photos: Path) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet")
     assert vitrail_("embed", model, photos, "-o", "f.npy").code == 0
     assert vitrail_("embed", model, photos, "-o", "f.parquet").code == 0
@@ -67,9 +67,9 @@ def test_a_parquet_file_has_the_same(vitrail_: Run, model: Path, photos: Path) -
 
 def test_unreadable_images_have_no_row(vitrail_: Run, model: Path, photos: Path) -> None:
     bad = add_unreadable_images(photos)
-    said = vitrail_("embed", model, photos, "-o", "f.npy")
-    assert said.code == 2
-    assert drop_engine_notes(said.err).splitlines()[-1] == (
+    result = vitrail_("embed", model, photos, "-o", "f.npy")
+    assert result.code == 2
+    assert drop_engine_notes(result.err).splitlines()[-1] == (
         f"vitrail: {len(bad)} of {len(bad) + 3} images could not be read; the results of the others are in f.npy"
     )
     rows = rows_of("f.files.csv")
@@ -80,7 +80,7 @@ def test_unreadable_images_have_no_row(vitrail_: Run, model: Path, photos: Path)
 
 
 @pytest.mark.timeout(3600)
-def test_killed_at_random_moments_it_is_complete(
+def test_job_is_complete_after_random_kills(
     vitrail_: Run, model: Path, photos: Path, tmp_path: Path, kills: int
 ) -> None:
     kills = max(2, kills // 2)
@@ -93,12 +93,12 @@ def test_killed_at_random_moments_it_is_complete(
         process = start_command([*words, "-o", "f.npy", "--resume"])
         wait_until(process, lambda before=before: watched.exists() and watched.stat().st_size > before)
         killed += kill_process(process, chance.uniform(0, 0.02))
-    assert killed > kills / 2, "the job was over too soon to be killed"
+    assert killed > kills / 2, "the job finished before it could be killed"
     assert vitrail_(*words, "-o", "f.npy", "--resume").code == 0
-    assert vitrail_(*words, "-o", "whole.npy").code == 0
-    assert Path("f.files.csv").read_bytes() == Path("whole.files.csv").read_bytes()
+    assert vitrail_(*words, "-o", "uninterrupted.npy").code == 0
+    assert Path("f.files.csv").read_bytes() == Path("uninterrupted.files.csv").read_bytes()
     assert [row["row"] for row in rows_of("f.files.csv")] == [str(n) for n in range(40 * kills)]
-    np.testing.assert_allclose(np.load("f.npy"), np.load("whole.npy"), atol=1e-5)
+    np.testing.assert_allclose(np.load("f.npy"), np.load("uninterrupted.npy"), atol=1e-5)
 
 
 BAD = {
@@ -113,9 +113,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_wrong_options_are_one_line(vitrail_: Run, model: Path, photos: Path, words: str) -> None:
+def test_invalid_options_are_one_line_errors(vitrail_: Run, model: Path, photos: Path, words: str) -> None:
     for name in ("there.npy", "named.files.csv"):
         Path(name).touch()
-    said = vitrail_("embed", model, *words.split())
-    assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1), drop_engine_notes(said.err)
-    assert drop_engine_notes(said.err).startswith(f"vitrail: {BAD[words]}")
+    result = vitrail_("embed", model, *words.split())
+    assert (result.code, result.out, drop_engine_notes(result.err).count("\n")) == (2, "", 1), drop_engine_notes(
+        result.err
+    )
+    assert drop_engine_notes(result.err).startswith(f"vitrail: {BAD[words]}")

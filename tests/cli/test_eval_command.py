@@ -1,4 +1,4 @@
-"""vitrail eval as a user meets it."""
+"""vitrail eval on the command line."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def save_model(folder: Path, labels: list[str] | None, **fields: Any) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Six of each class, in one folder."""
+    """Six photos per class in one folder."""
     for name in ("ants", "bees"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for n in range(6):
@@ -55,7 +55,7 @@ def make_run(folder: Path, data: Path, **request: Any) -> Path:
     return folder
 
 
-def test_the_report(photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report(photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(tmp_path.rglob("*"))
     run(model, "--data", photos)
     out = capsys.readouterr().out
@@ -66,14 +66,16 @@ def test_the_report(photos: Path, model: Path, tmp_path: Path, capsys: pytest.Ca
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_json_alone(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_only_output(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(model, "--data", photos, "--json", "--batch", "5")
     data = json.loads(capsys.readouterr().out)
     assert (data["images"], data["top1"], data["data"], data["checkpoint"]) == (12, 0.5, "photos", str(model))
     assert [each["label"] for each in data["classes"]] == ["bees", "ants"]
 
 
-def test_results_in_a_folder(photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_written_to_a_folder(
+    photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     run(model, "--data", photos, "--out", tmp_path / "new" / "results")
     names = ["confusion.png", "evaluation.json", "reliability.png"]
@@ -82,7 +84,7 @@ def test_results_in_a_folder(photos: Path, model: Path, tmp_path: Path, capsys: 
     assert json.loads((tmp_path / "new" / "results" / "evaluation.json").read_text("utf-8"))["images"] == 12
 
 
-def test_a_place_for_results_is_looked_at_first(
+def test_output_folder_is_checked_first(
     photos: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -94,7 +96,7 @@ def test_a_place_for_results_is_looked_at_first(
     assert capsys.readouterr().out == ""
 
 
-def test_another_size_and_another_crop(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_image_size_and_crop(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = list[float]()
     for words in ((), ("--image-size", "48"), ("--preprocessing", "crop=0.5")):
         run(model, "--data", photos, "--json", *words)
@@ -102,9 +104,7 @@ def test_another_size_and_another_crop(photos: Path, model: Path, capsys: pytest
     assert len(set(results)) == 3
 
 
-def test_a_run_is_evaluated_on_what_it_did_not_see(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_evaluated_on_held_out_images(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run", photos)
     for words in ((), ("--data", photos), ("--data", f"{photos}/../photos")):
         run(folder, "--json", *words)
@@ -113,26 +113,28 @@ def test_a_run_is_evaluated_on_what_it_did_not_see(
     assert json.loads(capsys.readouterr().out)["images"] == 12
 
 
-def test_a_run_that_has_not_finished(photos: Path, tmp_path: Path) -> None:
+def test_unfinished_run_is_refused(photos: Path, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", photos)
     (folder / "model" / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"is a run that has not finished.* `resume` "):
         run(folder, "--data", photos)
 
 
-def test_unreadable_pictures(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_images_are_skipped_and_listed(
+    photos: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for n in range(3):
-        (photos / "ants" / f"{n}.png").write_bytes(b"no picture")
+        (photos / "ants" / f"{n}.png").write_bytes(b"not an image")
     run(model, "--data", photos)
     out = capsys.readouterr().out
     assert "; 9 images, " in out
     assert "\nskipped, 3 unreadable:\n" in out
-    assert "0.png' is not" in out, "long ones are cut"
+    assert "0.png' is not" in out, "long lines are shortened"
     with pytest.raises(DataError, match=r"0\.png' is not an image"):
         run(model, "--data", photos, "--strict")
 
 
-def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_one_line_errors(photos: Path, model: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", ["cats", "dogs"])
     headless = save_model(tmp_path / "headless", None, classes=0)
     (tmp_path / "real.json").write_text(json.dumps([[0]] * 50_000))
@@ -167,8 +169,8 @@ def test_words_that_do_not_fit(photos: Path, model: Path, tmp_path: Path) -> Non
 def test_real_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, path in enumerate(sorted(photos.rglob("*.png")), 1):
         path.rename(path.with_name(f"ILSVRC2012_val_{number:08}.png"))
-    answers = [[n % 1000, 1] if n % 2 else [] for n in range(50_000)]
-    (tmp_path / "real.json").write_text(json.dumps(answers))
+    real_labels = [[n % 1000, 1] if n % 2 else [] for n in range(50_000)]
+    (tmp_path / "real.json").write_text(json.dumps(real_labels))
     model = save_model(tmp_path / "thousand", ["ants", "bees", *map(str, range(998))], classes=1000)
     run(model, "--data", photos, "--real", tmp_path / "real.json", "--json")
     data = json.loads(capsys.readouterr().out)
@@ -179,21 +181,21 @@ def test_real_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         run(two, "--data", photos, "--real", tmp_path / "real.json")
 
 
-def test_in_a_process_of_its_own(photos: Path, model: Path) -> None:
+def test_exit_codes_in_a_new_process(photos: Path, model: Path) -> None:
     def process(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PROGRAM, "eval", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = process(model, "--data", photos)
     assert (done.returncode, done.stderr, done.stdout[:6]) == (0, "", "top-1 ")  # and no progress bar
-    (photos / "ants" / "0.png").write_bytes(b"no picture")
+    (photos / "ants" / "0.png").write_bytes(b"not an image")
     done = process(model, "--data", photos, "--strict")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"vitrail: '{photos}/ants/0.png' is not an image; expected ")
 
 
-def test_public_weights_by_their_file(
+def test_public_weights_from_a_file(
     shared: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in sorted(shared("imagenet-val-1000").iterdir())[:20]:

@@ -10,7 +10,7 @@ from support.toy_datasets import write_class_folders, write_image
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 Run = Callable[..., Any]
-COMMANDS = {  # words of a command, and a file of the user that it would replace
+COMMANDS = {  # arguments of a command, and an existing file that it would replace
     "predict MODEL photo.png -o out/a.csv": "out/a.csv",
     "embed MODEL photo.png -o out/a.npy": "out/a.files.csv",
     "explain MODEL photo.png -o out": "out/photo.grad-rollout.png",
@@ -41,13 +41,13 @@ def test_an_existing_output_is_refused(
     mine = tmp_path / COMMANDS[words]
     mine.parent.mkdir()
     mine.write_text("mine")
-    said = vitrail_(*words.replace("MODEL", str(model)).split())
-    lines = [line for line in said.err.splitlines() if not line.startswith(("vitrail: note", "vitrail: warning"))]
-    place = "out" if words.startswith("export") else COMMANDS[words]
-    assert (said.code, said.out, lines) == (
+    result = vitrail_(*words.replace("MODEL", str(model)).split())
+    lines = [line for line in result.err.splitlines() if not line.startswith(("vitrail: note", "vitrail: warning"))]
+    output = "out" if words.startswith("export") else COMMANDS[words]
+    assert (result.code, result.out, lines) == (
         2,
         "",
-        [f"vitrail: {place} already exists; use --overwrite to replace it, or choose another name"],
+        [f"vitrail: {output} already exists; use --overwrite to replace it, or choose another name"],
     )
     assert [(path.name, path.read_text()) for path in mine.parent.iterdir()] == [(mine.name, "mine")]
 

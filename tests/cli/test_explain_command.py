@@ -1,4 +1,4 @@
-"""vitrail explain as a user meets it."""
+"""vitrail explain on the command line."""
 
 import json
 import os
@@ -29,22 +29,28 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "photo.jpg"
 
 
-def test_a_photo(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_photo(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = vitrail_("explain", model, photo.name)
-    (answer,) = Explainer(model).explain(photo).prediction.top[:1]  # pyright: ignore[reportOptionalMemberAccess]
-    assert said == (0, f"photo.jpg: {answer.label} {answer.probability:.1%}, explained/photo.grad-rollout.png\n", "")
+    result = vitrail_("explain", model, photo.name)
+    (top_class,) = Explainer(model).explain(photo).prediction.top[:1]  # pyright: ignore[reportOptionalMemberAccess]
+    assert result == (
+        0,
+        f"photo.jpg: {top_class.label} {top_class.probability:.1%}, explained/photo.grad-rollout.png\n",
+        "",
+    )
     assert [path.name for path in (tmp_path / "explained").iterdir()] == ["photo.grad-rollout.png"]
     with Image.open(tmp_path / "explained" / "photo.grad-rollout.png") as drawn:
         assert drawn.format == "PNG"
-        assert drawn.width > drawn.height, "in the photo's own aspect"
+        assert drawn.width > drawn.height, "the aspect ratio of the photo"
 
 
-def test_everything_of_every_layer_and_head(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+def test_all_layers_and_heads_as_figures_arrays_and_json(
+    vitrail_: Run, model: Path, photo: Path, tmp_path: Path
+) -> None:
     words = ("--method", "attention", "--layer", "all", "--head", "all", "--svg", "--arrays", "--json")
-    said = vitrail_("explain", model, photo, "-o", tmp_path / "out", *words)
-    assert (said.code, said.err) == (0, "")
-    (found,) = json.loads(said.out)
+    result = vitrail_("explain", model, photo, "-o", tmp_path / "out", *words)
+    assert (result.code, result.err) == (0, "")
+    (found,) = json.loads(result.out)
     names = [f"photo.attention{kind}" for kind in (".png", ".svg", ".npz")]
     assert found["written"] == [str(tmp_path / "out" / name) for name in names]
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(names)
@@ -60,7 +66,7 @@ def test_everything_of_every_layer_and_head(vitrail_: Run, model: Path, photo: P
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "options"),
     [
         (("--layer", "-1"), {"layer": -1}),
         (("--layer=-2", "--head=1"), {"layer": 0, "head": 1}),
@@ -71,17 +77,17 @@ def test_everything_of_every_layer_and_head(vitrail_: Run, model: Path, photo: P
         (("--token", "class"), {"token": "class"}),
     ],
 )
-def test_what_is_asked(
-    vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: tuple[str, ...], asked: dict[str, Any]
+def test_options_reach_the_explainer(
+    vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    said = vitrail_("explain", model, photo, "-o", tmp_path / "out", "--arrays", *words)
-    assert (said.code, said.err) == (0, "")
-    method = "rollout" if "head" in asked else "grad-rollout"
+    result = vitrail_("explain", model, photo, "-o", tmp_path / "out", "--arrays", *words)
+    assert (result.code, result.err) == (0, "")
+    method = "rollout" if "head" in options else "grad-rollout"
     with np.load(tmp_path / "out" / f"photo.{method}.npz") as arrays:
-        np.testing.assert_allclose(arrays["maps"], Explainer(model).explain(photo, **asked).maps, rtol=1e-5)
+        np.testing.assert_allclose(arrays["maps"], Explainer(model).explain(photo, **options).maps, rtol=1e-5)
 
 
-def test_a_class_and_the_check(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+def test_class_and_check(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
     words = ("explain", model, photo, "--method", "grad-rollout", "-o", tmp_path, "--overwrite", "--check", "--class")
     by_name, by_number = vitrail_(*words, "cats"), vitrail_(*words, 2)
     assert by_name == by_number
@@ -94,25 +100,27 @@ def test_a_class_and_the_check(vitrail_: Run, model: Path, photo: Path, tmp_path
     assert len(set(found["check"].values())) == 3
 
 
-def test_names_of_the_user_s_own(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+def test_labels_from_a_file(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.txt"
     labels.write_text("one\ntwo\nthree\n")
-    said = vitrail_("explain", model, photo, "-o", tmp_path, "--labels", labels, "--json")
-    assert {each["label"] for each in json.loads(said.out)[0]["top"]} == {"one", "two", "three"}
-    labels.write_text("n01440764 tench, Tinca tinca\nn02206856 bee\nn02219486\n")  # as ImageNet's are listed
+    result = vitrail_("explain", model, photo, "-o", tmp_path, "--labels", labels, "--json")
+    assert {each["label"] for each in json.loads(result.out)[0]["top"]} == {"one", "two", "three"}
+    labels.write_text("n01440764 tench, Tinca tinca\nn02206856 bee\nn02219486\n")  # the format of ImageNet's lists
     for given, name in (("bee", "bee"), ("Tinca Tinca", "tench"), ("n02206856 bee", "bee"), ("n02219486", "n02219486")):
-        said = vitrail_("explain", model, photo, "-o", tmp_path / given, "--labels", labels, "--json", "--class", given)
-        assert json.loads(said.out)[0]["asked"]["name"] == name
+        result = vitrail_(
+            "explain", model, photo, "-o", tmp_path / given, "--labels", labels, "--json", "--class", given
+        )
+        assert json.loads(result.out)[0]["asked"]["name"] == name
 
 
-def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    """Spaces, quotes, letters of all the world, a name as long as a disk takes, and twice the same."""
+def test_unusual_file_names(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    """Spaces, quotes, other scripts, names of maximum length, and equal names."""
     stems = ("my photo", "蜂 и ants", "a\"b'c $x$", "100%", "x" * 240, "-o")
     names = [str(write_image(tmp_path / "one" / f"{stem}.png")) for stem in stems]
     names += [str(write_image(tmp_path / folder / "my photo.png", 7)) for folder in ("two", "three")]
-    said = vitrail_("explain", model, *names, "-o", tmp_path / "out", "--json")
-    assert (said.code, said.err) == (0, "")
-    found = json.loads(said.out)
+    result = vitrail_("explain", model, *names, "-o", tmp_path / "out", "--json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
     assert [each["image"] for each in found] == names
     written = [Path(path).name for each in found for path in each["written"]]
     expected = [f"{stem[:180]}.grad-rollout.png" for stem in stems]
@@ -120,68 +128,70 @@ def test_names_of_all_kinds(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(written)
 
 
-def test_a_line_a_photo_whatever_its_name(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+def test_one_line_per_photo_for_any_name(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     name = write_image(tmp_path / "two\nlines \x1b[31m.png")
-    said = vitrail_("explain", model, name, "-o", tmp_path / "out")
-    assert len(said.out.splitlines()) == 1
-    assert r"two\nlines \x1b[31m.grad-rollout.png" in said.out
+    result = vitrail_("explain", model, name, "-o", tmp_path / "out")
+    assert len(result.out.splitlines()) == 1
+    assert r"two\nlines \x1b[31m.grad-rollout.png" in result.out
     assert (tmp_path / "out" / "two\nlines \x1b[31m.grad-rollout.png").exists()
 
 
-def test_a_folder_is_explained_with_its_subfolders(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+def test_folder_includes_its_subfolders(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     for name in ("b.png", "a.png", "deeper/c.png"):
         write_image(tmp_path / "photos" / name)
-    said = vitrail_("explain", model, tmp_path / "photos", "-o", tmp_path / "out")
-    assert said.code == 0
-    assert [Path(each.split(":")[0]).name for each in said.out.splitlines()] == ["a.png", "b.png", "c.png"]
+    result = vitrail_("explain", model, tmp_path / "photos", "-o", tmp_path / "out")
+    assert result.code == 0
+    assert [Path(each.split(":")[0]).name for each in result.out.splitlines()] == ["a.png", "b.png", "c.png"]
 
 
-def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_the_others_explained(
+    vitrail_: Run, model: Path, photo: Path, tmp_path: Path
+) -> None:
     broken, nowhere, out = tmp_path / "broken.jpg", tmp_path / "nowhere.jpg", tmp_path / "out"
     broken.write_bytes(photo.read_bytes()[:200])
-    said = vitrail_("explain", model, broken, photo, nowhere, "-o", out)
-    assert said.code == 2
-    assert said.out.startswith(f"{photo}: ")
+    result = vitrail_("explain", model, broken, photo, nowhere, "-o", out)
+    assert result.code == 2
+    assert result.out.startswith(f"{photo}: ")
     assert [path.name for path in out.iterdir()] == ["photo.grad-rollout.png"]
-    first, second, last = said.err.splitlines()
+    first, second, last = result.err.splitlines()
     assert first.startswith(f"vitrail: '{broken}' cannot be read: ")
     assert second == f"vitrail: '{nowhere}' does not exist; expected an image"
     assert last == f"vitrail: 2 of 3 images could not be read; the results of the others are in {out}"
-    said = vitrail_("explain", model, broken, photo, "-o", out, "--json", "--overwrite")
-    assert (said.code, len(json.loads(said.out))) == (2, 1)
-    said = vitrail_("explain", model, broken, nowhere, "-o", out)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.endswith("vitrail: 2 of 2 images could not be read\n")
-    said = vitrail_("explain", model, nowhere, "-o", out)
-    assert said == (2, "", f"vitrail: '{nowhere}' does not exist; expected an image\n")
+    result = vitrail_("explain", model, broken, photo, "-o", out, "--json", "--overwrite")
+    assert (result.code, len(json.loads(result.out))) == (2, 1)
+    result = vitrail_("explain", model, broken, nowhere, "-o", out)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.endswith("vitrail: 2 of 2 images could not be read\n")
+    result = vitrail_("explain", model, nowhere, "-o", out)
+    assert result == (2, "", f"vitrail: '{nowhere}' does not exist; expected an image\n")
 
 
-def test_a_picture_of_too_odd_a_shape_is_named(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+def test_image_of_extreme_aspect_ratio_is_named(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
     thin = tmp_path / "thin.png"
     Image.new("RGB", (1, 60_000)).save(thin)
-    said = vitrail_("explain", model, thin, photo, "x" * 300, "-o", tmp_path)
-    assert said.code == 2
-    first, second, last = said.err.splitlines()
+    result = vitrail_("explain", model, thin, photo, "x" * 300, "-o", tmp_path)
+    assert result.code == 2
+    first, second, last = result.err.splitlines()
     assert first.startswith(f"vitrail: '{thin}': an image of 60000×1 pixels would be resized to ")
     assert second.endswith("x' cannot be read: File name too long; expected a complete and readable image")
     assert last.startswith("vitrail: 2 of 3 images could not be read; the results of the others are in ")
 
 
-def test_a_map_of_nothing_is_said_to_be_one(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
-    """An untrained head answers the same whatever it is given."""
+def test_empty_map_is_reported(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
+    """An untrained head returns the same logits for every image."""
     model = vitrail.create("ViT-Ti/16", image_size=32, depth=2, width=16, heads=2, classes=3)
     vitrail.save(model, tmp_path / "untrained", preprocessing=vitrail.Preprocessing(image_size=32))
-    said = vitrail_("explain", tmp_path / "untrained", photo, "-o", tmp_path, "--method", "grad-rollout", "--check")
-    assert said.code == 0
+    result = vitrail_("explain", tmp_path / "untrained", photo, "-o", tmp_path, "--method", "grad-rollout", "--check")
+    assert result.code == 0
     expected = f"{photo}: no attention contributes to the class, so the map is 0 everywhere; a check means nothing"
-    assert said.err == f"vitrail: note: {expected}\n"
-    seen = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
-    assert seen.is_empty
-    assert "no evidence for the class" in seen.figure.caption
+    assert result.err == f"vitrail: note: {expected}\n"
+    explanation = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
+    assert explanation.is_empty
+    assert "no evidence for the class" in explanation.figure.caption
     assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "rollout").is_empty
 
 
-def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> None:
+def test_image_from_standard_input(model: Path, photo: Path, tmp_path: Path) -> None:
     words = ("explain", str(model), "-", "-o", str(tmp_path), "--check", "--json")
     command = [sys.executable, "-m", "vitrail", *words]
     with subprocess.Popen(["cat", str(photo)], stdout=subprocess.PIPE) as cat:
@@ -190,10 +200,10 @@ def test_a_picture_through_a_pipe(model: Path, photo: Path, tmp_path: Path) -> N
     assert set(json.loads(done.stdout)[0]["check"]) == {"as_it_is", "without_most", "without_least"}
 
 
-def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
+def test_model_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
     headless = write_model_folder(tmp_path / "headless", labels=None)
-    said = vitrail_("explain", headless, photo, "-o", tmp_path / "out")
-    assert said == (0, f"{photo}: {tmp_path / 'out' / 'photo.rollout.png'}\n", "")
+    result = vitrail_("explain", headless, photo, "-o", tmp_path / "out")
+    assert result == (0, f"{photo}: {tmp_path / 'out' / 'photo.rollout.png'}\n", "")
     (found,) = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json", "--overwrite").out)
     assert (found["asked"], found["top"]) == (None, [])
     for words, message in (
@@ -201,9 +211,9 @@ def test_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
         (("--class", "0"), "class '0' needs a model with classes"),
         (("--method", "grad-rollout"), "method 'grad-rollout' needs a model with classes, "),
     ):
-        said = vitrail_("explain", headless, photo, "-o", tmp_path / "out", *words)
-        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-        assert said.err.startswith(f"vitrail: {message}")
+        result = vitrail_("explain", headless, photo, "-o", tmp_path / "out", *words)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert result.err.startswith(f"vitrail: {message}")
 
 
 BAD = {
@@ -230,15 +240,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_words_that_do_not_fit(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: str) -> None:
-    said = vitrail_("explain", model, photo, "-o", tmp_path / "out", *words.split())
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"vitrail: {BAD[words]}")
+def test_invalid_options_are_one_line_errors(
+    vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: str
+) -> None:
+    result = vitrail_("explain", model, photo, "-o", tmp_path / "out", *words.split())
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"vitrail: {BAD[words]}")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_work")
-def test_places_that_do_not_fit(
+def test_invalid_paths_are_one_line_errors(
     vitrail_: Run, model: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convnet = write_convnet_folder(tmp_path / "convnet")
@@ -258,25 +270,25 @@ def test_places_that_do_not_fit(
         ((model, photo, "-o", photo), f"cannot make the folder {photo}: "),
         ((model, photo, "-o", photo / "inside"), f"cannot make the folder {photo / 'inside'}: "),
     ):
-        said = vitrail_("explain", *words)
-        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-        assert said.err.startswith(f"vitrail: {message}")
+        result = vitrail_("explain", *words)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert result.err.startswith(f"vitrail: {message}")
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    said = vitrail_("explain", model, photo, *out)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.endswith("needs matplotlib, which is not installed; run: pip install matplotlib\n")
+    result = vitrail_("explain", model, photo, *out)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.endswith("needs matplotlib, which is not installed; run: pip install matplotlib\n")
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root writes to")
-def test_a_folder_that_may_not_be_written_to(vitrail_: Run, model: Path, photo: Path) -> None:
-    said = vitrail_("explain", model, photo, "-o", "/proc/self")
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith("vitrail: cannot write in /proc/self: ")
+def test_unwritable_folder_is_a_one_line_error(vitrail_: Run, model: Path, photo: Path) -> None:
+    result = vitrail_("explain", model, photo, "-o", "/proc/self")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("vitrail: cannot write in /proc/self: ")
 
 
-def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
-    """There is a bar, and what is printed still goes where it was sent to."""
+def test_progress_bar_on_a_terminal(model: Path, tmp_path: Path) -> None:
+    """A progress bar is shown, and redirected output stays redirected."""
     photos = [write_image(tmp_path / f"{n}.png") for n in range(2)]
     program = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
     command = [sys.executable, "-c", program, "explain", model, *photos, "-o", tmp_path / "out"]
@@ -292,11 +304,11 @@ def test_before_a_terminal(model: Path, tmp_path: Path) -> None:
     assert [each.split(":")[0] for each in done.stdout.decode().splitlines()] == [str(photo) for photo in photos]
 
 
-def test_a_check_needs_a_map(vitrail_: Run, tmp_path: Path) -> None:
+def test_check_needs_one_map(vitrail_: Run, tmp_path: Path) -> None:
     linear = write_model_folder(tmp_path / "linear", "linformer_tiny_patch16_224", projected=4)
-    said = vitrail_("explain", linear, "photo.jpg", "--check")
+    result = vitrail_("explain", linear, "photo.jpg", "--check")
     why = "its keys are mixtures of all tokens, so there are no weights per token"
-    assert (said.code, said.err) == (
+    assert (result.code, result.err) == (
         2,
         f"vitrail: --check needs attention maps, and there are none: {why}\n",
     )

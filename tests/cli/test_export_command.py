@@ -1,4 +1,4 @@
-"""vitrail export as a user meets it."""
+"""vitrail export on the command line."""
 
 import json
 import os
@@ -30,119 +30,125 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def photos(here: Path) -> Path:
-    (here / "photos").mkdir()
+def photos(current_folder: Path) -> Path:
+    (current_folder / "photos").mkdir()
     for number, pixels in enumerate(random_pixels(3, (60, 70))):
-        Image.fromarray(pixels).save(here / "photos" / f"{number}.png")
-    (here / "photos" / "broken.png").write_text("no picture")
+        Image.fromarray(pixels).save(current_folder / "photos" / f"{number}.png")
+    (current_folder / "photos" / "broken.png").write_text("not an image")
     return Path("photos")
 
 
-def about(folder: str) -> ExportDescription:
+def read_export_description(folder: str) -> ExportDescription:
     return ExportDescription.from_json((Path(folder) / CONFIG_FILE).read_text(), folder)
 
 
-def test_from_a_model_to_an_answer(vitrail_: Run, here: Path, photos: Path) -> None:
-    """Checked on pictures of one's own too, and of another size than the model was made for."""
-    save_toy_model(here / "model", depth=1)
-    said = vitrail_("export", "model", "new/out", "--image-size", "64x48", "--check", photos, "--labels", words(here))
-    assert said.code == 0
-    lines = said.out.splitlines()
+def test_export_and_predict(vitrail_: Run, current_folder: Path, photos: Path) -> None:
+    """With own images for the check, and another image size than the model's."""
+    save_toy_model(current_folder / "model", depth=1)
+    result = vitrail_(
+        "export", "model", "new/out", "--image-size", "64x48", "--check", photos, "--labels", words(current_folder)
+    )
+    assert result.code == 0
+    lines = result.out.splitlines()
     assert lines[0] == "new/out: onnx, logits, images of 64×48, any batch"
     assert lines[1].startswith("equals torch on 39 images within ")
     assert lines[2] == "use it: vitrail predict new/out photo.jpg"
-    assert len(said.err.splitlines()) == 1
-    assert "broken.png" in said.err
+    assert len(result.err.splitlines()) == 1
+    assert "broken.png" in result.err
     assert sorted(path.name for path in Path("new").iterdir()) == ["out"]
-    assert about("new/out").provenance["checkpoint"] == "model"
-    assert about("new/out").labels == tuple("vwxyz")
+    assert read_export_description("new/out").provenance["checkpoint"] == "model"
+    assert read_export_description("new/out").labels == tuple("vwxyz")
 
-    said = vitrail_("predict", "new/out", photos / "0.png", "--format", "json")
+    result = vitrail_("predict", "new/out", photos / "0.png", "--format", "json")
     expected = vitrail.Predictor(
         vitrail.load("model", image_size=(64, 48)), preprocessing=PREPROCESSING, labels=[*"vwxyz"]
     ).predict(photos / "0.png")
-    (row,) = json.loads(said.out)
+    (row,) = json.loads(result.out)
     assert [each["label"] for each in row["top"]] == [each.label for each in expected.top]
     shares = [each.probability for each in expected.top]
     assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=1e-4)
 
     before = (Path("new/out") / ONNX_FILE).read_bytes()
-    said = vitrail_("export", "model", "new/out")
-    assert (said.code, said.err) == (
+    result = vitrail_("export", "model", "new/out")
+    assert (result.code, result.err) == (
         2,
         "vitrail: new/out already exists; use --overwrite to replace it, or choose another name\n",
     )
     assert (Path("new/out") / ONNX_FILE).read_bytes() == before
-    said = vitrail_("export", "model", "new/out", "--overwrite", "--to", "torch-export")
-    assert said.code == 0
+    result = vitrail_("export", "model", "new/out", "--overwrite", "--to", "torch-export")
+    assert result.code == 0
     assert sorted(path.name for path in Path("new/out").iterdir()) == [CONFIG_FILE, TORCH_PROGRAM_FILE]
-    assert about("new/out").labels == LABELS
-    said = vitrail_("predict", "new/out", photos / "0.png")
-    assert (said.code, len(said.err.splitlines())) == (2, 1)
-    assert "contains a program for torch.export.load" in said.err
+    assert read_export_description("new/out").labels == LABELS
+    result = vitrail_("predict", "new/out", photos / "0.png")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "contains a program for torch.export.load" in result.err
 
 
-def words(here: Path) -> Path:
-    (here / "labels.txt").write_text("v\nw\nx\ny\nz\n")
-    return here / "labels.txt"
+def words(current_folder: Path) -> Path:
+    (current_folder / "labels.txt").write_text("v\nw\nx\ny\nz\n")
+    return current_folder / "labels.txt"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the writer would have been asked, instead of the seconds that it takes."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of `export_model`, which is replaced since it takes seconds."""
     from vitrail.export.export import ExportCheck
 
     found = list[dict[str, Any]]()
 
     def write(model: Any, folder: Path, **options: Any) -> Any:
         found.append({"model": model, "folder": folder, **options})
-        told = {name: options[name] for name in ("output", "preprocessing", "labels", "merge")}
-        told["multiple"] = 16 if options["dynamic"] else 0
-        return ExportDescription(precision="fp32", classes=5, **told), ExportCheck(36, 1e-6, 30)
+        given_fields = {name: options[name] for name in ("output", "preprocessing", "labels", "merge")}
+        given_fields["multiple"] = 16 if options["dynamic"] else 0
+        return ExportDescription(precision="fp32", classes=5, **given_fields), ExportCheck(36, 1e-6, 30)
 
     monkeypatch.setattr("vitrail.export.export.export_model", write)
     return found
 
 
-def test_every_flag_reaches_the_writer(vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
-    save_toy_model(here / "model", depth=1)
-    said = vitrail_(
+def test_options_reach_the_export(vitrail_: Run, current_folder: Path, calls: list[dict[str, Any]]) -> None:
+    save_toy_model(current_folder / "model", depth=1)
+    result = vitrail_(
         *("export", "model", "out", "--to", "onnx-int8", "--features", "mean", "--portable", "--merge", 2),
         *("--preprocessing", "crop=0.5", "--preprocessing", "interpolation=bilinear", "--overwrite"),
     )
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines() == [
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
         "out: onnx-int8, mean, images of 48×32, any batch",
         "agrees with fp32 on 30 of 36 images",
         "use it: vitrail embed out photo.jpg",
     ]
-    (given,) = asked
+    (given,) = calls
     assert (given["to"], given["output"], given["portable"], given["merge"]) == ("onnx-int8", "mean", True, 2)
     assert (given["preprocessing"].crop, given["preprocessing"].interpolation) == (0.5, "bilinear")
     assert (given["overwrite"], given["dynamic"], given["images"]) == (True, False, None)
 
 
 @pytest.mark.parametrize("name", TOY_FIELDS)
-def test_any_size_of_every_model(name: str, vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
-    """Every family of ours takes any, whether or not the checkpoint says so."""
-    save_toy_model(here / "model", name)
-    said = vitrail_("export", "model", "out", "--dynamic")
-    assert (said.code, said.err) == (0, "")
-    assert "images of any multiple of 16" in said.out
-    (given,) = asked
+def test_every_family_can_be_exported_for_any_size(
+    name: str, vitrail_: Run, current_folder: Path, calls: list[dict[str, Any]]
+) -> None:
+    """Built-in families take any size, whether or not the checkpoint is dynamic."""
+    save_toy_model(current_folder / "model", name)
+    result = vitrail_("export", "model", "out", "--dynamic")
+    assert (result.code, result.err) == (0, "")
+    assert "images of any multiple of 16" in result.out
+    (given,) = calls
     assert given["dynamic"]
     with torch.inference_mode():
         assert given["model"](torch.zeros(1, 3, 96, 64)).shape == (1, 5)
 
 
-def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
-    """One from outside that has no `dynamic`, so none of ours."""
+def test_family_without_dynamic_sizes_is_exported_for_one_size(
+    vitrail_: Run, current_folder: Path, calls: list[dict[str, Any]]
+) -> None:
+    """Only an external family can lack `dynamic`."""
     from types import SimpleNamespace
 
     import vitrail.checkpoint.reading as reading
@@ -161,21 +167,21 @@ def test_a_family_of_one_size_has_it_baked_in(vitrail_: Run, here: Path, asked: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "describe", describe)
         patch.setattr(reading, "read", read)
-        said = vitrail_("export", "model", "out", "--dynamic")
-    assert said.code == 0
-    assert said.err == "vitrail: note: ViT takes one image size only: the export is for (48, 32)\n"
-    assert "images of 48×32" in said.out
-    assert not asked[0]["dynamic"]
+        result = vitrail_("export", "model", "out", "--dynamic")
+    assert result.code == 0
+    assert result.err == "vitrail: note: ViT takes one image size only: the export is for (48, 32)\n"
+    assert "images of 48×32" in result.out
+    assert not calls[0]["dynamic"]
 
 
-def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any]]) -> None:
-    write_run_folder(here / "run", here / "data")
+def test_run_folder_is_exported(vitrail_: Run, current_folder: Path, calls: list[dict[str, Any]]) -> None:
+    write_run_folder(current_folder / "run", current_folder / "data")
     assert vitrail_("export", "run", "out").code == 0
-    assert asked[0]["labels"] == ("ants", "bees", "cats")
+    assert calls[0]["labels"] == ("ants", "bees", "cats")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["none", "out"], "none"),
         (["model"], "OUT"),
@@ -202,46 +208,46 @@ def test_the_model_of_a_run(vitrail_: Run, here: Path, asked: list[dict[str, Any
         (["headless", "out"], "no head"),
     ],
 )
-def test_a_wrong_call_is_one_line(
-    words: list[str], says: str, vitrail_: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_arguments_are_one_line_errors(
+    words: list[str], message: str, vitrail_: Run, current_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         pytest.fail("the model was exported")
 
-    monkeypatch.setattr("vitrail.export.export.write_onnx", ask)
-    monkeypatch.setattr("vitrail.export.export.trace_to_exported_program", ask)
-    save_toy_model(here / "model")
-    save_toy_model(here / "mean", "mean")
-    vitrail.save(make_toy_model("vit", classes=0), here / "headless", preprocessing=PREPROCESSING)
-    (here / "three.txt").write_text("a\nb\nc\n")
-    (here / "empty").mkdir()
-    before = {path: path.read_bytes() for path in sorted(here.rglob("*")) if path.is_file()}
-    said = vitrail_("export", *words)
-    assert said.code == 2
-    assert len(said.err.splitlines()) == 1
-    assert says in said.err
-    assert {path: path.read_bytes() for path in sorted(here.rglob("*")) if path.is_file()} == before
+    monkeypatch.setattr("vitrail.export.export.write_onnx", fail)
+    monkeypatch.setattr("vitrail.export.export.trace_to_exported_program", fail)
+    save_toy_model(current_folder / "model")
+    save_toy_model(current_folder / "mean", "mean")
+    vitrail.save(make_toy_model("vit", classes=0), current_folder / "headless", preprocessing=PREPROCESSING)
+    (current_folder / "three.txt").write_text("a\nb\nc\n")
+    (current_folder / "empty").mkdir()
+    before = {path: path.read_bytes() for path in sorted(current_folder.rglob("*")) if path.is_file()}
+    result = vitrail_("export", *words)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+    assert message in result.err
+    assert {path: path.read_bytes() for path in sorted(current_folder.rglob("*")) if path.is_file()} == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_that_may_not_be_written(vitrail_: Run, here: Path) -> None:
-    save_toy_model(here / "model")
-    (here / "locked").mkdir(mode=0o555)
-    said = vitrail_("export", "model", "locked/out")
-    assert (said.code, len(said.err.splitlines())) == (2, 1)
-    assert "cannot write locked/out: Permission denied" in said.err
+def test_unwritable_folder_is_a_one_line_error(vitrail_: Run, current_folder: Path) -> None:
+    save_toy_model(current_folder / "model")
+    (current_folder / "locked").mkdir(mode=0o555)
+    result = vitrail_("export", "model", "locked/out")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "cannot write locked/out: Permission denied" in result.err
 
 
-def damaged(source: Path, folder: Path, how: str) -> Path:
+def damaged(source: Path, folder: Path, kind: str) -> Path:
     folder.mkdir()
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     model, config = remove_checksums(folder) / ONNX_FILE, folder / CONFIG_FILE
-    if how == "cut off":
+    if kind == "cut off":
         model.write_bytes(model.read_bytes()[:2000])
-    elif how == "random":
+    elif kind == "random":
         model.write_bytes(np.random.default_rng(0).bytes(2000))
-    elif how == "someone else's":
+    elif kind == "someone else's":
         other = onnx.helper.make_graph(
             [onnx.helper.make_node("Relu", ["x"], ["y"])],
             "theirs",
@@ -249,38 +255,38 @@ def damaged(source: Path, folder: Path, how: str) -> Path:
             [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 3, 224, 224])],
         )
         onnx.save(onnx.helper.make_model(other, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), model)
-    elif how == "without model.onnx":
+    elif kind == "without model.onnx":
         model.unlink()
-    elif how == "another format":
+    elif kind == "another format":
         config.write_text(config.read_text().replace('"format": 1', '"format": 99'))
-    elif how == "no JSON":
+    elif kind == "no JSON":
         config.write_text("{")
-    elif how == "someone else's description":
+    elif kind == "someone else's description":
         config.write_text('{"architectures": ["ViTForImageClassification"]}')
     return folder
 
 
 @pytest.mark.parametrize(
-    "how",
+    "kind",
     [
         *("cut off", "random", "someone else's", "without model.onnx"),
         *("another format", "no JSON", "someone else's description"),
     ],
 )
-def test_a_damaged_export_is_one_line(
-    how: str, vitrail_: Run, exported: ExportFinder, here: Path, photos: Path
+def test_damaged_export_is_a_one_line_error(
+    kind: str, vitrail_: Run, exported: ExportFinder, current_folder: Path, photos: Path
 ) -> None:
-    folder = damaged(exported("onnx"), here / "own", how)
+    folder = damaged(exported("onnx"), current_folder / "own", kind)
     for count in (["photos/0.png"], ["photos", "-o", "out.csv"]):
-        said = vitrail_("predict", folder, *count)
-        assert said.code == 2
-        assert len(said.err.splitlines()) == 1
-        assert "own" in said.err
-        assert sorted(path.name for path in here.iterdir()) == ["own", "photos"]
+        result = vitrail_("predict", folder, *count)
+        assert result.code == 2
+        assert len(result.err.splitlines()) == 1
+        assert "own" in result.err
+        assert sorted(path.name for path in current_folder.iterdir()) == ["own", "photos"]
 
 
-def test_engines_that_do_not_go_together(vitrail_: Run, exported: ExportFinder, photos: Path) -> None:
-    for words, says in (
+def test_exports_that_do_not_fit_the_command_are_refused(vitrail_: Run, exported: ExportFinder, photos: Path) -> None:
+    for words, message in (
         (
             ["predict", exported("int8"), photos, "--exact"],
             "which is int8; expected a model exported to onnx",
@@ -289,6 +295,6 @@ def test_engines_that_do_not_go_together(vitrail_: Run, exported: ExportFinder, 
         (["embed", exported("onnx"), photos, "-o", "a.npy"], "returns logits; expected class"),
         (["predict", exported("tokens"), photos], "returns tokens; expected logits"),
     ):
-        said = vitrail_(*words)
-        assert (said.code, len(said.err.splitlines())) == (2, 1)
-        assert says in said.err
+        result = vitrail_(*words)
+        assert (result.code, len(result.err.splitlines())) == (2, 1)
+        assert message in result.err

@@ -1,4 +1,4 @@
-"""vitrail lessons as a user meets it."""
+"""vitrail lessons on the command line."""
 
 from pathlib import Path
 
@@ -22,9 +22,7 @@ def run(*words: object) -> None:
     )
 
 
-def test_a_folder_unless_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     run()
     assert capsys.readouterr().out == "written: lessons/gelu.png, lessons/schedules.png, lessons/positions.png\n"
@@ -32,19 +30,19 @@ def test_a_folder_unless_said(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.rglob("*.png"))
 
 
-def test_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_figures_and_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("-o", tmp_path / "new" / "folder", "--svg", "--arrays")
     names = {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg", ".npz")}
     assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == names
-    said = capsys.readouterr().out.removeprefix("written: ").strip().split(", ")
-    assert {Path(each).name for each in said} == names
+    printed = capsys.readouterr().out.removeprefix("written: ").strip().split(", ")
+    assert {Path(each).name for each in printed} == names
     with np.load(tmp_path / "new" / "folder" / "schedules.npz") as found:
         assert found["cosine"][99] == found["linear"][99] == 1
         assert found["step"].shape == found["inverse_sqrt"].shape == (1000,)
 
 
 @pytest.mark.parametrize("name", ["page.html", "PAGE.HTM"])
-def test_a_page(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_page(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("--out", tmp_path / name)
     assert capsys.readouterr().out == f"written: {tmp_path / name}\n"
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -53,7 +51,7 @@ def test_a_page(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "GELU and related activations" in page
 
 
-def test_what_does_not_fit(tmp_path: Path) -> None:
+def test_invalid_arguments_are_one_line_errors(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for flag in ("--svg", "--arrays"):
         with pytest.raises(ConfigError, match=rf"^{flag} with the page .*; expected a folder, such as -o lessons$"):

@@ -1,4 +1,4 @@
-"""vitrail look as a user meets it."""
+"""vitrail look on the command line."""
 
 import sys
 from collections.abc import Callable
@@ -18,13 +18,15 @@ from vitrail.loading import LoadedModel
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 Run = Callable[..., Any]
-STILL = ("position_similarity", "filters")
-NAMES = (*STILL, "attention_distance", "token_norms", "token_similarity", "alignment", "occlusion")
+WEIGHT_FIGURES = ("position_similarity", "filters")
+NAMES = (*WEIGHT_FIGURES, "attention_distance", "token_norms", "token_similarity", "alignment", "occlusion")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_folder(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+    return write_model_folder(
+        tmp_path_factory.mktemp("models") / "model", patch_size=32
+    )  # drawing a single patch is fast
 
 
 @pytest.fixture
@@ -36,24 +38,24 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes long is done in one of the tests."""
+def skip_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing is slow, and covered by one of the tests."""
     monkeypatch.setattr(CaptionedFigure, "save", lambda self, folder, *_, **__: [folder / self.name])  # pyright: ignore[reportUnknownLambdaType]
 
 
-def files(folder: Path) -> set[str]:
+def list_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_everything(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
+def test_all_figures_and_formats(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
     distilled, out = (
         write_model_folder(tmp_path / "distilled", "deit_tiny_distilled_patch16_224"),
         tmp_path / "new" / "out",
     )
-    said = vitrail_("look", distilled, "--data", photos, "--images", 4, "-o", out, "--svg", "--arrays")
-    assert (said.code, said.err) == (0, "")
-    assert files(out) == {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg", ".npz")}
-    lines = said.out.splitlines()
+    result = vitrail_("look", distilled, "--data", photos, "--images", 4, "-o", out, "--svg", "--arrays")
+    assert (result.code, result.err) == (0, "")
+    assert list_names(out) == {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg", ".npz")}
+    lines = result.out.splitlines()
     assert len(lines) == len(NAMES)
     for name, line in zip(NAMES, lines, strict=True):
         start = ", ".join(str(out / f"{name}{kind}") for kind in (".png", ".svg", ".npz"))
@@ -65,19 +67,19 @@ def test_everything(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(found["distances"], expected, rtol=1e-5)
 
 
-def test_the_weights_alone(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_weights_without_images(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example photos are the default for models of RGB only."""
     monkeypatch.chdir(tmp_path)
-    said = vitrail_("look", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
-    assert said.code == 0
-    assert files(tmp_path / "look") == {f"{name}.png" for name in STILL}
-    first, second = said.err.splitlines()
+    result = vitrail_("look", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
+    assert result.code == 0
+    assert list_names(tmp_path / "look") == {f"{name}.png" for name in WEIGHT_FIGURES}
+    first, second = result.err.splitlines()
     assert first == "vitrail: note: no --data, so no images"
     assert second.startswith("vitrail: note: no images were given: attention distance, ")
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_has_pictures_of_its_own(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("skip_drawing")
+def test_run_uses_its_held_out_images(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
     run, seen = write_run_folder(tmp_path / "run", data, patch_size=32), list[str]()
     plain = Explainer.__init__
@@ -92,21 +94,21 @@ def test_a_run_has_pictures_of_its_own(vitrail_: Run, tmp_path: Path, monkeypatc
         self.loaded = SpiedModel(**vars(self.loaded))
 
     monkeypatch.setattr(Explainer, "__init__", spy)
-    said = vitrail_("look", run, "-o", tmp_path / "out", "--images", 99)
-    assert said.code == 0
-    assert said.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
+    result = vitrail_("look", run, "-o", tmp_path / "out", "--images", 99)
+    assert result.code == 0
+    assert result.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
     assert len(seen) == 6
     assert {Path(each).parent.name for each in seen} == {"ants", "bees", "cats"}
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
-    (photos / "5.png").write_bytes(b"no picture")
-    said = vitrail_("look", model, "--data", photos, "-o", tmp_path / "out")
-    assert said.code == 0
-    assert said.err.count("\n") == 1
-    assert said.err.startswith(f"vitrail: note: '{photos / '5.png'}' is not an image; expected JPEG")
-    assert "over 8 images" in said.out
+@pytest.mark.usefixtures("skip_drawing")
+def test_unreadable_images_are_skipped_with_a_note(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    (photos / "5.png").write_bytes(b"not an image")
+    result = vitrail_("look", model, "--data", photos, "-o", tmp_path / "out")
+    assert result.code == 0
+    assert result.err.count("\n") == 1
+    assert result.err.startswith(f"vitrail: note: '{photos / '5.png'}' is not an image; expected JPEG")
+    assert "over 8 images" in result.out
 
 
 BAD = {
@@ -123,28 +125,30 @@ BAD = {
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("words", BAD)
-def test_words_that_do_not_fit(
+def test_invalid_options_are_one_line_errors(
     vitrail_: Run, model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     data = () if "--data" in words else ("--data", photos)
-    said = vitrail_("look", model, *data, *words.split())
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    result = vitrail_("look", model, *data, *words.split())
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"vitrail: {BAD[words]}")
 
 
-def test_models_that_do_not_fit(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_models_are_one_line_errors(
+    vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention layers; expected a transformer"),
     ):
-        said = vitrail_("look", name)
-        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-        assert said.err.startswith(f"vitrail: {message}")
+        result = vitrail_("look", name)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert result.err.startswith(f"vitrail: {message}")
     assert not (tmp_path / "look").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    said = vitrail_("look", model)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.endswith("needs matplotlib, which is not installed; run: pip install matplotlib\n")
+    result = vitrail_("look", model)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.endswith("needs matplotlib, which is not installed; run: pip install matplotlib\n")

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own, or in ours where that cannot matter."""
+"""The command line as a whole, in a new process or in this one."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_version() -> None:
         (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json"),
     ],
 )
-def test_help_teaches(words: tuple[str, ...], lesson: str) -> None:
+def test_help_shows_examples(words: tuple[str, ...], lesson: str) -> None:
     done = run(*words)
     assert done.returncode == 0
     assert lesson in " ".join(done.stdout.replace("│", " ").split())
@@ -53,7 +53,7 @@ def test_fields_in_messages_become_options() -> None:
     assert name_options("pass `heads=…` or `source`", ("heads=…", "source")) == "pass --set heads=… or --from"
 
 
-def test_models(vitrail_: Run) -> None:
+def test_models_lists_presets(vitrail_: Run) -> None:
     lines = vitrail_("models", "deit_tiny*").out.splitlines()
     assert lines[0].split() == ["model", "parameters", "GMACs", "resolution", "weights", "top-1", "also"]
     assert lines[2].split()[:4] == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.261", "224×224"]
@@ -81,7 +81,7 @@ def test_summary(vitrail_: Run) -> None:
     assert (found["config"]["layer_scale"], found["config"]["mlp_width"]) == (1e-5, None)
 
 
-def test_summary_of_a_family_from_outside(vitrail_: Run) -> None:
+def test_summary_of_an_external_family(vitrail_: Run) -> None:
     assert vitrail_("summary", f"{EXAMPLE}:mixer_tiny").out.startswith("Mixer, input 1×3×224×224\n")
 
 
@@ -98,7 +98,7 @@ def test_inspect_checkpoint(vitrail_: Run, tmp_path: Path) -> None:
     assert json.loads(vitrail_(*words, "--json", "--tensors").out)["tensors"][0]["name"] == "cls_token"
 
 
-def test_inspect_checkpoint_shows_what_it_does_not_know(vitrail_: Run, tmp_path: Path) -> None:
+def test_inspect_checkpoint_of_an_unknown_file(vitrail_: Run, tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.randn(3, 4)}, tmp_path / "other.pth")
     done = vitrail_("inspect-checkpoint", str(tmp_path / "other.pth"))
     assert (done.code, done.err) == (0, "")
@@ -106,22 +106,22 @@ def test_inspect_checkpoint_shows_what_it_does_not_know(vitrail_: Run, tmp_path:
     assert "features.#.weight  1 ×  (3, 4)  float32" in done.out
 
 
-def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_path: Path) -> None:
-    whole, cut, code = (str(tmp_path / name) for name in ("whole.pth", "cut.pth", "code.pth"))
-    torch.save({"a": torch.randn(300)}, whole)
-    Path(cut).write_bytes(Path(whole).read_bytes()[:-200])
+def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: Run, tmp_path: Path) -> None:
+    intact, truncated, code = (str(tmp_path / name) for name in ("intact.pth", "truncated.pth", "code.pth"))
+    torch.save({"a": torch.randn(300)}, intact)
+    Path(truncated).write_bytes(Path(intact).read_bytes()[:-200])
     torch.save({"a": re.compile("a")}, code)
     for words, message in (
-        ((cut,), f"vitrail: {cut} "),
+        ((truncated,), f"vitrail: {truncated} "),
         ((code,), f"vitrail: {code} is a pickle that wants to run "),
         ((str(tmp_path / "nowhere"),), f"vitrail: {tmp_path}/nowhere does not exist; expected a checkpoint"),
-        ((whole, "--from", "tim"), "vitrail: unknown layout 'tim'; did you mean 'timm'?"),
+        ((intact, "--from", "tim"), "vitrail: unknown layout 'tim'; did you mean 'timm'?"),
         (
-            (whole, "--set", "hedas=3"),
+            (intact, "--set", "hedas=3"),
             "vitrail: unknown config field 'hedas'; did you mean 'heads'?",
         ),
-        ((whole, "--set", "path=3"), "vitrail: unknown config field 'path'; "),
-        ((whole, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
+        ((intact, "--set", "path=3"), "vitrail: unknown config field 'path'; "),
+        ((intact, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
         ((), 'vitrail: Command "inspect-checkpoint" parameter FILE requires an argument'),
     ):
         done = vitrail_("inspect-checkpoint", *words)
@@ -171,7 +171,7 @@ def test_inspect_checkpoint_refuses_damage_and_wrong_words(vitrail_: Run, tmp_pa
         (("models", "--jsn"), "vitrail: Unknown option: --jsn. Did you mean --json?"),
     ],
 )
-def test_a_users_error_is_one_line_and_exit_code_2(vitrail_: Run, words: tuple[str, ...], message: str) -> None:
+def test_user_error_is_one_line_and_exit_code_2(vitrail_: Run, words: tuple[str, ...], message: str) -> None:
     done = vitrail_(*words)
     assert done.code == 2
     assert done.out == ""
@@ -180,7 +180,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(vitrail_: Run, words: tuple[s
 
 
 @pytest.mark.parametrize("words", [("models",), ("models", "ViT-B/16"), ("summary", "ViT-Ti/16")])
-def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
+def test_closed_pipe_is_not_an_error(words: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -190,7 +190,7 @@ def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_long_work_outlives_who_reads_what_it_prints() -> None:
+def test_training_continues_after_its_output_is_closed() -> None:
     read, write = os.pipe()
     os.close(read)
     with PipeTolerantOutput(os.fdopen(write, "wb"), "utf-8") as stream:
@@ -200,7 +200,7 @@ def test_long_work_outlives_who_reads_what_it_prints() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
-def test_a_full_disk_is_one_line() -> None:
+def test_full_disk_is_a_one_line_error() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-c", PROGRAM, "models"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -208,20 +208,20 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_outputs_are_no_error(tmp_path: Path, closed: str) -> None:
+def test_closed_outputs_are_not_an_error(tmp_path: Path, closed: str) -> None:
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, "lessons", "-o", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "gelu.png").exists()
 
 
-def test_a_name_that_no_disk_takes_is_one_line(vitrail_: Run) -> None:
+def test_too_long_file_name_is_a_one_line_error(vitrail_: Run) -> None:
     done = vitrail_("explain", "x" * 300, "photo.jpg")
     assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
     assert done.err.endswith("cannot be used: File name too long\n")
 
 
-def test_a_terminal_without_box_characters_is_no_error() -> None:
+def test_terminal_without_box_characters_is_not_an_error() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-c", PROGRAM, "models", "ViT-B/16"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -229,7 +229,7 @@ def test_a_terminal_without_box_characters_is_no_error() -> None:
     assert "224?224" in done.stdout
 
 
-def test_a_family_in_the_current_folder() -> None:
+def test_external_family_in_the_current_folder() -> None:
     command = [sys.executable, "-P", "-c", PROGRAM, "summary", "own_family:mixer_tiny"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLE.parent)
     assert done.stdout.startswith("Mixer, input 1×3×224×224\n"), done.stderr
@@ -244,7 +244,7 @@ def test_nothing_else_is_imported_from_the_current_folder(
     assert str(tmp_path) not in sys.path
 
 
-def test_processes_that_a_command_starts_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+def test_started_processes_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('run')")
     ask = "import os, sys; from vitrail.cli import main; sys.argv = ['vitrail', '--version']\n"
     ask += (

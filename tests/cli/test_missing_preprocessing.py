@@ -1,4 +1,4 @@
-"""A model without preprocessing: every command assumes the same and says so once; --preprocessing sets it."""
+"""A model without preprocessing: every command assumes the same values and warns once; --preprocessing sets it."""
 
 import re
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace what takes long after a model is opened."""
+    """Replace the slow work that follows opening a model."""
 
     def stop(*_: Any, **__: Any) -> None:
         raise vitrail.ConfigError("stopped")
@@ -55,20 +55,20 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("model", "no_work")
 def test_every_command_assumes_the_same_and_says_it_once(command: str, vitrail_: Run) -> None:
-    said = vitrail_(*COMMANDS[command])
-    warned = [line for line in said.err.splitlines() if line.startswith("vitrail: warning: ")]
-    assert len(warned) == 1, said.err
+    result = vitrail_(*COMMANDS[command])
+    warned = [line for line in result.err.splitlines() if line.startswith("vitrail: warning: ")]
+    assert len(warned) == 1, result.err
     assert ASSUMED in warned[0]
-    assert said.code == 0 or said.err.endswith("vitrail: stopped\n"), said.err
+    assert result.code == 0 or result.err.endswith("vitrail: stopped\n"), result.err
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])
 @pytest.mark.usefixtures("model", "no_work")
 def test_every_command_takes_preprocessing(command: str, vitrail_: Run) -> None:
     given = ("--preprocessing", "mean=[0.3]", "--preprocessing", "std=[0.2]")
-    said = vitrail_(*COMMANDS[command], *given)
-    assert not re.search("does not specify preprocessing", said.err)
-    assert said.code == 0 or said.err.endswith("vitrail: stopped\n"), said.err
+    result = vitrail_(*COMMANDS[command], *given)
+    assert not re.search("does not specify preprocessing", result.err)
+    assert result.code == 0 or result.err.endswith("vitrail: stopped\n"), result.err
     wrong = vitrail_(*COMMANDS[command], "--preprocessing", "mean=[0.3,0.3,0.3]", "--preprocessing", "std=[1,1,1]")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
     assert "--preprocessing has 3 channels; expected 1" in wrong.err

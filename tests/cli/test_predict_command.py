@@ -1,4 +1,4 @@
-"""vitrail predict from the command line."""
+"""vitrail predict on the command line."""
 
 import csv
 import io
@@ -29,9 +29,9 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 def test_rows_are_the_predictions_of_the_model(vitrail_: Run, model: Path, photos: Path) -> None:
     expected = list(vitrail.Predictor(model).predict_all(NAMES, top=2))
-    said = vitrail_("predict", model, photos, "--top", 2, "--format", "jsonl")
-    assert (said.code, drop_engine_notes(said.err)) == (0, "")
-    rows = [json.loads(line) for line in said.out.splitlines()]
+    result = vitrail_("predict", model, photos, "--top", 2, "--format", "jsonl")
+    assert (result.code, drop_engine_notes(result.err)) == (0, "")
+    rows = [json.loads(line) for line in result.out.splitlines()]
     assert [row["file"] for row in rows] == NAMES
     for row, prediction in zip(rows, expected, strict=True):
         assert [each["index"] for each in row["top"]] == [each.index for each in prediction.top]
@@ -41,9 +41,9 @@ def test_rows_are_the_predictions_of_the_model(vitrail_: Run, model: Path, photo
 
 
 def test_one_image_is_printed_as_a_table(vitrail_: Run, model: Path, photos: Path) -> None:
-    said = vitrail_("predict", model, NAMES[0], "--top", 99)
-    assert (said.code, drop_engine_notes(said.err)) == (0, "")
-    lines = said.out.splitlines()
+    result = vitrail_("predict", model, NAMES[0], "--top", 99)
+    assert (result.code, drop_engine_notes(result.err)) == (0, "")
+    lines = result.out.splitlines()
     assert sorted(line.split(" %  ")[1] for line in lines) == sorted(LABELS)
     assert sum(float(line.split(" %")[0]) for line in lines) == pytest.approx(100, abs=0.5)
     several = vitrail_("predict", model, NAMES[0], NAMES[1], "--top", 99).out
@@ -53,9 +53,9 @@ def test_one_image_is_printed_as_a_table(vitrail_: Run, model: Path, photos: Pat
 def test_every_format_to_a_file(vitrail_: Run, model: Path, photos: Path) -> None:
     kinds = ["csv", "jsonl", "json", *(["parquet"] if can_parquet() else [])]
     for kind in kinds:
-        said = vitrail_("predict", model, photos, "-o", f"new/out.{kind}", "--top", 1)
-        assert (said.code, drop_engine_notes(said.err)) == (0, "")
-        assert said.out.startswith(f"new/out.{kind}: 4 images, ")
+        result = vitrail_("predict", model, photos, "-o", f"new/out.{kind}", "--top", 1)
+        assert (result.code, drop_engine_notes(result.err)) == (0, "")
+        assert result.out.startswith(f"new/out.{kind}: 4 images, ")
     assert {path.name for path in Path("new").iterdir()} == {f"out.{kind}" for kind in kinds}
     found = json.loads(Path("new/out.json").read_text())
     assert [row["file"] for row in found] == NAMES
@@ -82,9 +82,9 @@ def test_unreadable_images_are_named_and_the_others_processed(vitrail_: Run, mod
     good = rows_of(vitrail_("predict", model, photos, "--format", "csv").out)
     bad = add_unreadable_images(photos)
     Path("empty").mkdir()
-    said = vitrail_("predict", model, "empty", photos, "photos/none.png", "no*.jpg", "-o", "out.csv", "--batch", 3)
-    assert said.code == 2
-    *lines, last = drop_engine_notes(said.err).splitlines()
+    result = vitrail_("predict", model, "empty", photos, "photos/none.png", "no*.jpg", "-o", "out.csv", "--batch", 3)
+    assert result.code == 2
+    *lines, last = drop_engine_notes(result.err).splitlines()
     assert lines[0].startswith("vitrail: 'empty' has no images; expected")
     assert lines[1].startswith("vitrail: 'no*.jpg' matches no images; expected")
     assert last == (
@@ -104,30 +104,30 @@ def test_unreadable_images_are_named_and_the_others_processed(vitrail_: Run, mod
 
 
 @pytest.mark.parametrize("name", ["photos/none.png", "photos/a/text.png", "empty", "no*.jpg"])
-def test_a_single_bad_image_is_one_line(vitrail_: Run, model: Path, photos: Path, name: str) -> None:
+def test_single_unreadable_image_is_a_one_line_error(vitrail_: Run, model: Path, photos: Path, name: str) -> None:
     add_unreadable_images(photos)
     Path("empty").mkdir()
-    said = vitrail_("predict", model, name)
-    assert (said.code, said.out) == (2, "")
-    assert drop_engine_notes(said.err).startswith(f"vitrail: '{name}' ")
-    assert drop_engine_notes(said.err).count("\n") == 1
+    result = vitrail_("predict", model, name)
+    assert (result.code, result.out) == (2, "")
+    assert drop_engine_notes(result.err).startswith(f"vitrail: '{name}' ")
+    assert drop_engine_notes(result.err).count("\n") == 1
 
 
-def test_limits_are_flags(vitrail_: Run, model: Path, photos: Path) -> None:
+def test_limits_are_options(vitrail_: Run, model: Path, photos: Path) -> None:
     for words in (("--max-pixels", 29), ("--max-bytes", 50)):
-        said = vitrail_("predict", model, NAMES[0], *words)
-        assert said.code == 2
-        assert drop_engine_notes(said.err).startswith(f"vitrail: '{NAMES[0]}' ")
+        result = vitrail_("predict", model, NAMES[0], *words)
+        assert result.code == 2
+        assert drop_engine_notes(result.err).startswith(f"vitrail: '{NAMES[0]}' ")
         assert vitrail_("predict", model, NAMES[0], words[0], 5000).code == 0
 
 
-def test_an_image_given_twice_is_processed_once(vitrail_: Run, model: Path, photos: Path) -> None:
-    said = vitrail_("predict", model, NAMES[1], photos, "./photos/a/1.png", "--format", "csv")
-    assert (said.code, drop_engine_notes(said.err)) == (
+def test_image_given_twice_is_processed_once(vitrail_: Run, model: Path, photos: Path) -> None:
+    result = vitrail_("predict", model, NAMES[1], photos, "./photos/a/1.png", "--format", "csv")
+    assert (result.code, drop_engine_notes(result.err)) == (
         0,
         "vitrail: note: 2 of the images were given twice; each is processed once\n",
     )
-    assert [row["file"] for row in rows_of(said.out)] == [NAMES[1], NAMES[0], *NAMES[2:]]
+    assert [row["file"] for row in rows_of(result.out)] == [NAMES[1], NAMES[0], *NAMES[2:]]
 
 
 def test_names_that_are_not_valid_utf_8(vitrail_: Run, model: Path, photos: Path) -> None:
@@ -138,9 +138,9 @@ def test_names_that_are_not_valid_utf_8(vitrail_: Run, model: Path, photos: Path
     text = Path("out.csv").read_bytes()
     assert os.fsencode(strange) in text
     assert json.loads(Path("out.json").read_text())[-1]["file"] == strange
-    said = vitrail_("predict", model, photos)
-    assert (said.code, drop_engine_notes(said.err)) == (0, "")
-    assert "photos/\\udcff\\n.png" in said.out
+    result = vitrail_("predict", model, photos)
+    assert (result.code, drop_engine_notes(result.err)) == (0, "")
+    assert "photos/\\udcff\\n.png" in result.out
 
 
 BAD = {
@@ -169,44 +169,46 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_wrong_options_are_one_line_before_any_work(
+def test_invalid_options_are_one_line_errors_before_any_work(
     vitrail_: Run, model: Path, photos: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("there.csv").touch()
     Path("half.csv.partial").mkdir()
     Path("half.csv.partial/job.json").write_text('{"written by": "vitrail 0"}')
 
-    def ask(*_: object) -> None:
+    def fail(*_: object) -> None:
         pytest.fail("the model was run")
 
-    monkeypatch.setattr("vitrail.predict.predictor.Predictor.iterate_results", ask, raising=False)
-    said = vitrail_("predict", model, *words.split())
-    assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1), drop_engine_notes(said.err)
-    assert drop_engine_notes(said.err).startswith(f"vitrail: {BAD[words]}")
+    monkeypatch.setattr("vitrail.predict.predictor.Predictor.iterate_results", fail, raising=False)
+    result = vitrail_("predict", model, *words.split())
+    assert (result.code, result.out, drop_engine_notes(result.err).count("\n")) == (2, "", 1), drop_engine_notes(
+        result.err
+    )
+    assert drop_engine_notes(result.err).startswith(f"vitrail: {BAD[words]}")
 
 
-def test_a_missing_model(vitrail_: Run, photos: Path) -> None:
-    said = vitrail_("predict", "nowhere", photos, "-o", "out.csv")
-    assert (said.code, said.out, drop_engine_notes(said.err).count("\n")) == (2, "", 1)
-    assert drop_engine_notes(said.err).startswith("vitrail: nowhere does not exist; expected")
+def test_missing_model_is_a_one_line_error(vitrail_: Run, photos: Path) -> None:
+    result = vitrail_("predict", "nowhere", photos, "-o", "out.csv")
+    assert (result.code, result.out, drop_engine_notes(result.err).count("\n")) == (2, "", 1)
+    assert drop_engine_notes(result.err).startswith("vitrail: nowhere does not exist; expected")
     assert not Path("out.csv.partial").exists()
 
 
 def test_labels_from_a_file(vitrail_: Run, photos: Path, tmp_path: Path) -> None:
     plain = write_model_folder(tmp_path / "plain", labels=None, classes=3)
     Path("labels.txt").write_text("x\ny\nz\n")
-    said = vitrail_("predict", plain, NAMES[0], "--labels", "labels.txt", "--format", "csv", "--top", 3)
-    assert {rows_of(said.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {"x", "y", "z"}
-    said = vitrail_("predict", plain, NAMES[0], "--format", "csv", "--top", 3)
-    assert {rows_of(said.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {""}
+    result = vitrail_("predict", plain, NAMES[0], "--labels", "labels.txt", "--format", "csv", "--top", 3)
+    assert {rows_of(result.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {"x", "y", "z"}
+    result = vitrail_("predict", plain, NAMES[0], "--format", "csv", "--top", 3)
+    assert {rows_of(result.out)[0][f"label_{n}"] for n in (1, 2, 3)} == {""}
 
 
-def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> None:
+def test_image_from_standard_input(model: Path, photos: Path, vitrail_: Run) -> None:
     expected = vitrail_("predict", model, NAMES[0], "--format", "csv").out
     words = ("predict", model, "-", "--format", "csv")
-    process = start_command(words, stdin=Path(NAMES[0]), stdout=Path("said"), stderr=Path("told"))
-    assert (wait_for_exit(process), drop_engine_notes(Path("told"))) == (0, "")
-    (heading, row), (same, other) = (text.splitlines() for text in (expected, Path("said").read_text()))
+    process = start_command(words, stdin=Path(NAMES[0]), stdout=Path("stdout"), stderr=Path("stderr"))
+    assert (wait_for_exit(process), drop_engine_notes(Path("stderr"))) == (0, "")
+    (heading, row), (same, other) = (text.splitlines() for text in (expected, Path("stdout").read_text()))
     assert heading == same
     for name, ours, theirs in zip(
         heading.split(","), row.replace(NAMES[0], "-").split(","), other.split(","), strict=True
@@ -215,12 +217,12 @@ def test_bytes_on_standard_input(model: Path, photos: Path, vitrail_: Run) -> No
             assert float(theirs) == pytest.approx(float(ours), rel=1e-5)
         else:
             assert theirs == ours
-    assert wait_for_exit(start_command(words, stderr=Path("told"))) == 2
-    assert drop_engine_notes(Path("told")).startswith("vitrail: the given data is empty; expected an image")
+    assert wait_for_exit(start_command(words, stderr=Path("stderr"))) == 2
+    assert drop_engine_notes(Path("stderr")).startswith("vitrail: the given data is empty; expected an image")
 
 
 @pytest.mark.slow
-def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_exported_model_gives_the_same_predictions(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     assert vitrail_("export", model, "shipped").code == 0
     add_unreadable_images(photos)
@@ -233,13 +235,13 @@ def test_an_exported_model_answers_the_same(vitrail_: Run, model: Path, photos: 
         ]
         if not row["error"]:
             assert float(row["probability_1"]) == pytest.approx(float(other["probability_1"]), abs=1e-4)
-    said = vitrail_("embed", "shipped", photos, "-o", "f.npy")
-    assert (said.code, said.out) == (2, "")
-    assert drop_engine_notes(said.err).startswith("vitrail: shipped returns logits; expected class")
+    result = vitrail_("embed", "shipped", photos, "-o", "f.npy")
+    assert (result.code, result.out) == (2, "")
+    assert drop_engine_notes(result.err).startswith("vitrail: shipped returns logits; expected class")
 
 
 def test_jobs_need_no_torch() -> None:
-    """What the job of an exported model imports, except for its engine."""
+    """The modules that a job with an exported model imports, without its engine."""
     names = ("cli.predict", "cli.embed", "predict.job")
     program = f"import sys, {', '.join(f'vitrail.{name}' for name in names)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

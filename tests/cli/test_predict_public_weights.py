@@ -1,4 +1,4 @@
-"""vitrail predict on a thousand photos with public weights, killed again and again."""
+"""vitrail predict on a thousand photos with public weights, killed repeatedly."""
 
 import csv
 import random
@@ -14,12 +14,12 @@ PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; ma
 
 
 @pytest.mark.slow
-def test_a_thousand_photos_killed_on_the_way(shared: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_thousand_photos_with_kills(shared: Callable[[str], Path], tmp_path: Path) -> None:
     weights = shared("weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors")
     photos, model, out = shared("imagenet-val-1000"), tmp_path / "model", tmp_path / "out.csv"
     vitrail = [sys.executable, "-c", PROGRAM]
-    how = ["--to", "vitrail", "--preprocessing", "crop=0.875"]  # 224 of the stored 256 pixels
-    subprocess.run([*vitrail, "convert", weights, model, *how], check=True, stdout=subprocess.DEVNULL)
+    options = ["--to", "vitrail", "--preprocessing", "crop=0.875"]  # 224 of the stored 256 pixels
+    subprocess.run([*vitrail, "convert", weights, model, *options], check=True, stdout=subprocess.DEVNULL)
     job = [*vitrail, "predict", model, photos, "-o", out, "--resume", "--exact"]
     rows, chance, killed = tmp_path / "out.csv.partial" / "rows.csv", random.Random(0), 0
     for _ in range(5):
@@ -40,5 +40,5 @@ def test_a_thousand_photos_killed_on_the_way(shared: Callable[[str], Path], tmp_
     assert [row["file"] for row in found] == [str(photos / row["file"]) for row in expected]
     firsts = [row["vit_tiny_augreg_top5"].split()[0] for row in expected]
     assert sum(row["index_1"] == first for row, first in zip(found, firsts, strict=True)) >= 999
-    right = sum(row["index_1"] == answer["label"] for row, answer in zip(found, expected, strict=True))
+    right = sum(row["index_1"] == reference["label"] for row, reference in zip(found, expected, strict=True))
     assert right == 759

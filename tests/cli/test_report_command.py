@@ -1,4 +1,4 @@
-"""vitrail report as a user meets it."""
+"""vitrail report on the command line."""
 
 import re
 from collections.abc import Callable
@@ -16,73 +16,77 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_folder(tmp_path_factory.mktemp("models") / "model", patch_size=32)  # one patch is quickly drawn
+    return write_model_folder(
+        tmp_path_factory.mktemp("models") / "model", patch_size=32
+    )  # drawing a single patch is fast
 
 
 @pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How figures are drawn is tested with the page."""
+def skip_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing is slow, and covered by the tests of the page."""
     monkeypatch.setattr("vitrail.report.html_page.render_figure", "<figure id={1}>{0.title}</figure>".format)
 
 
-def headings(page: str) -> list[str]:
+def read_headings(page: str) -> list[str]:
     return re.findall(r"<h2[^>]*>([^<]+)<", page)
 
 
-def rows(page: str) -> list[list[str]]:
-    """Of the table of answers."""
+def read_prediction_rows(page: str) -> list[list[str]]:
+    """The rows of the table of predictions."""
     table = page.split("Predictions</h2>")[1].split("</table>")[0]
     return [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
 
 
-def test_a_run(vitrail_: Run, tmp_path: Path) -> None:
+def test_report_of_a_run(vitrail_: Run, tmp_path: Path) -> None:
     data = write_class_folders(tmp_path / "data", ants=4, bees=4, cats=4)
     run, out = write_run_folder(tmp_path / "demo", data, patch_size=32), tmp_path / "new" / "page.htm"
-    said = vitrail_("report", run, "--images", 5, "--explained", 2, "-o", out)
-    assert said.code == 0
-    assert said.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
-    assert re.fullmatch(rf"{re.escape(str(out))}: \d\.\d MB, open it in a browser\n", said.out)
+    result = vitrail_("report", run, "--images", 5, "--explained", 2, "-o", out)
+    assert result.code == 0
+    assert result.err == "vitrail: note: data: 6 of 12 images held out for validation, by seed 3\n"
+    assert re.fullmatch(rf"{re.escape(str(out))}: \d\.\d MB, open it in a browser\n", result.out)
     assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
     assert "Figures over 5 images." in page
-    assert headings(page)[:5] == [
+    assert read_headings(page)[:5] == [
         *("Results", "Accuracy per class", "Confusion and calibration", "Samples", "Training"),
     ]
     assert page.count("<figure") == 2 + 1 + 2 + 6, "confusion and calibration, samples, maps, model"
-    assert [row[1] for row in rows(page)] == ["ants", "cats"], "of different classes"
+    assert [row[1] for row in read_prediction_rows(page)] == ["ants", "cats"], "of different classes"
     accuracy = re.search(r"Top-1 accuracy (\d+\.\d+%) on 6 validation images of data\.", page)
     assert accuracy is not None
     assert f"<td>top-1 accuracy</td><td class=r>{accuracy[1]}</td>" in page
-    assert all(re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in rows(page) for cell in row[2:])
+    assert all(
+        re.fullmatch(r"(ants|bees|cats) \d+\.\d%", cell) for row in read_prediction_rows(page) for cell in row[2:]
+    )
 
 
-def test_classes_by_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
-    """A folder called 2 holds what the model calls cats, unless the model itself has classes called 1 and 2."""
+def test_folders_named_by_class_number(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+    """Folder 2 has the model's class of index 2, cats, unless the model has a class named 2."""
     data = write_class_folders(tmp_path / "data", **{"1": 1, "2": 1})
     numbered = write_model_folder(tmp_path / "numbered", labels=("2", "1", "0"), patch_size=32)
     for subject, expected in ((model, ["bees", "cats"]), (numbered, ["1", "2"])):
         assert vitrail_("report", subject, "--data", data, "-o", tmp_path / "page.html", "--overwrite").code == 0
-        assert [row[1] for row in rows((tmp_path / "page.html").read_text("utf-8"))] == expected
+        assert [row[1] for row in read_prediction_rows((tmp_path / "page.html").read_text("utf-8"))] == expected
 
 
-def test_without_pictures(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_without_images(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = vitrail_("report", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
-    assert said.code == 0
-    assert said.err == "vitrail: note: no --data, so no images\n"
+    result = vitrail_("report", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
+    assert result.code == 0
+    assert result.err == "vitrail: note: no --data, so no images\n"
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<figure") == 2
-    assert headings(page)[-1] == "Not included"
+    assert read_headings(page)[-1] == "Not included"
 
 
-def test_pictures_that_cannot_be_read(vitrail_: Run, model: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_with_a_note(vitrail_: Run, model: Path, tmp_path: Path) -> None:
     photos = write_image(tmp_path / "photos" / "good.png").parent
-    (photos / "broken <b>.png").write_bytes(b"no picture")
-    said = vitrail_("report", model, "--data", photos, "-o", tmp_path / "page.html", "--explained", 2)
-    assert said.code == 0
+    (photos / "broken <b>.png").write_bytes(b"not an image")
+    result = vitrail_("report", model, "--data", photos, "-o", tmp_path / "page.html", "--explained", 2)
+    assert result.code == 0
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert len(rows(page)) == 1
+    assert len(read_prediction_rows(page)) == 1
     assert page.count("broken &lt;b&gt;.png&#x27; is not an image") == 1
     assert "Figures over 1 image." in page
 
@@ -104,7 +108,7 @@ BAD = {
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("words", BAD)
-def test_words_that_do_not_fit(
+def test_invalid_options_are_one_line_errors(
     vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     write_image(tmp_path / "photos" / "0.png")
@@ -113,18 +117,18 @@ def test_words_that_do_not_fit(
     (tmp_path / "labels.txt").write_text("one\n")
     monkeypatch.chdir(tmp_path)
     data = () if "--data" in words else ("--data", "photos")
-    said = vitrail_("report", model, *data, *words.split())
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"vitrail: {BAD[words]}")
+    result = vitrail_("report", model, *data, *words.split())
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"vitrail: {BAD[words]}")
     assert not (tmp_path / "report.html").exists()
 
 
-def test_models_that_do_not_fit(vitrail_: Run, tmp_path: Path) -> None:
+def test_invalid_models_are_one_line_errors(vitrail_: Run, tmp_path: Path) -> None:
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention layers; expected a transformer"),
     ):
-        said = vitrail_("report", name, "-o", tmp_path / "new" / "page.html")
-        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-        assert said.err.startswith(f"vitrail: {message}")
+        result = vitrail_("report", name, "-o", tmp_path / "new" / "page.html")
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert result.err.startswith(f"vitrail: {message}")
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""vitrail runs as a user meets it."""
+"""vitrail runs on the command line."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def run(*words: object) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One run finished, one killed, one damaged, one empty."""
+    """A finished, a killed, a damaged and an empty run."""
     rows = [{"step": n, "epoch": n / 2, "loss": 1 / n, "seconds": 1800.4 * n} for n in (1, 2, 3)]
     rows += [{"step": 4, "epoch": 2.0, "val_top1": 0.75, "val_loss": 0.5, "seconds": 7201.6}]
     for name, count in (("done", 4), ("killed", 2), ("odd\x1b[31m", 0)):
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(folder.parent)
     run()
     lines = capsys.readouterr().out.splitlines()
@@ -64,7 +64,7 @@ def test_teachers_have_a_column_if_there_are_any(folder: Path, capsys: pytest.Ca
     assert [line[start:].split("  ")[0] for line in lines[2:4]] == ["", "big"]
 
 
-def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_one_entry_per_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(folder, "--json")
     data = json.loads(capsys.readouterr().out)
     assert [each["state"].split(":")[0] for each in data] == ["finished", "stopped at step 2", "damaged", "damaged"]
@@ -75,14 +75,14 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["killed"]
 
 
-def test_curves(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_are_plotted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     run(folder, "--out", tmp_path / "curves.png")
     assert capsys.readouterr().out.endswith(f"\ncurves in {tmp_path / 'curves.png'}\n")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_folder_without_runs_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no runs; expected folders with a run\.json, as written by"):
         run(tmp_path)
     with pytest.raises(

@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
-    """Of a width that does not tell its heads, in the folder where we are."""
+    """Weights in the current folder whose width does not determine the number of heads."""
     monkeypatch.chdir(tmp_path)
     write_image(tmp_path / "photo.png", 0)
     model = add_weight_noise(vitrail.create("DeiT-Ti", image_size=32, width=16, heads=2, depth=1, classes=10))
@@ -39,37 +39,37 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("weights")
-def test_the_field_reaches_the_reader_and_a_wrong_value_is_one_line(
-    command: str, vitrail_: Run, tmp_path: Path
-) -> None:
+def test_field_is_used_and_an_invalid_value_is_a_one_line_error(command: str, vitrail_: Run, tmp_path: Path) -> None:
     for fields, message in (
         ((), "number of heads for width 16; expected heads=…"),
         (("--set", "heads=3"), "width 16 cannot be divided by 3 heads"),
         (("--set", "heads=2", "--set", "trained_size=32x64"), "trained_size is 32x64, which is 8 patches"),
     ):
-        said = vitrail_(*COMMANDS[command], *fields)
-        assert (said.code, said.err.count("\n")) == (2, 1), said.err
-        assert message in said.err
+        result = vitrail_(*COMMANDS[command], *fields)
+        assert (result.code, result.err.count("\n")) == (2, 1), result.err
+        assert message in result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png", "weights.pth"]
 
 
 @pytest.mark.usefixtures("weights")
-def test_the_field_of_a_teacher(vitrail_: Run) -> None:
+def test_field_of_a_teacher(vitrail_: Run) -> None:
     words = ("distill", "--teacher", "weights.pth", "--data", "fashion", "--set", "depth=1", "--dry-run")
     assert "expected heads=…" in vitrail_(*words).err
-    said = vitrail_(*words, "--teacher-set", "heads=3")
-    assert said.code == 2
-    assert "width 16 cannot be divided by 3 heads" in said.err
+    result = vitrail_(*words, "--teacher-set", "heads=3")
+    assert result.code == 2
+    assert "width 16 cannot be divided by 3 heads" in result.err
 
 
 @pytest.mark.usefixtures("weights")
-def test_predictions_are_those_of_the_given_heads(vitrail_: Run) -> None:
-    answers = {vitrail_("predict", "weights.pth", "photo.png", "-f", "csv", "--set", f"heads={n}").out for n in (2, 4)}
-    assert len(answers) == 2
+def test_predictions_depend_on_the_given_heads(vitrail_: Run) -> None:
+    outputs = {vitrail_("predict", "weights.pth", "photo.png", "-f", "csv", "--set", f"heads={n}").out for n in (2, 4)}
+    assert len(outputs) == 2
 
 
 @pytest.mark.usefixtures("weights")
-def test_inspection_lists_what_was_assumed(vitrail_: Run) -> None:
-    said = vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--from", "timm")
-    assert "assumed        activation=gelu, norm_eps=1e-06, pool=class, trained_size=32x32, preprocessing=" in said.out
+def test_inspection_lists_assumed_fields(vitrail_: Run) -> None:
+    result = vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--from", "timm")
+    assert (
+        "assumed        activation=gelu, norm_eps=1e-06, pool=class, trained_size=32x32, preprocessing=" in result.out
+    )
     assert '"assumed": {}' in vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--json").out

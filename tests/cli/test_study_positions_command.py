@@ -1,4 +1,4 @@
-"""vitrail study positions as a user meets it: eight trainings a seed, going on where it stopped, one-line errors."""
+"""vitrail study positions on the command line: eight runs per seed, resuming, and one-line errors."""
 
 import json
 import shlex
@@ -31,33 +31,35 @@ def study(words: str) -> None:
     table(shlex.split(f"positions {words}"), exit_on_error=False, print_error=False, result_action="return_value")
 
 
-def undrawn(*_: object) -> None:
-    """In place of the curves of each run, which take longer than these runs."""
+def skip_drawing(*_: object) -> None:
+    """Replaces the curves of each run, which take longer than these runs."""
 
 
 @pytest.fixture(autouse=True)
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitrail.train.run.plot_training_curves", undrawn)
+    monkeypatch.setattr("vitrail.train.run.plot_training_curves", skip_drawing)
     write_class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
     write_class_folders(tmp_path / "photos" / "val", ants=4, bees=4)
 
 
-def plan(folder: str) -> dict[str, Any]:
+def read_plan(folder: str) -> dict[str, Any]:
     return json.loads((Path(folder) / "run.json").read_text())
 
 
-def test_eight_cells_of_two_seeds_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eight_cells_with_two_seeds_and_the_same_command_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     study(f"{TINY} --seeds 2")
     out = capsys.readouterr().out
     assert "by recipe positions on photos: 16 runs in runs/photos-positions\n" in out
     assert "  none       no positions\n  1d-stem    positions none → learned\n" in out
-    begun = [line.split()[2].rstrip(":") for line in out.splitlines() if line.startswith("── ")]
-    assert begun == [f"{name}-{seed}" for seed in (0, 1) for name in NAMES]  # one seed is whole before the next
+    started = [line.split()[2].rstrip(":") for line in out.splitlines() if line.startswith("── ")]
+    assert started == [
+        f"{name}-{seed}" for seed in (0, 1) for name in NAMES
+    ]  # all cells of a seed come before the next seed
     folder = Path("runs/photos-positions")
-    told = json.loads((folder / "table.json").read_text("utf-8"))
-    for row, cell in zip(told["rows"], POSITION_CELLS, strict=True):
-        config = plan(f"{folder}/{cell.name}-1")["model"]["config"]
+    results = json.loads((folder / "table.json").read_text("utf-8"))
+    for row, cell in zip(results["rows"], POSITION_CELLS, strict=True):
+        config = read_plan(f"{folder}/{cell.name}-1")["model"]["config"]
         assert (config["positions"], config["positions_at"]) == (cell.positions, cell.positions_at)
         first, second = (RunFolder(folder / f"{cell.name}-{seed}").read_records()[-1]["val_top1"] for seed in (0, 1))
         assert row["top1"] == pytest.approx((first + second) / 2)
@@ -68,7 +70,7 @@ def test_eight_cells_of_two_seeds_and_the_same_command_goes_on(capsys: pytest.Ca
     assert [run.state for run in read_run_summaries(folder)] == ["finished"] * 16
 
     shutil.rmtree(folder / "2d-stem-1")
-    study(f"{TINY} --seed 1")  # seeds may be trained apart, also side by side
+    study(f"{TINY} --seed 1")  # seeds may be trained by separate commands
     out = capsys.readouterr().out
     assert "8 runs (7 finished)" in out
     assert [line for line in out.splitlines() if line.startswith("── ")] == [
@@ -78,19 +80,19 @@ def test_eight_cells_of_two_seeds_and_the_same_command_goes_on(capsys: pytest.Ca
     again = capsys.readouterr()
     assert "16 runs (16 finished)" in again.err
     assert "── " not in again.err
-    assert json.loads(again.out) == told  # the run that was lost came out as it had been
+    assert json.loads(again.out) == results  # the lost run has the same result as before
     with pytest.raises(VitrailError, match=r"none-0 was trained with other settings: epochs 1, now 2; use"):
         study(TINY.replace("--epochs 1", "--epochs 2"))
 
 
-def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     study(f"{TINY} --seeds 3 --dry-run")
     assert "24 runs in runs/photos-positions" in capsys.readouterr().out
-    study("--dry-run --json")  # the embedded data, and its recipe
-    told = json.loads(capsys.readouterr().out)
-    assert (told["recipe"], told["data"]) == ("fashion", "fashion")
-    assert [row["row"] for row in told["rows"]] == NAMES
-    assert told["rows"][0]["top1"] is None
+    study("--dry-run --json")  # the bundled data and its recipe
+    results = json.loads(capsys.readouterr().out)
+    assert (results["recipe"], results["data"]) == ("fashion", "fashion")
+    assert [row["row"] for row in results["rows"]] == NAMES
+    assert results["rows"][0]["top1"] is None
     study("--data photos --batch 4 --dry-run")  # the study's own recipe names a model
     assert "positions of vit_tiny_patch16_224 by recipe positions on photos" in capsys.readouterr().out
     study("--data photos --recipe deit --model ViT-Ti/16 --batch 8 --dry-run")
@@ -113,7 +115,7 @@ def test_a_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixt
         ("--data nowhere", "nowhere"),
     ],
 )
-def test_bad_requests_are_one_line_before_anything_is_written(words: str, message: str) -> None:
+def test_invalid_requests_are_one_line_errors_before_anything_is_written(words: str, message: str) -> None:
     with pytest.raises(VitrailError) as caught:
         study(words)
     assert message in str(caught.value)
@@ -121,7 +123,7 @@ def test_bad_requests_are_one_line_before_anything_is_written(words: str, messag
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
-def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(
+def test_cell_that_diverges_is_a_result_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = Trainer.step

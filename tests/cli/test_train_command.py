@@ -1,4 +1,4 @@
-"""vitrail train as a user meets it: folders with every kind of bad picture, budgets, resuming, one-line errors."""
+"""vitrail train on the command line: folders with unreadable images, time budgets, resuming, one-line errors."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ def train(words: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -36,11 +36,11 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_a_folder_of_photos(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_on_a_folder_of_photos(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(f"--data photos {TINY} --batch 4 --epochs 2 --ema 0.9 --out run")
     out = capsys.readouterr().out
-    for said in ("16 training images, 4 validation images, 2 classes", "8 steps, 2 epochs", "validation top-1", "eval"):
-        assert said in out
+    for text in ("16 training images, 4 validation images, 2 classes", "8 steps, 2 epochs", "validation top-1", "eval"):
+        assert text in out
     about = vitrail.describe("run/model")
     assert about.labels == ("ants", "bees")
     assert about.provenance["data"] == "photos"
@@ -54,7 +54,7 @@ def test_a_folder_of_photos(photos: Path, capsys: pytest.CaptureFixture[str]) ->
     assert RunFolder(Path("run")).read_records()[-1]["step"] == 8
 
 
-def test_the_plan_stands_before_the_first_step(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_is_written_before_the_first_step(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[bool]()
 
     def no_step(self: object, batches: object) -> Any:
@@ -67,7 +67,7 @@ def test_the_plan_stands_before_the_first_step(photos: Path, monkeypatch: pytest
     assert seen == [True]
 
 
-def test_preset_then_recipe_then_flag(photos: Path) -> None:
+def test_recipe_overrides_preset_and_option_overrides_both(photos: Path) -> None:
     Path("mine.yaml").write_text("lr: 1e-4\nepochs: 1\nbatch: 4\nfields: {depth: 2, width: 24}\n")
     train(f"--data photos --recipe mine.yaml {TINY} --lr 2e-4 --dropout 0.1 --out run")
     plan = json.loads(Path("run/run.json").read_text())
@@ -79,7 +79,7 @@ def test_preset_then_recipe_then_flag(photos: Path) -> None:
     assert config["mlp_width"] is None, "the preset"
 
 
-def test_a_recipes_model_is_left_when_another_is_named(photos: Path) -> None:
+def test_named_model_replaces_the_model_of_the_recipe(photos: Path) -> None:
     other = TINY.replace("vit_tiny", "vit_small")
     train(f"--recipe fashion --data photos {other} --batch 4 --epochs 1 --out run")
     config = json.loads(Path("run/run.json").read_text())["model"]["config"]
@@ -87,11 +87,11 @@ def test_a_recipes_model_is_left_when_another_is_named(photos: Path) -> None:
     assert config["pool"] == "class"
 
 
-def test_fine_tuning_at_another_size_begins_with_the_weights_and_a_zero_head(photos: Path, tmp_path: Path) -> None:
+def test_fine_tuning_at_another_size_starts_from_the_weights_and_a_zero_head(photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = vitrail.create("DeiT-Ti", image_size=32, width=24, depth=2, heads=2, classes=5)
-    how = vitrail.Preprocessing(image_size=32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    vitrail.save(model, "init", preprocessing=how)
+    preprocessing = vitrail.Preprocessing(image_size=32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    vitrail.save(model, "init", preprocessing=preprocessing)
     train("--data photos --init init --image-size 48 --epochs 1 --batch 4 --lr 1e-9 --out run")
     tuned = vitrail.load("run/model")
     assert tuned.config.image_size == (48, 48)
@@ -103,10 +103,10 @@ def test_fine_tuning_at_another_size_begins_with_the_weights_and_a_zero_head(pho
     assert about.preprocessing is not None
     assert about.preprocessing.mean == (0.485, 0.456, 0.406)
     train("--data photos --init run --recipe probe --epochs 1 --batch 4 --out further")
-    assert vitrail.load("further/model").config.image_size == (48, 48), "a run is a start too"
+    assert vitrail.load("further/model").config.image_size == (48, 48), "a run can be the start of another"
 
 
-def test_a_dry_run_says_how_long_and_writes_nothing(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reports_the_time_and_writes_nothing(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(f"--data photos {TINY} --batch 4 --epochs 3 --dry-run")
     out = capsys.readouterr().out
     assert "images/s" in out
@@ -115,7 +115,7 @@ def test_a_dry_run_says_how_long_and_writes_nothing(photos: Path, capsys: pytest
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
-def test_a_budget_of_minutes_fixes_the_steps_in_the_run(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_budget_fixes_the_number_of_steps(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(f"--data photos {TINY} --batch 4 --minutes 0.2 --out run --eval-every 0")
     plan = json.loads(Path("run/run.json").read_text())
     assert plan["steps"] > 10
@@ -126,31 +126,34 @@ def test_a_budget_of_minutes_fixes_the_steps_in_the_run(photos: Path, capsys: py
         train(f"--data photos {TINY} --batch 4 --minutes 0.001")
 
 
-def test_resuming_ends_as_if_it_had_not_stopped(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_is_bit_identical(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--data photos {TINY} --batch 4 --epochs 2 --mixup 0.8 --dropout 0.1 --save-every 3"
-    train(f"{words} --out whole")
-    train(f"{words} --out cut")
-    run = RunFolder(Path("cut"))
+    train(f"{words} --out uninterrupted")
+    train(f"{words} --out stopped")
+    run = RunFolder(Path("stopped"))
     for path in run.list_checkpoints():
         if "8" in path.stem:
             path.unlink()  # as if it had been killed after step 6
-    shutil.rmtree("cut/model")
-    train("--resume cut")
+    shutil.rmtree("stopped/model")
+    train("--resume stopped")
     assert "resuming from step-00000006 of 8 steps" in capsys.readouterr().out
-    mine, its = vitrail.load("whole/model").state_dict(), vitrail.load("cut/model").state_dict()
-    assert all(torch.equal(mine[name], its[name]) for name in mine)
-    train("--resume cut")
+    uninterrupted, resumed = (
+        vitrail.load("uninterrupted/model").state_dict(),
+        vitrail.load("stopped/model").state_dict(),
+    )
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
+    train("--resume stopped")
     assert "is finished" in capsys.readouterr().out
 
 
-def spoil(folder: Path) -> int:
-    """Pictures of every kind that a folder of photos has in it; gives how many of them cannot be read."""
+def add_images_of_all_kinds(folder: Path) -> int:
+    """Write images of every kind to a folder; returns how many of them cannot be read."""
     good = Image.fromarray(random_array(40, 30, 3))
-    good.save(folder / "whole.jpg")
-    data = (folder / "whole.jpg").read_bytes()
+    good.save(folder / "good.jpg")
+    data = (folder / "good.jpg").read_bytes()
     (folder / "truncated.jpg").write_bytes(data[: len(data) // 2])
     (folder / "empty.jpg").write_bytes(b"")
-    (folder / "text.jpg").write_text("this is no picture")
+    (folder / "text.jpg").write_text("this is not an image")
     good.convert("CMYK").save(folder / "cmyk.jpg")
     good.convert("P").save(folder / "palette.png")
     good.convert("LA").save(folder / "transparent.png")
@@ -166,10 +169,10 @@ def spoil(folder: Path) -> int:
 
 @pytest.mark.parametrize("cache", [0, 1])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_bad_pictures_cost_a_line_each_and_not_the_run(
+def test_unreadable_images_are_listed_and_training_continues(
     photos: Path, cache: int, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad = spoil(photos / "train" / "ants") + spoil(photos / "val" / "bees")
+    bad = add_images_of_all_kinds(photos / "train" / "ants") + add_images_of_all_kinds(photos / "val" / "bees")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(f"--data photos {TINY} --batch 9 --epochs 3 --out run --cache {cache} --workers {workers}")
@@ -177,12 +180,12 @@ def test_bad_pictures_cost_a_line_each_and_not_the_run(
     assert f"skipped {bad} images that could not be read:" in out
     for name in ("truncated.jpg", "empty.jpg", "text.jpg", "gigantic.png"):
         assert out.count(name) == 2
-    assert "whole.jpg" not in out
+    assert "good.jpg" not in out
     assert RunFolder(Path("run")).read_records()[-1]["step"] == 9
 
 
-def test_strict_makes_a_bad_picture_an_error(photos: Path) -> None:
-    (photos / "train" / "ants" / "text.jpg").write_text("this is no picture")
+def test_strict_makes_an_unreadable_image_an_error(photos: Path) -> None:
+    (photos / "train" / "ants" / "text.jpg").write_text("this is not an image")
     with pytest.raises(VitrailError, match=r"text\.jpg.*is not an image"):
         train(f"--data photos {TINY} --batch 16 --epochs 2 --strict")
 
@@ -213,7 +216,7 @@ def test_strict_makes_a_bad_picture_an_error(photos: Path) -> None:
         ("--resume run --dry-run", "with --dry-run; expected it alone"),
     ],
 )
-def test_bad_requests_are_one_line(photos: Path, words: str, message: str) -> None:
+def test_invalid_requests_are_one_line_errors(photos: Path, words: str, message: str) -> None:
     with pytest.raises(VitrailError) as caught:
         train(words)
     assert message in str(caught.value)
@@ -221,7 +224,7 @@ def test_bad_requests_are_one_line(photos: Path, words: str, message: str) -> No
     assert not Path("runs").exists()
 
 
-def test_a_run_that_changed_under_its_feet_is_not_resumed(photos: Path) -> None:
+def test_resume_is_refused_if_plan_model_or_data_changed(photos: Path) -> None:
     train(f"--data photos {TINY} --batch 4 --epochs 1 --out run")
     with pytest.raises(VitrailError, match="already holds a run"):
         train(f"--data photos {TINY} --batch 4 --epochs 1 --out run")
@@ -242,13 +245,13 @@ def test_a_run_that_changed_under_its_feet_is_not_resumed(photos: Path) -> None:
         train("--resume run")
 
 
-def test_grey_data_make_a_model_of_one_channel() -> None:
+def test_grey_images_give_a_model_of_one_channel() -> None:
     train("--epochs 0.1 --set depth=1 --set width=12 --out run")
     assert vitrail.load("run/model").config.channels == 1
     assert len(vitrail.describe("run/model").labels or ()) == 10
 
 
-def test_epochs_on_the_command_line_take_the_place_of_a_recipes_minutes(photos: Path) -> None:
+def test_epochs_option_replaces_the_minutes_of_a_recipe(photos: Path) -> None:
     Path("mine.yaml").write_text("minutes: 60\nbatch: 4\n")
     train(f"--data photos --recipe mine.yaml {TINY} --epochs 1 --out run")
     plan = json.loads(Path("run/run.json").read_text())
@@ -256,7 +259,7 @@ def test_epochs_on_the_command_line_take_the_place_of_a_recipes_minutes(photos: 
     assert plan["recipe"]["minutes"] is None
 
 
-def test_a_run_is_resumed_from_anywhere(photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_is_resumed_from_another_folder(photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     train(f"--data photos {TINY} --batch 4 --epochs 1 --out run")
     shutil.rmtree("run/model")
     (tmp_path / "elsewhere").mkdir()
@@ -265,7 +268,7 @@ def test_a_run_is_resumed_from_anywhere(photos: Path, monkeypatch: pytest.Monkey
     assert vitrail.describe(tmp_path / "run" / "model").provenance["validation"]["top1"] >= 0
 
 
-def test_colours_of_a_recipe_make_grey_data_coloured(tmp_path: Path) -> None:
+def test_recipe_with_three_means_turns_grey_images_into_rgb(tmp_path: Path) -> None:
     Path("mine.yaml").write_text("preprocessing: {mean: [0.4, 0.5, 0.6], std: [0.2, 0.2, 0.2]}\nbatch: 100\n")
     train(f"--recipe mine.yaml --data fashion {TINY.replace('=16', '=24')} --epochs 0.1 --out run")
     assert vitrail.load("run/model").config.channels == 3
@@ -277,7 +280,7 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
         train(f"--data above {TINY} --batch 4")
 
 
-def test_a_run_that_took_no_step_may_be_begun_again(photos: Path) -> None:
+def test_run_without_a_step_may_be_started_again(photos: Path) -> None:
     with pytest.raises(VitrailError, match="train_blocks is 9"):
         train(f"--data photos {TINY} --batch 4 --epochs 1 --train-blocks 9 --out run")
     train(f"--data photos {TINY} --batch 4 --epochs 1 --out run")

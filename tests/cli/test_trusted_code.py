@@ -1,4 +1,4 @@
-"""Code from outside runs only where the command names it now: a run, a recipe or an alias in a file never does."""
+"""External code runs only if the command names it; a run, a recipe or an alias in a file is not enough."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ from vitrail.models.catalog import find_preset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 SMALL = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --batch 4 --epochs 1"
-RAN = "import pathlib\npathlib.Path({place!r}).write_text('ran')\n"
+RAN = "import pathlib\npathlib.Path({path!r}).write_text('ran')\n"
 
 
 def vitrail_(words: str) -> None:
@@ -28,7 +28,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_class_folders(tmp_path / "photos" / "train", ants=8, bees=8)
     write_class_folders(tmp_path / "photos" / "val", ants=2, bees=2)
-    code = EXAMPLE.read_text() + RAN.format(place=str(tmp_path / "ran"))
+    code = EXAMPLE.read_text() + RAN.format(path=str(tmp_path / "ran"))
     (tmp_path / "own.py").write_text(code)
     (tmp_path / "own_module.py").write_text(code)
     (tmp_path / "linked.py").symlink_to(tmp_path / "own.py")
@@ -42,7 +42,7 @@ def has_run() -> bool:
 
 
 def write_plan(folder: Path, **changes: Any) -> None:
-    """A run folder as somebody else may send it, with a checksum that fits."""
+    """Write a run folder as received from someone else, with a valid checksum."""
     recipe = {"name": "scratch", **{name: changes.pop(name) for name in ("model",) if name in changes}}
     request = {"data": "photos", "recipe": recipe, **changes}
     folder.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ MODULES = ("own_module:mixer_tiny", "OWN_MODULE:mixer_tiny", "own_module.:x", ":
 
 @pytest.mark.parametrize("name", [*NAMES, *MODULES])
 @pytest.mark.parametrize("command", ["train", "distill"])
-def test_a_run_runs_nothing_that_only_its_file_names(name: str, command: str) -> None:
+def test_code_named_only_in_a_run_is_not_executed(name: str, command: str) -> None:
     write_plan(Path("theirs"), model=name)
     with pytest.raises(
         VitrailError, match=r"^theirs names the model .*which runs the code of .*trust.code.?"
@@ -68,7 +68,7 @@ def test_a_run_runs_nothing_that_only_its_file_names(name: str, command: str) ->
 
 @pytest.mark.parametrize("name", [NAMES[0], MODULES[0]])
 @pytest.mark.parametrize("command", ["train --recipe mine.yaml", "ablate mine.yaml --without flip", "study positions"])
-def test_a_recipe_runs_nothing_that_only_its_file_names(name: str, command: str) -> None:
+def test_code_named_only_in_a_recipe_is_not_executed(name: str, command: str) -> None:
     Path("mine.yaml").write_text(f"model: '{name}'\nbatch: 4\n")
     more = "--recipe mine.yaml" if command.startswith("study") else ""
     with pytest.raises(VitrailError, match=r"^the recipe mine names the model .*trust.code.?"):
@@ -77,7 +77,7 @@ def test_a_recipe_runs_nothing_that_only_its_file_names(name: str, command: str)
     assert not Path("out").exists()
 
 
-def test_the_users_words_are_what_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_named_by_the_user_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
     vitrail_(f"train --data photos --model own.py:mixer_tiny {SMALL} -o run")
     recorded = json.loads(Path("run/run.json").read_text())["request"]["recipe"]["model"]
     assert recorded == f"{Path('own.py').resolve()}:mixer_tiny", "so that it can be resumed from anywhere"
@@ -98,16 +98,16 @@ def test_the_users_words_are_what_is_imported(capsys: pytest.CaptureFixture[str]
     assert has_run()
 
 
-def test_trust_that_nothing_asks_for_is_refused() -> None:
+def test_unneeded_trust_code_is_refused() -> None:
     with pytest.raises(VitrailError, match=r"trust.code.? own\.py:mixer_tiny is not named in the recipe scratch"):
         vitrail_(f"train --data photos --model ViT-Ti/16 --trust-code own.py:mixer_tiny {SMALL} -o run")
     assert not has_run()
 
 
 @pytest.mark.parametrize("name", ["hf-hub:somebody/model", "local-dir:/tmp/x", "hf_hub:a/b", " resnet18", "a b", ""])
-def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_timm_teacher_must_be_in_timms_registry(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: str) -> None:
-        pytest.fail("timm was asked")
+        pytest.fail("timm was called")
 
     monkeypatch.setattr("vitrail.loading.open_timm_model", fail)
     write_plan(Path("theirs"), model="DeiT-Ti", teacher=f"timm:{name}")
@@ -115,22 +115,22 @@ def test_a_recorded_teacher_of_timm_is_one_that_timm_has(name: str, monkeypatch:
         vitrail_("distill --resume theirs")
 
 
-def test_a_file_cannot_say_what_is_trusted() -> None:
+def test_file_cannot_declare_itself_trusted() -> None:
     write_plan(Path("theirs"), model="own.py:mixer_tiny", trusted="own.py:mixer_tiny")
     with pytest.raises(VitrailError, match=r"trust.code.?"):
         vitrail_("train --resume theirs")
     assert not has_run()
 
 
-def test_by_default_a_name_imports_nothing() -> None:
+def test_names_import_nothing_by_default() -> None:
     with pytest.raises(VitrailError, match=r"trust.code.? own_module:mixer_tiny"):
         find_preset("own_module:mixer_tiny")
     assert not has_run()
 
 
-def test_a_module_by_name_brings_no_other_file_of_the_current_folder() -> None:
+def test_external_module_does_not_import_other_files_of_the_current_folder() -> None:
     Path("own_other.py").write_text("import own_sibling\n" + EXAMPLE.read_text())
-    Path("own_sibling.py").write_text(RAN.format(place="ran"))
+    Path("own_sibling.py").write_text(RAN.format(path="ran"))
     with pytest.raises(VitrailError, match="No module named 'own_sibling'"):
         vitrail_("summary own_other:mixer_tiny")
     assert not has_run()

@@ -13,7 +13,7 @@ TRAIN = (
     *("train", "--model", "ViT-Ti/16", "--set", "depth=1", "--set", "width=16", "--set", "heads=2", "--epochs", 1),
     *("--set", "patch_size=8", "--image-size", 16, "--batch", 4, "--strict", "-o", "run", "--data"),
 )
-REASONS = {  # what is given → what is said about it
+REASONS = {  # kind of input → reason in the error
     "missing": "does not exist; expected ",
     "truncated": "cannot be read: ",
     "text": "is not an image; expected JPEG, PNG",
@@ -40,19 +40,19 @@ def test_exit_code_and_wording(vitrail_: Run, model: Path, given: Path, command:
         if fault in ("truncated", "text"):  # one of the images of a class
             bad = given / "photos" / "a" / "0.png"
             bad.write_bytes((given / image).read_bytes())
-            said = vitrail_(*TRAIN, "photos")
+            result = vitrail_(*TRAIN, "photos")
         else:
-            said = vitrail_(*TRAIN, image)
+            result = vitrail_(*TRAIN, image)
     elif command in ("look", "report"):
-        said = vitrail_(command, model, "--data", image, "-o", "out.html")
+        result = vitrail_(command, model, "--data", image, "-o", "out.html")
     elif command == "export --check":
-        said = vitrail_("export", model, "out", "--check", image)
+        result = vitrail_("export", model, "out", "--check", image)
     else:
-        said = vitrail_(command, model, image, *(("-o", "out.npy") if command == "embed" else ()))
-    lines = [line for line in said.err.splitlines() if not line.startswith(("vitrail: note", "vitrail: warning"))]
-    assert said.code == 2, said
-    assert re.search(REASONS[fault], lines[0]), said.err
-    assert len(lines) == (2 if command == "embed" and fault != "empty" else 1), said.err
+        result = vitrail_(command, model, image, *(("-o", "out.npy") if command == "embed" else ()))
+    lines = [line for line in result.err.splitlines() if not line.startswith(("vitrail: note", "vitrail: warning"))]
+    assert result.code == 2, result
+    assert re.search(REASONS[fault], lines[0]), result.err
+    assert len(lines) == (2 if command == "embed" and fault != "empty" else 1), result.err
 
 
 @pytest.mark.parametrize("command", ["predict", "embed", "explain"])
@@ -60,9 +60,9 @@ def test_some_unreadable_images_are_named_and_the_others_processed(
     vitrail_: Run, model: Path, given: Path, command: str
 ) -> None:
     out = {"predict": "out.csv", "embed": "out.npy", "explain": "out"}[command]
-    said = vitrail_(command, model, "missing.png", "photos", "text.png", "empty", "-o", out)
-    lines = [line for line in said.err.splitlines() if not line.startswith("vitrail: note")]
-    assert said.code == 2
+    result = vitrail_(command, model, "missing.png", "photos", "text.png", "empty", "-o", out)
+    lines = [line for line in result.err.splitlines() if not line.startswith("vitrail: note")]
+    assert result.code == 2
     assert lines[0].startswith("vitrail: 'empty' has no images; expected")
     assert [line.split("'")[1] for line in lines[1:3]] == ["missing.png", "text.png"]
     assert lines[3:] == [

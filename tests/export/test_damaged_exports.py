@@ -1,4 +1,4 @@
-"""Flipped bytes in exported and cached folders: told in one line, made again, or without effect."""
+"""Damaged exports and caches: a one-line error, rebuilt, or without effect."""
 
 import json
 import os
@@ -29,16 +29,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_flipped_bytes_are_found_or_without_effect(tmp_path: Path, outside: bool, mutations: int) -> None:
-    """At 20 places of each file by default; with --mutations at a hundredth as many."""
+def test_flipped_bytes_are_detected_or_have_no_effect(tmp_path: Path, outside: bool, mutations: int) -> None:
+    """20 flipped bits per file by default, one per hundred of --mutations."""
     folder = write_graph_folder(tmp_path / "a", outside=outside)
     engine, chance, found = ExportedModel(folder), random.Random(0), 0
     before = engine.run(PIXELS)
     for path in sorted(folder.iterdir()):
-        whole = path.read_bytes()
+        content = path.read_bytes()
         for _ in range(max(3, mutations // 100)):
-            place = chance.randrange(len(whole))
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :])
+            position = chance.randrange(len(content))
+            path.write_bytes(
+                content[:position] + bytes([content[position] ^ 1 << chance.randrange(8)]) + content[position + 1 :]
+            )
             try:
                 damaged = ExportedModel(folder)
             except CheckpointError as error:
@@ -46,7 +48,7 @@ def test_flipped_bytes_are_found_or_without_effect(tmp_path: Path, outside: bool
             else:
                 assert path.name == CONFIG_FILE
                 assert (damaged.description, np.array_equal(damaged.run(PIXELS), before)) == (engine.description, True)
-        path.write_bytes(whole)
+        path.write_bytes(content)
     assert found
 
 
@@ -56,7 +58,7 @@ def is_line_about(folder: Path, error: Exception) -> bool:
     return True
 
 
-def test_a_folder_says_the_checksums_of_its_files(tmp_path: Path) -> None:
+def test_config_has_checksums_of_the_files(tmp_path: Path) -> None:
     folder = write_graph_folder(tmp_path / "a", outside=True)
     about = json.loads((folder / CONFIG_FILE).read_text())
     assert set(about["files"]) == {ONNX_FILE, f"{ONNX_FILE}.data"}
@@ -69,7 +71,7 @@ def test_a_folder_says_the_checksums_of_its_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ExportedModel(folder).run(PIXELS), ExportedModel(tmp_path / "b").run(PIXELS))
 
 
-def test_an_edited_description_says_what_to_do(tmp_path: Path) -> None:
+def test_edited_description_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     folder = write_graph_folder(tmp_path / "a")
     about = {**json.loads((folder / CONFIG_FILE).read_text()), "labels": [*"vwxyz"]}
     (folder / CONFIG_FILE).write_text(json.dumps(about))
@@ -89,34 +91,34 @@ def cached() -> list[Path]:
     return sorted((get_cache_folder() / "exports").iterdir())
 
 
-def test_int8_is_kept_by_content_and_made_again_when_damaged(tmp_path: Path, mutations: int) -> None:
+def test_int8_is_cached_by_content_and_rebuilt_if_damaged(tmp_path: Path, mutations: int) -> None:
     """Another model of the same size, name and time is another model."""
-    place = tmp_path / "export"
-    shutil.copytree(write_graph_folder(tmp_path / "a", seed=0), place)
-    os.utime(place / ONNX_FILE, ns=(1, 1))
-    first, name, notes = chosen(place)
+    folder = tmp_path / "export"
+    shutil.copytree(write_graph_folder(tmp_path / "a", seed=0), folder)
+    os.utime(folder / ONNX_FILE, ns=(1, 1))
+    first, name, notes = chosen(folder)
     assert name == "int8", notes
-    size, kept = (place / ONNX_FILE).stat().st_size, cached()
-    shutil.rmtree(place)
-    shutil.copytree(write_graph_folder(tmp_path / "b", seed=1), place)
-    os.utime(place / ONNX_FILE, ns=(1, 1))
-    second, name, _ = chosen(place)
-    assert ((place / ONNX_FILE).stat().st_size, name) == (size, "int8")
+    size, before = (folder / ONNX_FILE).stat().st_size, cached()
+    shutil.rmtree(folder)
+    shutil.copytree(write_graph_folder(tmp_path / "b", seed=1), folder)
+    os.utime(folder / ONNX_FILE, ns=(1, 1))
+    second, name, _ = chosen(folder)
+    assert ((folder / ONNX_FILE).stat().st_size, name) == (size, "int8")
     assert np.abs(second - first).max() > 1
-    assert len(cached()) == len(kept) + 1
-    (own,) = set(cached()) - set(kept)
+    assert len(cached()) == len(before) + 1
+    (own,) = set(cached()) - set(before)
     chance = random.Random(0)
     for path in sorted(own.iterdir()):
         for _ in range(max(2, mutations // 1000)):
-            whole = path.read_bytes()
-            at = chance.randrange(len(whole))
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :])
-            again, name, notes = chosen(place)
+            content = path.read_bytes()
+            at = chance.randrange(len(content))
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :])
+            again, name, notes = chosen(folder)
             assert (name, np.array_equal(again, second)) == ("int8", True), notes
-    assert set(cached()) == {*kept, own}
+    assert set(cached()) == {*before, own}
 
 
-def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
+def test_other_files_are_not_replaced_or_deleted(tmp_path: Path) -> None:
     whole = write_graph_folder(tmp_path / "whole")
     for name in ("notes.txt", "README.md", "model.bin"):
         folder = tmp_path / name
@@ -141,7 +143,7 @@ def test_nothing_foreign_is_replaced_or_deleted(tmp_path: Path) -> None:
         check_target_folder(alone, overwrite=True)
 
 
-def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_linked_folder_is_refused(tmp_path: Path) -> None:
     whole = write_graph_folder(tmp_path / "whole")
     before = {path.name: path.read_bytes() for path in whole.iterdir()}
     for name, target in (("a", whole), ("b", tmp_path / "nowhere"), ("c", tmp_path / "c")):
@@ -159,7 +161,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [CONFIG_FILE, ONNX_FILE, f"{ONNX_FILE}.data"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "large"])
-def test_special_files_in_an_export_are_one_line(tmp_path: Path, name: str, kind: str) -> None:
+def test_special_files_in_an_export_are_one_line_errors(tmp_path: Path, name: str, kind: str) -> None:
     folder = write_graph_folder(tmp_path / "a", outside=True)
     path = folder / name
     path.unlink()
@@ -184,7 +186,7 @@ def test_a_description_is_read_within_limits() -> None:
         ExportDescription.from_json("[" + "1," * 2**18 + "1]", "here")
 
 
-def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: Path) -> None:
+def test_export_that_appears_meanwhile_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     other = write_graph_folder(tmp_path / "other", seed=1)
     for overwrite in (False, True):
         folder = tmp_path / f"{overwrite}"
@@ -204,9 +206,7 @@ def test_an_export_that_appeared_meanwhile_is_replaced_only_if_asked(tmp_path: P
     assert set(os.listdir(tmp_path)) == {"other", "False", "True"}  # noqa: PTH208
 
 
-def test_an_export_that_another_process_is_removing_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removal_waits_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = list[Path]()
 
     def busy(folder: Path) -> None:

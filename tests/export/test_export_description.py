@@ -1,4 +1,4 @@
-"""What an exported folder says of itself: read back whole, and nothing else is taken for it."""
+"""The description of an export: round trip, and refusal of anything else."""
 
 import json
 import shutil
@@ -35,22 +35,22 @@ ABOUT = ExportDescription(
 )
 
 
-def changed(**fields: Any) -> str:
+def change_fields(**fields: Any) -> str:
     return json.dumps({**json.loads(ABOUT.to_json()), **fields})
 
 
-def test_a_description_is_read_back() -> None:
+def test_description_round_trip() -> None:
     assert ExportDescription.from_json(ABOUT.to_json(), "here") == ABOUT
-    assert ExportDescription.from_json(changed(colour="blue"), "here") == ABOUT, "a newer vitrail may say more"
-    assert ExportDescription.from_json(changed(agreement=None, labels=None), "here").labels is None
+    assert ExportDescription.from_json(change_fields(colour="blue"), "here") == ABOUT, "a newer vitrail may add fields"
+    assert ExportDescription.from_json(change_fields(agreement=None, labels=None), "here").labels is None
 
 
-def without(name: str) -> str:
+def remove_field(name: str) -> str:
     return json.dumps({key: value for key, value in json.loads(ABOUT.to_json()).items() if key != name})
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is not JSON"),
         ("{", "is not JSON"),
@@ -58,77 +58,79 @@ def without(name: str) -> str:
         ("[]", "does not describe an exported model"),
         ("{}", "does not describe an exported model"),
         ('{"format": 1, "family": "vit", "config": {}}', "does not describe an exported model"),
-        (changed(exported="yes"), "does not describe an exported model"),
-        (changed(format=2), "of format 2; expected 1: update vitrail"),
-        (changed(format=None), "of format None"),
-        (changed(precision="fp16"), "unknown precision 'fp16'"),
-        (without("precision"), "unknown precision None"),
-        (changed(output="nonsense"), "unknown output 'nonsense'"),
-        (without("output"), "unknown output None"),
-        (without("classes"), "classes"),
-        (changed(classes="5"), "classes is '5'"),
-        (changed(classes=True), "classes is True"),
-        (changed(classes=-5, labels=None), "classes is -5"),
-        (changed(multiple=-1), "multiple is -1"),
-        (changed(merge=1.5), "merge is 1.5"),
-        (changed(labels=["a"]), "1 labels for 5 classes"),
-        (changed(labels="abcde"), "labels is 'abcde'"),
-        (changed(labels=[1, 2, 3, 4, 5]), "labels is [1, 2"),
-        (changed(agreement={"pictures": 3}), "agreement is {'pictures': 3}"),
-        (changed(agreement={"pictures": 3, "same": "all"}), "agreement is"),
-        (changed(agreement=[1, 2]), "agreement is [1, 2]"),
-        (changed(provenance=[]), "provenance is []"),
-        (changed(digest=7), "digest is 7"),
-        (changed(preprocessing=None), "preprocessing is None"),
-        (without("preprocessing"), "preprocessing is None"),
-        (changed(preprocessing={"colour": "blue"}), "unknown preprocessing field 'colour'"),
-        (changed(preprocessing={"image_size": "large"}), "image_size is 'large'"),
-        (changed(preprocessing={"mean": [0.5], "std": [0.5, 0.5]}), "1 means and 2 stds"),
-        (changed(preprocessing={"std": [0, 1, 1]}), "std is (0, 1, 1)"),
-        (changed(preprocessing={"mean": [float("nan")] * 3}), "mean is"),
+        (change_fields(exported="yes"), "does not describe an exported model"),
+        (change_fields(format=2), "of format 2; expected 1: update vitrail"),
+        (change_fields(format=None), "of format None"),
+        (change_fields(precision="fp16"), "unknown precision 'fp16'"),
+        (remove_field("precision"), "unknown precision None"),
+        (change_fields(output="nonsense"), "unknown output 'nonsense'"),
+        (remove_field("output"), "unknown output None"),
+        (remove_field("classes"), "classes"),
+        (change_fields(classes="5"), "classes is '5'"),
+        (change_fields(classes=True), "classes is True"),
+        (change_fields(classes=-5, labels=None), "classes is -5"),
+        (change_fields(multiple=-1), "multiple is -1"),
+        (change_fields(merge=1.5), "merge is 1.5"),
+        (change_fields(labels=["a"]), "1 labels for 5 classes"),
+        (change_fields(labels="abcde"), "labels is 'abcde'"),
+        (change_fields(labels=[1, 2, 3, 4, 5]), "labels is [1, 2"),
+        (change_fields(agreement={"pictures": 3}), "agreement is {'pictures': 3}"),
+        (change_fields(agreement={"pictures": 3, "same": "all"}), "agreement is"),
+        (change_fields(agreement=[1, 2]), "agreement is [1, 2]"),
+        (change_fields(provenance=[]), "provenance is []"),
+        (change_fields(digest=7), "digest is 7"),
+        (change_fields(preprocessing=None), "preprocessing is None"),
+        (remove_field("preprocessing"), "preprocessing is None"),
+        (change_fields(preprocessing={"colour": "blue"}), "unknown preprocessing field 'colour'"),
+        (change_fields(preprocessing={"image_size": "large"}), "image_size is 'large'"),
+        (change_fields(preprocessing={"mean": [0.5], "std": [0.5, 0.5]}), "1 means and 2 stds"),
+        (change_fields(preprocessing={"std": [0, 1, 1]}), "std is (0, 1, 1)"),
+        (change_fields(preprocessing={"mean": [float("nan")] * 3}), "mean is"),
     ],
 )
-def test_what_is_no_description_is_refused(text: str, says: str) -> None:
+def test_invalid_description_is_refused(text: str, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         ExportDescription.from_json(text, "this/config.json")
     assert str(caught.value).startswith("this/config.json")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def files(folder: Path, *names: str) -> Path:
+def write_files(folder: Path, *names: str) -> Path:
     folder.mkdir()
     for name in names:
         (folder / name).write_text("{}")
     return folder
 
 
-def test_what_is_taken_for_an_export(tmp_path: Path) -> None:
-    assert is_exported(files(tmp_path / "a", ONNX_FILE))
-    assert is_exported(files(tmp_path / "b", TORCH_PROGRAM_FILE))
+def test_is_exported(tmp_path: Path) -> None:
+    assert is_exported(write_files(tmp_path / "a", ONNX_FILE))
+    assert is_exported(write_files(tmp_path / "b", TORCH_PROGRAM_FILE))
     assert is_exported("some.onnx")
-    only_words = files(tmp_path / "c")
-    (only_words / CONFIG_FILE).write_text(ABOUT.to_json())
-    assert is_exported(only_words), "so that it is told what is missing"
-    assert not is_exported(files(tmp_path / "d", "model.safetensors", CONFIG_FILE))
-    assert not is_exported(files(tmp_path / "e", "model.safetensors", CONFIG_FILE, ONNX_FILE)), "as hubs have both"
-    assert not is_exported(files(tmp_path / "f"))
+    config_only = write_files(tmp_path / "c")
+    (config_only / CONFIG_FILE).write_text(ABOUT.to_json())
+    assert is_exported(config_only), "so that the error names the missing file"
+    assert not is_exported(write_files(tmp_path / "d", "model.safetensors", CONFIG_FILE))
+    assert not is_exported(write_files(tmp_path / "e", "model.safetensors", CONFIG_FILE, ONNX_FILE)), (
+        "hubs may have both"
+    )
+    assert not is_exported(write_files(tmp_path / "f"))
     assert not is_exported(tmp_path / "none")
     assert not is_exported("hf-hub:owner/model")
 
 
-def test_the_file_and_what_is_there_instead(tmp_path: Path) -> None:
-    assert find_onnx_file(files(tmp_path / "a", ONNX_FILE)) == tmp_path / "a" / ONNX_FILE
+def test_find_onnx_file_or_say_what_is_there_instead(tmp_path: Path) -> None:
+    assert find_onnx_file(write_files(tmp_path / "a", ONNX_FILE)) == tmp_path / "a" / ONNX_FILE
     assert find_onnx_file(tmp_path / "a" / ONNX_FILE) == tmp_path / "a" / ONNX_FILE
     with pytest.raises(CheckpointError, match=r"contains a program for torch\.export\.load.*expected model\.onnx"):
-        find_onnx_file(files(tmp_path / "b", TORCH_PROGRAM_FILE))
+        find_onnx_file(write_files(tmp_path / "b", TORCH_PROGRAM_FILE))
     with pytest.raises(CheckpointError, match=r"model\.onnx is missing; expected what `vitrail export` wrote"):
-        find_onnx_file(files(tmp_path / "c"))
+        find_onnx_file(write_files(tmp_path / "c"))
     with pytest.raises(CheckpointError, match=r"none\.onnx is missing"):
         find_onnx_file(tmp_path / "none.onnx")
 
 
-def test_the_description_beside_the_file_goes_before_the_one_inside(exported: ExportFinder, tmp_path: Path) -> None:
+def test_config_json_overrides_the_metadata_of_the_file(exported: ExportFinder, tmp_path: Path) -> None:
     folder = exported("onnx")
     inside = {each.key: each.value for each in onnx.load(folder / ONNX_FILE).metadata_props}
     about = ExportDescription.from_json((folder / CONFIG_FILE).read_text(), "here")

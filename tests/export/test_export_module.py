@@ -1,4 +1,4 @@
-"""The module that is exported answers as the model does, of pixels instead of normalised images."""
+"""The exported module takes pixels instead of normalised images and returns the outputs of the model."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -28,19 +28,19 @@ from vitrail.layers.embed import PatchEmbed
 
 
 @pytest.mark.parametrize("name", TOY_FIELDS)
-def test_pixels_in_and_the_models_answer_out(name: str) -> None:
-    """Of every family, with the normalisation folded in where that is exact."""
+def test_logits_from_pixels_match_the_model(name: str) -> None:
+    """For every family; the normalisation is folded into the first layer where that is exact."""
     model, pixels = make_toy_model(name), random_pixels()
-    shipped = ExportModule(model, PREPROCESSING, fused=False)
+    module = ExportModule(model, PREPROCESSING, fused=False)
     with torch.inference_mode():
-        found = shipped(torch.from_numpy(pixels)).numpy()
+        found = module(torch.from_numpy(pixels)).numpy()
     expected = reference_probabilities(model, pixels)
-    assert np.ptp(expected, axis=1).min() > 0.05, "a model of even odds would agree with anything"
+    assert np.ptp(expected, axis=1).min() > 0.05, "equal probabilities would agree with anything"
     assert np.abs(softmax_rows(found) - expected).max() < 1e-5
-    assert shipped.folds_normalisation == (type(getattr(model, "patch_embed", None)) is PatchEmbed)
+    assert module.folds_normalisation == (type(getattr(model, "patch_embed", None)) is PatchEmbed)
 
 
-def test_the_model_given_stays_as_it_is() -> None:
+def test_given_model_is_not_modified() -> None:
     model = make_toy_model("vit")
     before, weights = repr(model), deepcopy(model.state_dict())
     ExportModule(model, PREPROCESSING, fused=True)
@@ -49,24 +49,24 @@ def test_the_model_given_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_panes_are_patches_of_pixels(bias: bool) -> None:
+def test_pixel_patch_embed_includes_the_normalisation(bias: bool) -> None:
     embed = PatchEmbed(8, (4, 2), 3)
     nn.init.normal_(embed.proj.weight)
     nn.init.normal_(embed.proj.bias)  # pyright: ignore[reportArgumentType]
     if not bias:
         embed.proj.bias = None
-    how = replace(PREPROCESSING, mean=(0.1, 0.5, 0.9), std=(0.1, 0.5, 1.0))
+    preprocessing = replace(PREPROCESSING, mean=(0.1, 0.5, 0.9), std=(0.1, 0.5, 1.0))
     pixels = torch.from_numpy(random_pixels(2, (8, 6))).permute(0, 3, 1, 2).float()
-    mean, std = (torch.tensor(each)[:, None, None] for each in (how.mean, how.std))
+    mean, std = (torch.tensor(each)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
     with torch.inference_mode():
         expected = embed((pixels / 255 - mean) / std)
-        found = PixelPatchEmbed(embed, how)(pixels)
+        found = PixelPatchEmbed(embed, preprocessing)(pixels)
     assert found.shape == expected.shape == (2, 6, 8)
     assert torch.allclose(found, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["vit", "map", "rotary", "distilled", "hybrid", "cct", "cait", "resnet", "regnety"])
-def test_features(name: str) -> None:
+def test_features_match_the_tokens(name: str) -> None:
     model, images = make_toy_model(name), torch.randn(2, 3, 48, 32)
     prefix = getattr(model, "prefix", 0)
     with torch.inference_mode():
@@ -78,7 +78,7 @@ def test_features(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "output", "says"),
+    ("model", "output", "message"),
     [
         (make_toy_model("vit", classes=0), "logits", "has no head; expected one with classes"),
         (nn.Linear(2, 2), "tokens", "Linear has no tokens"),
@@ -87,8 +87,8 @@ def test_features(name: str) -> None:
         (make_toy_model("resnet"), "class", "without a class token"),
     ],
 )
-def test_what_a_model_does_not_have(model: Any, output: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_unavailable_outputs_are_refused(model: Any, output: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_output_available(model, output)
 
 

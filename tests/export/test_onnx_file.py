@@ -1,4 +1,4 @@
-"""The ONNX file: of the standard, for any batch, and for any size where the model takes any."""
+"""The ONNX file: valid, for any batch size, and for any image size if the model is dynamic."""
 
 from pathlib import Path
 from typing import Any
@@ -36,22 +36,22 @@ def domains(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["onnx", "int8", "any size", "portable", "tokens"])
-def test_the_checker_of_onnx_has_no_complaint(exported: ExportFinder, name: str) -> None:
+def test_onnx_checker_accepts_the_file(exported: ExportFinder, name: str) -> None:
     file = exported(name) / ONNX_FILE
     theirs = domains(file) - {"", "ai.onnx"}
     assert theirs <= {"com.microsoft"}
     onnx.checker.check_model(str(file), full_check=not theirs)
 
 
-def test_only_the_standards_operators_if_asked(exported: ExportFinder) -> None:
+def test_portable_export_has_only_standard_operators(exported: ExportFinder) -> None:
     model = onnx.load(exported("portable") / ONNX_FILE)
     assert domains(exported("portable") / ONNX_FILE) <= {"", "ai.onnx"}
     assert [each.domain for each in model.opset_import if each.domain not in ("", "ai.onnx")] == []
     assert not model.functions
-    assert "com.microsoft" in domains(exported("onnx") / ONNX_FILE), "which is what the flag is for"
+    assert "com.microsoft" in domains(exported("onnx") / ONNX_FILE), "without the option"
 
 
-def test_ten_lines_of_someone_elses_code(exported: ExportFinder, tmp_path: Path) -> None:
+def test_export_runs_with_onnxruntime_alone(exported: ExportFinder, tmp_path: Path) -> None:
     import json
 
     import numpy as np
@@ -72,7 +72,7 @@ def test_ten_lines_of_someone_elses_code(exported: ExportFinder, tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
-def test_any_batch(exported: ExportFinder, batch: int) -> None:
+def test_any_batch_size(exported: ExportFinder, batch: int) -> None:
     pixels = random_pixels(batch)
     assert (
         np.abs(
@@ -87,14 +87,14 @@ SIZES = [(48, 32), (16, 16), (16, 112), (80, 48), (224, 160)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_size(exported: ExportFinder, size: tuple[int, int]) -> None:
-    """As torch's own model that takes any: the table resampled, larger, smaller and oblong."""
+def test_any_image_size(exported: ExportFinder, size: tuple[int, int]) -> None:
+    """Compared with the dynamic model in torch, for larger, smaller and oblong images."""
     pixels = random_pixels(2, size)
     found = run(exported("any size") / ONNX_FILE, pixels)
     assert np.abs(softmax_rows(found) - reference_probabilities(make_toy_model("vit any size"), pixels)).max() < 1e-5
 
 
-def test_a_size_that_does_not_fit_is_refused(exported: ExportFinder) -> None:
+def test_unsupported_image_size_is_refused(exported: ExportFinder) -> None:
     for name, size in (("any size", (50, 32)), ("onnx", (32, 48))):
         with pytest.raises(Exception, match=r"(?i)shape|dimension"):
             run(exported(name) / ONNX_FILE, random_pixels(1, size))
@@ -105,7 +105,7 @@ def test_a_size_that_does_not_fit_is_refused(exported: ExportFinder) -> None:
     "name",
     [*(name for name in TOY_FIELDS if name not in ("vit any size", "resnet", "regnety")), "resnet", "regnety"],
 )
-def test_any_size_of_every_kind(name: str, tmp_path: Path) -> None:
+def test_any_image_size_for_every_family(name: str, tmp_path: Path) -> None:
     fields = {} if name in ("resnet", "regnety") else {"dynamic": True}
     model = make_toy_model(name, **fields)
     write_onnx(model, tmp_path / ONNX_FILE, PREPROCESSING, dynamic=True)
@@ -116,7 +116,7 @@ def test_any_size_of_every_kind(name: str, tmp_path: Path) -> None:
         assert np.abs(softmax_rows(found) - reference_probabilities(model, random_pixels(2, size))).max() < 1e-4, size
 
 
-def test_a_model_of_one_size_is_not_exported_for_any() -> None:
+def test_model_of_fixed_size_is_not_exported_as_dynamic() -> None:
     with pytest.raises(ConfigError, match=r"ViT takes one size; expected a model with dynamic=True"):
         trace_to_exported_program(ExportModule(make_toy_model("vit"), PREPROCESSING, fused=False), dynamic=True)
 
@@ -135,7 +135,7 @@ def test_a_model_of_one_size_is_not_exported_for_any() -> None:
         ("regnety", {}, 1),
     ],
 )
-def test_what_sizes_are_multiples_of(name: str, fields: dict[str, Any], multiple: int) -> None:
+def test_size_multiple(name: str, fields: dict[str, Any], multiple: int) -> None:
     model = make_toy_model(name, **fields)
     assert find_size_multiple(model) == multiple
     with torch.inference_mode():
@@ -143,7 +143,7 @@ def test_what_sizes_are_multiples_of(name: str, fields: dict[str, Any], multiple
 
 
 @pytest.mark.parametrize("old", [1, 2, 3, 7, 14, 24])
-def test_resampling_by_matrices_is_torchs(old: int) -> None:
+def test_bicubic_matrices_match_torch(old: int) -> None:
     table = torch.randn(1, 3, old, old + 2)
     for new in (1, 2, 3, 5, 8, 14, 17, 37):
         expected = F.interpolate(table, size=(new, 2 * new), mode="bicubic", antialias=True)

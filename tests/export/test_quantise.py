@@ -1,4 +1,4 @@
-"""8 bits: what is quantised, what is not, and that a picture's answer is its own."""
+"""int8: which operations are quantised, agreement with float32, and independence of the other images of a batch."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def kinds(path: Path) -> list[str]:
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
-def test_products_with_weights_are_in_8_bits(exported: ExportFinder) -> None:
+def test_matrix_products_with_weights_are_int8(exported: ExportFinder) -> None:
     found = kinds(exported("int8") / ONNX_FILE)
     assert found.count("MatMulInteger") >= 8, "at least q and k and v, proj, fc1, fc2 of a block, the patches, the head"
     assert "MatMul" not in found
@@ -49,7 +49,7 @@ def test_products_with_weights_are_in_8_bits(exported: ExportFinder) -> None:
     assert max(np.abs(each.astype(int)).max() for each in integers) <= 64, "of 7 bits, for CPUs without VNNI"
 
 
-def test_it_answers_nearly_as_in_32(exported: ExportFinder) -> None:
+def test_int8_predictions_are_close_to_float32(exported: ExportFinder) -> None:
     pixels = make_photo_views(32, PREPROCESSING)
     found, expected = (
         ExportedModel(exported("int8")).run(pixels),
@@ -59,8 +59,8 @@ def test_it_answers_nearly_as_in_32(exported: ExportFinder) -> None:
     assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.9
 
 
-def test_how_far_they_agree_is_in_the_folder(exported: ExportFinder) -> None:
-    """And it is so: counted again, by the file against torch."""
+def test_agreement_with_float32_is_recorded(exported: ExportFinder) -> None:
+    """The recorded agreement matches one counted again."""
     about = ExportDescription.from_json((exported("int8") / CONFIG_FILE).read_text(), "here")
     assert about.precision == "int8"
     assert about.agreement is not None
@@ -74,7 +74,7 @@ def test_how_far_they_agree_is_in_the_folder(exported: ExportFinder) -> None:
     assert about.agreement["same"] == same.sum()
 
 
-def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(exported: ExportFinder) -> None:
+def test_prediction_does_not_depend_on_the_other_images_of_the_batch(exported: ExportFinder) -> None:
     engine = ExportedModel(exported("int8"))
     one = random_pixels(1, seed=5)
     black, white = np.zeros_like(one), np.full_like(one, 255)
@@ -82,7 +82,7 @@ def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(exported: ExportF
     for others in ([black], [white], [black, white, random_pixels(1, seed=6)]):
         assert np.array_equal(engine.run(np.concatenate([*others, one]))[-1], alone)
     together: Any = engine.session.run(None, {"pixels": np.concatenate([black, white, one])})[0]
-    assert not np.array_equal(together[-1], alone), "for which the engine shows them one by one"
+    assert not np.array_equal(together[-1], alone), "so the engine runs images one by one"
 
 
 def graph_of_products(path: Path, factor: float) -> None:
@@ -117,14 +117,14 @@ def graph_of_products(path: Path, factor: float) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10), path)
 
 
-@pytest.mark.parametrize(("factor", "kept"), [(1.0, []), (1e5, ["first product"])])
-def test_a_product_with_one_huge_input_stays_in_32(
-    factor: float, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("factor", "float_products"), [(1.0, []), (1e5, ["first product"])])
+def test_product_with_an_outlier_input_stays_float32(
+    factor: float, float_products: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = random_pixels(8, (64, 64))
     graph_of_products(tmp_path / "exact.onnx", factor)
-    assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == kept
-    assert kinds(tmp_path / "a.onnx").count("MatMul") == len(kept)
+    assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == float_products
+    assert kinds(tmp_path / "a.onnx").count("MatMul") == len(float_products)
     monkeypatch.setattr("vitrail.export.quantise.OUTLIER_RATIO", np.inf)
     assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
     apart = [
@@ -132,10 +132,10 @@ def test_a_product_with_one_huge_input_stays_in_32(
         for name in ("a.onnx", "b.onnx")
     ]
     assert apart[0] < 0.1
-    assert (apart[1] > 1) == bool(kept), "in 8 bits the others would drown"
+    assert (apart[1] > 1) == bool(float_products), "in 8 bits the others would drown"
 
 
-def test_an_export_in_8_bits_of_its_own_file(exported: ExportFinder, tmp_path: Path) -> None:
+def test_int8_export_of_an_exported_file(exported: ExportFinder, tmp_path: Path) -> None:
     """Without torch, and as good as one made with it."""
     source = exported("onnx")
     about = ExportDescription.from_json((source / CONFIG_FILE).read_text(), "here")
@@ -151,7 +151,7 @@ def test_an_export_in_8_bits_of_its_own_file(exported: ExportFinder, tmp_path: P
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["small"]
 
 
-def test_when_two_features_are_the_same() -> None:
+def test_features_agree_by_cosine() -> None:
     a = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [np.nan, 1.0]], np.float32)
     b = np.array([[2.0, 0.1], [0.0, 1.0], [0.0, 0.0], [np.nan, 1.0]], np.float32)
     assert count_agreeing_images(a[:1], b[:1], "class") == 1, "of the same direction"
@@ -161,7 +161,7 @@ def test_when_two_features_are_the_same() -> None:
     assert count_agreeing_images(a[:2], b[:2], "logits") == 1
 
 
-def test_an_unwritable_place_leaves_nothing(exported: ExportFinder, tmp_path: Path) -> None:
+def test_unwritable_folder_stays_empty(exported: ExportFinder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     about = ExportDescription.from_json((exported("onnx") / CONFIG_FILE).read_text(), "here")
     with pytest.raises(CheckpointError, match="cannot write"):

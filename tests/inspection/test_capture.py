@@ -416,5 +416,5 @@ def test_a_model_without_a_grid() -> None:
     with capture_attention(model) as captured:
         model(torch.randn(2, 5, 16))
     assert captured.maps[0].shape == (2, 2, 5, 5)
-    with pytest.raises(ConfigError, match="Sequential has no grid of patches; expected an attribute `grid`"):
+    with pytest.raises(ConfigError, match="Sequential has no grid of patches; expected an attribute named grid"):
         _ = captured.patch_grid

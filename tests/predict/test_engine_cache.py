@@ -1,4 +1,4 @@
-"""What is kept between two calls, and that nothing depends on it."""
+"""The cache of speeds and exports, which is optional."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_what_was_measured_is_recalled(home: Path) -> None:
+def test_measured_speeds_are_cached(home: Path) -> None:
     assert read_engine_speeds("a") is None
     write_engine_speeds("a", {"x": 1})
     write_engine_speeds("b", {"y": [2]})
@@ -52,7 +52,7 @@ def test_what_was_measured_is_recalled(home: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '"a"', "\x00", "[" * 100_000, '{"a": 5}', '{"a": [1]}'])
-def test_a_file_that_is_not_ours_is_survived(text: str) -> None:
+def test_invalid_cache_file_is_ignored(text: str) -> None:
     speed_file_path("a").parent.mkdir(parents=True)
     speed_file_path("a").write_text(text)
     assert read_engine_speeds("a") is None
@@ -80,7 +80,7 @@ def test_bytes_that_are_no_text_are_survived() -> None:
     assert read_engine_speeds("a") == {"x": 1}
 
 
-def test_a_cache_that_cannot_be_written_is_survived(home: Path) -> None:
+def test_unwritable_cache_is_ignored(home: Path) -> None:
     home.write_text("a file where a folder should be")
     write_engine_speeds("a", {"x": 1})
     assert read_engine_speeds("a") is None
@@ -106,7 +106,7 @@ def toy(name: str = "vit", **fields: Any) -> LoadedModel:
     return open_torch_model(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
 
 
-def test_an_export_is_known_by_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_key_depends_on_all_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     first = export_cache_path(toy(), "logits", merge=0, precision="fp32")
     assert first == export_cache_path(toy(), "logits", merge=0, precision="fp32")
     assert first.parent == get_cache_folder() / "exports"
@@ -141,7 +141,7 @@ def written(monkeypatch: pytest.MonkeyPatch, exported: ExportFinder) -> list[Pat
     return found
 
 
-def test_it_is_written_once(written: list[Path]) -> None:
+def test_export_is_written_once(written: list[Path]) -> None:
     pixels = random_pixels()
     for _ in range(2):
         predictor = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, labels=[*"abcde"], engine="onnx")

@@ -1,4 +1,4 @@
-"""Which engine: measured once, recalled afterwards, and always with a word on why."""
+"""Engine selection: measured once, cached, and always with a note on the reason."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Speeds(dict[str, float]):
-    """Images a second by "engine streams×threads", as if measured; and which were."""
+    """Images per second by "engine streams×threads", as if measured, and which were measured."""
 
     asked: list[str]
 
@@ -61,8 +61,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def writing(monkeypatch: pytest.MonkeyPatch, exported: ExportFinder) -> list[Path]:
-    """Exports are copies of the toy's, which takes no time."""
+def written_exports(monkeypatch: pytest.MonkeyPatch, exported: ExportFinder) -> list[Path]:
+    """Copy a toy export instead of exporting, which is slow."""
     found = list[Path]()
 
     def write(_: Any, folder: Path, *, to: str, **__: Any) -> None:
@@ -73,16 +73,16 @@ def writing(monkeypatch: pytest.MonkeyPatch, exported: ExportFinder) -> list[Pat
     return found
 
 
-def way(chosen: EngineChoice) -> str:
+def describe_setting(chosen: EngineChoice) -> str:
     engine = chosen.predictor.engine
     return f"{engine.name} {engine.streams}×{engine.threads}"
 
 
-def pictures(count: int) -> list[ImageItem]:
+def make_items(count: int) -> list[ImageItem]:
     return [ImageItem(each, str(n)) for n, each in enumerate(random_pixels(count))]
 
 
-def test_of_two_alike_the_one_with_fewer_threads_per_call_is_chosen() -> None:
+def test_fewer_threads_per_call_are_preferred_at_similar_speed() -> None:
     settings: dict[str, engine_selection.EngineSetting] = {
         "eager 1×2": ("eager", 1, 2),
         "eager 2×1": ("eager", 2, 1),
@@ -93,32 +93,32 @@ def test_of_two_alike_the_one_with_fewer_threads_per_call_is_chosen() -> None:
     assert choose(settings, {"eager 1×2": 106, "eager 2×1": 100, "onnx 1×2": 105}) == "eager 1×2"
 
 
-def test_measured_once_and_recalled(exported: ExportFinder, speeds: Speeds) -> None:
+def test_speeds_are_measured_once_and_cached(exported: ExportFinder, speeds: Speeds) -> None:
     speeds |= {"onnx 1×2": 100, "onnx 2×1": 150}
     first = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
-    assert way(first) == "onnx 2×1"
+    assert describe_setting(first) == "onnx 2×1"
     assert first.notes == ("engine onnx 2×1; images/s measured now: onnx 1×2 100, onnx 2×1 150",)
     assert speeds.asked == ["onnx 1×2", "onnx 2×1"]
     second = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
-    assert way(second) == "onnx 2×1"
+    assert describe_setting(second) == "onnx 2×1"
     assert len(speeds.asked) == 2
     assert second.notes[0].startswith("engine onnx 2×1; images/s measured 2")
-    for other in (EngineOptions(batch=4), EngineOptions(output="logits", batch=1)):  # another question
+    for other in (EngineOptions(batch=4), EngineOptions(output="logits", batch=1)):  # other conditions
         open_on_fastest_engine(exported("onnx"), other, 1000)
     assert len(speeds.asked) == 6
 
 
-def test_what_is_kept_says_what_decided(exported: ExportFinder, speeds: Speeds) -> None:
+def test_cache_records_the_conditions(exported: ExportFinder, speeds: Speeds) -> None:
     open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
-    (place,) = (get_cache_folder() / "engines").iterdir()
-    kept = json.loads(place.read_text())
-    assert "2 cores" in kept["key"]
-    assert "batch 8" in kept["key"]
-    assert kept["measured"]["images_per_second"] == {"onnx 1×2": 1.0, "onnx 2×1": 1.0}
+    (path,) = (get_cache_folder() / "engines").iterdir()
+    cached = json.loads(path.read_text())
+    assert "2 cores" in cached["key"]
+    assert "batch 8" in cached["key"]
+    assert cached["measured"]["images_per_second"] == {"onnx 1×2": 1.0, "onnx 2×1": 1.0}
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "cached",
     [
         {},
         {"images_per_second": 5},
@@ -127,10 +127,10 @@ def test_what_is_kept_says_what_decided(exported: ExportFinder, speeds: Speeds) 
         {"images_per_second": None, "when": []},
     ],
 )
-def test_what_is_kept_and_wrong_is_measured_again(kept: Any, exported: ExportFinder, speeds: Speeds) -> None:
+def test_invalid_cache_is_measured_again(cached: Any, exported: ExportFinder, speeds: Speeds) -> None:
     open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
-    (place,) = (get_cache_folder() / "engines").iterdir()
-    write_engine_speeds(json.loads(place.read_text())["key"], kept)
+    (path,) = (get_cache_folder() / "engines").iterdir()
+    write_engine_speeds(json.loads(path.read_text())["key"], cached)
     found = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000)
     assert len(speeds.asked) == 4
     assert "measured now" in found.notes[0]
@@ -138,15 +138,15 @@ def test_what_is_kept_and_wrong_is_measured_again(kept: Any, exported: ExportFin
     assert len(speeds.asked) == 4
 
 
-def test_without_a_cache_it_is_measured_each_time(exported: ExportFinder, speeds: Speeds, home: Path) -> None:
+def test_without_a_cache_speeds_are_measured_each_time(exported: ExportFinder, speeds: Speeds, home: Path) -> None:
     home.write_text("a file in the way")
     for _ in range(2):
         assert "measured now" in open_on_fastest_engine(exported("onnx"), EngineOptions(), 1000).notes[0]
     assert len(speeds.asked) == 4
 
 
-def test_for_few_pictures_it_says_why_not(
-    exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]
+def test_few_images_are_not_worth_measuring_or_exporting(
+    exported: ExportFinder, model: Path, speeds: Speeds, written_exports: list[Path]
 ) -> None:
     found = open_on_fastest_engine(exported("onnx"), EngineOptions(), 1)
     assert (found.notes, found.batch) == (("engine onnx: nothing measured for 1 image",), 1)
@@ -158,33 +158,34 @@ def test_for_few_pictures_it_says_why_not(
     found = open_on_fastest_engine(model, EngineOptions(), 100)
     assert any("compiled was not tried" in each for each in found.notes)
     assert any("for 100 images exporting" in each for each in found.notes)
-    assert writing == []
+    assert written_exports == []
     assert set(speeds.asked) == {"eager 1×2", "eager 2×1"}
 
 
-def test_for_many_the_model_is_exported_too(model: Path, speeds: Speeds, writing: list[Path]) -> None:
+def test_for_many_images_the_model_is_exported(model: Path, speeds: Speeds, written_exports: list[Path]) -> None:
     speeds |= {"onnx 2×1": 9}
     found = open_on_fastest_engine(model, EngineOptions(), 1000)
-    assert way(found) == "onnx 2×1"
+    assert describe_setting(found) == "onnx 2×1"
     assert set(speeds.asked) == {"eager 1×2", "eager 2×1", "onnx 1×2", "onnx 2×1"}
     assert found.predictor.labels == ("ants", "bees", "cats", "dogs", "eels")
-    assert len(writing) == 1
+    assert len(written_exports) == 1
     speeds.clear()
     speeds |= {"eager 1×2": 9}
-    assert way(open_on_fastest_engine(save_toy_model(model.with_name("other")), EngineOptions(), 1000)) == "eager 1×2"
+    assert (
+        describe_setting(open_on_fastest_engine(save_toy_model(model.with_name("other")), EngineOptions(), 1000))
+        == "eager 1×2"
+    )
 
 
-def test_an_export_that_cannot_be_had_is_a_note(
-    model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
-    """A full disk, a package that is missing, a model that torch cannot export: torch computes it as it is."""
+def test_failed_export_is_a_note(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """After a full disk, a missing package or a failed export, the model runs in torch."""
 
     def write(*_: Any, **__: Any) -> None:
         raise CheckpointError("cannot write there: No space left on device")
 
     monkeypatch.setattr("vitrail.export.export.export_model", write)
-    for wish in (EngineOptions(), EngineOptions(fast=True)):
-        found = open_on_fastest_engine(model, wish, 1000)
+    for options in (EngineOptions(), EngineOptions(fast=True)):
+        found = open_on_fastest_engine(model, options, 1000)
         assert found.predictor.engine.name == "eager"
         assert "engine onnx was left out: cannot write there: No space left on device" in found.notes
     with pytest.raises(CheckpointError, match="No space left"):
@@ -192,21 +193,25 @@ def test_an_export_that_cannot_be_had_is_a_note(
 
 
 @pytest.mark.parametrize(
-    ("wish", "ways"),
+    ("options", "ways"),
     [
         (EngineOptions(streams=3), ["onnx 3×1"]),
         (EngineOptions(threads=3), ["onnx 1×3"]),
         (EngineOptions(streams=2, threads=5), ["onnx 2×5"]),
     ],
 )
-def test_what_is_fixed_is_kept(wish: EngineOptions, ways: list[str], exported: ExportFinder, speeds: Speeds) -> None:
-    assert way(open_on_fastest_engine(exported("onnx"), wish, 1000)) in ways
+def test_given_streams_and_threads_are_used(
+    options: EngineOptions, ways: list[str], exported: ExportFinder, speeds: Speeds
+) -> None:
+    assert describe_setting(open_on_fastest_engine(exported("onnx"), options, 1000)) in ways
     assert speeds.asked == []
     assert open_on_fastest_engine(exported("onnx"), EngineOptions(batch=3), 1000).batch == 3
     assert open_on_fastest_engine(exported("onnx"), EngineOptions(batch=300), 7).batch == 7
 
 
-def test_what_is_fixed_is_kept_while_engines_are_compared(model: Path, speeds: Speeds, writing: list[Path]) -> None:
+def test_given_streams_and_threads_are_used_for_every_engine(
+    model: Path, speeds: Speeds, written_exports: list[Path]
+) -> None:
     open_on_fastest_engine(model, EngineOptions(streams=2, threads=2), 1000)
     assert speeds.asked == ["eager 2×2", "onnx 2×2"]
     speeds.asked.clear()
@@ -214,7 +219,7 @@ def test_what_is_fixed_is_kept_while_engines_are_compared(model: Path, speeds: S
     assert speeds.asked == ["eager 1×1", "eager 2×1", "onnx 1×1", "onnx 2×1"]
 
 
-def test_an_engine_that_was_named_is_taken(model: Path, exported: ExportFinder, writing: list[Path]) -> None:
+def test_named_engine_is_used(model: Path, exported: ExportFinder, written_exports: list[Path]) -> None:
     assert open_on_fastest_engine(model, EngineOptions(engine="eager"), 1).predictor.engine.name == "eager"
     assert open_on_fastest_engine(model, EngineOptions(engine="onnx"), 1).predictor.engine.name == "onnx"
     assert open_on_fastest_engine(model, EngineOptions(engine="int8"), 1).predictor.engine.name == "int8"
@@ -223,23 +228,25 @@ def test_an_engine_that_was_named_is_taken(model: Path, exported: ExportFinder, 
         open_on_fastest_engine(exported("onnx"), EngineOptions(engine="eager"), 1)
 
 
-def test_compiled_is_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_engine_has_one_stream(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_it_is(function: Any, **_: Any) -> Any:
         return function
 
     monkeypatch.setattr(torch, "compile", as_it_is)
-    assert way(open_on_fastest_engine(model, EngineOptions(engine="compiled"), 1000)) == "compiled 1×2"
+    assert describe_setting(open_on_fastest_engine(model, EngineOptions(engine="compiled"), 1000)) == "compiled 1×2"
 
 
-def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speeds: Speeds, writing: list[Path]) -> None:
-    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4, pictures(4))
+def test_fast_uses_int8_and_reports_its_agreement(
+    exported: ExportFinder, model: Path, speeds: Speeds, written_exports: list[Path]
+) -> None:
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4, make_items(4))
     assert found.predictor.engine.name == "int8"
     assert found.notes[0].startswith("int8 agrees with fp32 on ")
     assert found.notes[0].endswith(" of 32 built-in images")
-    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, pictures(20))
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True, streams=2), 20, make_items(20))
     assert found.notes[0].endswith(" of 20 of these images")
-    assert way(found) == "int8 2×1", "two streams share two cores"
-    found = open_on_fastest_engine(model, EngineOptions(fast=True), 4, pictures(4))
+    assert describe_setting(found) == "int8 2×1", "two streams share two cores"
+    found = open_on_fastest_engine(model, EngineOptions(fast=True), 4, make_items(4))
     assert found.predictor.engine.name == "int8"
     assert found.predictor.labels is not None
     found = open_on_fastest_engine(exported("int8"), EngineOptions(fast=True), 4)
@@ -247,8 +254,8 @@ def test_fast_is_8_bits_with_a_figure(exported: ExportFinder, model: Path, speed
     assert found.notes[0].endswith(" of 36 images when it was exported")
 
 
-def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) -> None:
-    mixed = [*pictures(9), ImageItem("none.png", "none.png"), ImageItem(b"no picture", "bytes")]
+def test_unreadable_images_do_not_count_in_the_agreement(exported: ExportFinder) -> None:
+    mixed = [*make_items(9), ImageItem("none.png", "none.png"), ImageItem(b"not an image", "bytes")]
     assert (
         open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 11, mixed)
         .notes[0]
@@ -257,61 +264,61 @@ def test_unreadable_pictures_are_left_out_of_the_figure(exported: ExportFinder) 
 
 
 @pytest.mark.parametrize("count", [4, 20])
-def test_where_8_bits_do_not_agree_32_are_used(
+def test_float32_is_used_if_int8_disagrees(
     count: int, exported: ExportFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both on the built-in images, by what the folder says, and on those of the job, by what it answers."""
+    """On the built-in images by the recorded agreement, and on those of the job by their predictions."""
     poor = tmp_path / "poor"
     shutil.copytree(exported("int8"), poor)
     about = {**json.loads((poor / CONFIG_FILE).read_text()), "agreement": {"pictures": 36, "same": 20}}
     (poor / CONFIG_FILE).write_text(json.dumps({name: value for name, value in about.items() if name != "checksum"}))
 
-    def kept(*_: Any) -> Path:
+    def cached(*_: Any) -> Path:
         return poor
 
-    monkeypatch.setattr(engine_selection, "get_or_write_int8_export", kept)
+    monkeypatch.setattr(engine_selection, "get_or_write_int8_export", cached)
     run = ExportedModel.run
 
-    def turned(engine: Any, pixels: Any) -> Any:
+    def run_wrong_int8(engine: Any, pixels: Any) -> Any:
         found = run(engine, pixels)
         return found if engine.exact else np.roll(found, 1, axis=-1)
 
-    monkeypatch.setattr(ExportedModel, "run", turned)
-    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), count, pictures(count))
+    monkeypatch.setattr(ExportedModel, "run", run_wrong_int8)
+    found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), count, make_items(count))
     assert found.predictor.engine.name == "onnx"
     assert found.notes[0].startswith(f"int8 agrees with fp32 on {20 if count == 4 else 0} of ")
     assert found.notes[0].endswith("too few, so fp32 is used")
 
 
-def test_8_bits_that_cannot_be_made_are_a_note(exported: ExportFinder, home: Path) -> None:
+def test_failed_quantisation_is_a_note(exported: ExportFinder, home: Path) -> None:
     home.write_text("a file in the way")
     found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4)
     assert found.predictor.engine.name == "onnx"
     assert found.notes[0].startswith("engine int8 was left out: cannot write ")
 
 
-def refused(place: Any, **wish: Any) -> str:
+def get_error(source: Any, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        open_on_fastest_engine(place, EngineOptions(**wish), 1)
+        open_on_fastest_engine(source, EngineOptions(**options), 1)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_what_contradicts_itself(exported: ExportFinder, model: Path) -> None:
-    assert "which is int8; expected a model exported to onnx" in refused(exported("int8"), exact=True)
-    assert "`exact` with `fast`, which is not exact" in refused(model, exact=True, fast=True)
-    assert "`exact` with `engine` int8, which is not exact" in refused(model, exact=True, engine="int8")
-    assert "`fast` with `engine` eager; expected auto, onnx or int8" in refused(model, fast=True, engine="eager")
-    assert "`batch` 0; expected 1 or more" in refused(model, batch=0)
-    assert "`streams` -1" in refused(model, streams=-1)
-    assert "`threads` 0" in refused(model, threads=0)
-    assert "`merge` -1" in refused(model, merge=-1)
-    assert "returns logits; expected mean" in refused(exported("onnx"), output="mean")
-    assert "`merge` 2 for " in refused(exported("onnx"), merge=2)
+def test_contradictory_options_are_refused(exported: ExportFinder, model: Path) -> None:
+    assert "which is int8; expected a model exported to onnx" in get_error(exported("int8"), exact=True)
+    assert "`exact` with `fast`, which is not exact" in get_error(model, exact=True, fast=True)
+    assert "`exact` with `engine` int8, which is not exact" in get_error(model, exact=True, engine="int8")
+    assert "`fast` with `engine` eager; expected auto, onnx or int8" in get_error(model, fast=True, engine="eager")
+    assert "`batch` 0; expected 1 or more" in get_error(model, batch=0)
+    assert "`streams` -1" in get_error(model, streams=-1)
+    assert "`threads` 0" in get_error(model, threads=0)
+    assert "`merge` -1" in get_error(model, merge=-1)
+    assert "returns logits; expected mean" in get_error(exported("onnx"), output="mean")
+    assert "`merge` 2 for " in get_error(exported("onnx"), merge=2)
 
 
-def test_a_measurement_is_one(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an engine that takes 10 ms a call and has two streams: 400 images a second in batches of two."""
+def test_measured_speed_is_plausible(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine with 10 ms per call and two streams: 400 images per second in batches of two."""
     predictor = open_on_fastest_engine(exported("onnx"), EngineOptions(streams=2, threads=1), 1).predictor
 
     class Slow:
@@ -325,7 +332,7 @@ def test_a_measurement_is_one(exported: ExportFinder, monkeypatch: pytest.Monkey
     assert 40 < engine_selection.measure_images_per_second(predictor, 2) < 410
 
 
-def test_of_two_exports_each_is_known(exported: ExportFinder, tmp_path: Path, model: Path) -> None:
+def test_model_keys_are_distinct(exported: ExportFinder, tmp_path: Path, model: Path) -> None:
     shutil.copytree(exported("onnx"), tmp_path / "copy")
     names = {compute_model_key(each) for each in (exported("onnx"), exported("int8"), tmp_path / "copy", model)}
     assert len(names) == 3, "a copy is the same model"

@@ -42,7 +42,7 @@ PHOTOS = [str(path) for path in list_example_photos()]
 
 
 @pytest.mark.parametrize("name", ["onnx", "any size", "portable"])
-def test_an_export_answers_as_eager_torch(exported: ExportFinder, name: str) -> None:
+def test_export_predicts_as_eager_torch(exported: ExportFinder, name: str) -> None:
     """From the files of real photos to their probabilities, the same classes in the same order."""
     model = make_toy_model(EXPORT_SPECS[name].model)
     eager, onnx_ = Predictor(model, preprocessing=PREPROCESSING, labels=LABELS), Predictor(exported(name))
@@ -135,14 +135,14 @@ def refused(place: Path | str) -> str:
 
 
 @pytest.mark.parametrize("left", [0, 1, 7, 100, 4000, -1000, -1])
-def test_a_file_cut_off(own: Path, left: int) -> None:
+def test_truncated_file_is_refused(own: Path, left: int) -> None:
     whole = (own / ONNX_FILE).read_bytes()
     (own / ONNX_FILE).write_bytes(whole[:left])
     assert str(own / ONNX_FILE) in refused(own)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_file_of_nonsense(own: Path, seed: int) -> None:
+def test_invalid_file_is_refused(own: Path, seed: int) -> None:
     (own / ONNX_FILE).write_bytes(np.random.default_rng(seed).bytes(5000))
     assert "expected a complete ONNX file: export it again" in refused(own)
 
@@ -213,12 +213,12 @@ def test_someone_elses_file(own: Path, tmp_path: Path, inputs: Any, output: str)
         ({"preprocessing": {"image_size": [0, 32]}}, "image_size is (0, 32)"),
     ],
 )
-def test_a_description_that_was_edited(own: Path, fields: dict[str, Any], says: str) -> None:
+def test_description_that_does_not_fit_the_file_is_refused(own: Path, fields: dict[str, Any], says: str) -> None:
     (own / CONFIG_FILE).write_text(json.dumps({**json.loads((own / CONFIG_FILE).read_text()), **fields}))
     assert says in refused(own)
 
 
-def test_a_folder_without_its_parts(own: Path, exported: ExportFinder) -> None:
+def test_folder_with_missing_files(own: Path, exported: ExportFinder) -> None:
     (own / CONFIG_FILE).unlink()
     assert Predictor(own).labels == LABELS, "the file says it too"
     assert Predictor(str(own / ONNX_FILE)).predict(PHOTOS[0]).top[0].label in LABELS
@@ -306,15 +306,15 @@ def test_public_weights_over_a_thousand_photos(key: str, shared: Callable[[str],
     paths = sorted(path for path in folder.rglob("*.*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))
     assert len(paths) == 1000
     truth = np.array([int(path.parent.name) for path in paths])
-    answers = dict[str, Any]()
+    probabilities = dict[str, Any]()
     for name in ("eager", "compiled", "onnx", "int8"):
         predictor = Predictor(found.model, preprocessing=how, engine=name)
         rows = predictor.iterate_results((ImageItem(each, each.name) for each in paths), batch=20)
-        answers[name] = softmax_rows(np.stack([row.values for row in rows if row.values is not None]))
+        probabilities[name] = softmax_rows(np.stack([row.values for row in rows if row.values is not None]))
     for name in ("compiled", "onnx"):
-        assert np.abs(answers[name] - answers["eager"]).max() < 1e-4
-        assert (answers[name].argmax(1) == answers["eager"].argmax(1)).all()
-    same = (answers["int8"].argmax(1) == answers["eager"].argmax(1)).mean()
-    right = {name: (each.argmax(1) == truth).mean() for name, each in answers.items()}
+        assert np.abs(probabilities[name] - probabilities["eager"]).max() < 1e-4
+        assert (probabilities[name].argmax(1) == probabilities["eager"].argmax(1)).all()
+    same = (probabilities["int8"].argmax(1) == probabilities["eager"].argmax(1)).mean()
+    right = {name: (each.argmax(1) == truth).mean() for name, each in probabilities.items()}
     assert same >= 0.96
     assert abs(right["int8"] - right["eager"]) <= 0.005

@@ -1,4 +1,4 @@
-"""An exported model where there is no torch: nothing of it is imported, and nothing of it is installed."""
+"""Exported models without torch: it is neither imported nor installed."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HEAVY = ("torch", "safetensors", "yaml", "onnx", "onnxscript", "scipy", "matplot
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """One of each kind that is decoded in a way of its own."""
+    """One image for each way of decoding."""
     (tmp_path / "photos").mkdir()
     Image.fromarray(random_pixels(1, (60, 70))[0]).save(tmp_path / "photos" / "a.png")
     (tmp_path / "photos" / "b.jpg").write_bytes(list_example_photos()[0].read_bytes())
@@ -34,18 +34,18 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def same_as_eager(answers: list[dict[str, Any]], photos: Path) -> None:
+def assert_equal_to_eager(predictions: list[dict[str, Any]], photos: Path) -> None:
     paths = sorted(photos.iterdir())
-    assert [row["file"] for row in answers] == [str(path) for path in paths]
+    assert [row["file"] for row in predictions] == [str(path) for path in paths]
     eager = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, labels=LABELS, scaled=True)
-    for row, expected in zip(answers, eager.predict_all(paths), strict=True):
+    for row, expected in zip(predictions, eager.predict_all(paths), strict=True):
         assert [each["label"] for each in row["top"]] == [each.label for each in expected.top]
         shares = [each.probability for each in expected.top]
         assert [each["probability"] for each in row["top"]] == pytest.approx(shares, abs=1e-4)
 
 
 def test_nothing_heavy_is_imported(exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
-    """By predict and embed, in a process that has all of it at hand."""
+    """By predict and embed, although everything is installed."""
     for words in (
         ["predict", exported("int8"), photos / "a.png", "--format", "json"],
         ["predict", exported("onnx"), photos, "-o", tmp_path / "out.csv", "--exact"],
@@ -64,8 +64,8 @@ def test_nothing_heavy_is_imported(exported: ExportFinder, photos: Path, tmp_pat
         assert done.stderr.splitlines()[-1] == "[]", words[0]
 
 
-def needs(names: tuple[str, ...]) -> set[str]:
-    """These distributions and all that they require."""
+def list_requirements(names: tuple[str, ...]) -> set[str]:
+    """These distributions and everything that they require."""
     found, open_ = set[str](), list(names)
     while open_:
         name = open_.pop()
@@ -79,43 +79,43 @@ def needs(names: tuple[str, ...]) -> set[str]:
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages: vitrail, what predicting needs, and what that needs."""
+    """A folder with vitrail and only the packages that prediction requires."""
     folder = tmp_path_factory.mktemp("bare")
-    for name in needs(NEEDED):
+    for name in list_requirements(NEEDED):
         found = distribution(name)
         tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
         for top in tops:
-            place = Path(str(found.locate_file(top)))
-            if place.exists() and not (folder / top).exists():
-                (folder / top).symlink_to(place)
+            source = Path(str(found.locate_file(top)))
+            if source.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(source)
     (folder / "vitrail").symlink_to(ROOT / "src" / "vitrail")
     return folder
 
 
 def run(bare: Path, *words: object) -> Any:
-    """Without site-packages: only what is in that folder, and Python's own."""
+    """Run Python without site-packages: only the folder and the standard library."""
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(bare), "LANG": "C.UTF-8"}
     line = [sys.executable, "-S", "-s", *map(str, words)]
     return subprocess.run(line, capture_output=True, text=True, check=False, env=env, cwd=bare)
 
 
 @pytest.mark.parametrize("name", ["torch", "safetensors", "yaml", "onnx", "simplejpeg", "pytest"])
-def test_it_is_bare(bare: Path, name: str) -> None:
+def test_bare_folder_lacks_heavy_packages(bare: Path, name: str) -> None:
     done = run(bare, "-c", f"import {name}")
     assert done.returncode == 1
     assert f"No module named '{name}'" in done.stderr
 
 
-def test_where_torch_is_not_installed(bare: Path, exported: ExportFinder, photos: Path) -> None:
+def test_predict_without_torch(bare: Path, exported: ExportFinder, photos: Path) -> None:
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos, "--format", "json")
     assert (done.returncode, done.stderr) == (0, "vitrail: note: engine onnx: nothing measured for 3 images\n")
-    same_as_eager(json.loads(done.stdout), photos)
+    assert_equal_to_eager(json.loads(done.stdout), photos)
     alone = run(bare, "-m", "vitrail", "predict", exported("onnx") / "model.onnx", photos / "a.png", "--format", "json")
     assert json.loads(alone.stdout)[0]["top"] == json.loads(done.stdout)[0]["top"]
 
 
-def test_pixels_there_are_the_same(bare: Path, photos: Path, tmp_path: Path) -> None:
-    """By the same function, without simplejpeg: bit for bit, of files decoded in full."""
+def test_decoding_without_torch_is_bit_identical(bare: Path, photos: Path, tmp_path: Path) -> None:
+    """Without simplejpeg, files that are decoded in full give the same pixels."""
     paths = [*sorted(photos.iterdir()), *list_example_photos()]
     program = (
         "import sys\nimport numpy as np\n"
@@ -133,7 +133,7 @@ def test_pixels_there_are_the_same(bare: Path, photos: Path, tmp_path: Path) -> 
     )
 
 
-def test_features_there(bare: Path, exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
+def test_embed_without_torch(bare: Path, exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
     words = ("embed", exported("tokens"), photos, "-o", tmp_path / "out.npy", "--features", "tokens")
     done = run(bare, "-m", "vitrail", *words)
     assert done.returncode == 0, done.stderr
@@ -142,8 +142,8 @@ def test_features_there(bare: Path, exported: ExportFinder, photos: Path, tmp_pa
     assert np.abs(np.load(tmp_path / "out.npy") - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_what_needs_more_says_so(bare: Path, exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
-    """8 bits of an export need onnx, so it stays as it is; a checkpoint needs torch."""
+def test_missing_packages_are_named(bare: Path, exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
+    """int8 of an export needs onnx, so float32 is used; a checkpoint needs torch."""
     done = run(bare, "-m", "vitrail", "predict", exported("onnx"), photos / "a.png", "--fast", "--format", "json")
     assert done.returncode == 0
     assert "engine int8 was left out: writing an ONNX file needs onnx, " in done.stderr
@@ -153,7 +153,7 @@ def test_what_needs_more_says_so(bare: Path, exported: ExportFinder, photos: Pat
     assert "torch is not installed; install it, or use a folder that `vitrail export` wrote" in done.stderr
 
 
-def test_help_there(bare: Path) -> None:
+def test_help_without_torch(bare: Path) -> None:
     for words in (["--help"], ["predict", "--help"], ["--version"]):
         done = run(bare, "-m", "vitrail", *words)
         assert (done.returncode, done.stderr) == (0, "")
@@ -161,11 +161,11 @@ def test_help_there(bare: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_an_environment_of_its_own(exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
-    """pip install --no-deps vitrail, and the few packages that it takes."""
+def test_predict_in_a_new_environment(exported: ExportFinder, photos: Path, tmp_path: Path) -> None:
+    """pip install --no-deps vitrail, and the packages that prediction requires."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
-    pins = [f"{name}=={distribution(name).version}" for name in sorted(needs(NEEDED))]
+    pins = [f"{name}=={distribution(name).version}" for name in sorted(list_requirements(NEEDED))]
     line = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", ROOT, *pins]
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
     if done.returncode and "connection" in done.stderr.lower():
@@ -177,4 +177,4 @@ def test_in_an_environment_of_its_own(exported: ExportFinder, photos: Path, tmp_
     command = [str(tmp_path / "env" / "bin" / "vitrail"), "predict", str(exported("onnx")), str(photos)]
     done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
-    same_as_eager(json.loads(done.stdout), photos)
+    assert_equal_to_eager(json.loads(done.stdout), photos)

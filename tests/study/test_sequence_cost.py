@@ -236,7 +236,7 @@ def a_study(**changes: Any) -> CostResults:
         for n in (64, *FAR)
     ]
     about: dict[str, Any] = {"mixers": TOKEN_MIXERS, "width": 64, "rounds": 2, "notes": (), "seed": 0}
-    return CostResults.from_cells(cells, **{**about, **changes})
+    return CostResults(cells=tuple(cells), **{**about, **changes})
 
 
 def test_table_shows_theory_and_measurement() -> None:
@@ -284,7 +284,7 @@ def test_figure_shows_time_memory_and_theory() -> None:
 def test_figure_of_short_sequences() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     cells = [CostCell.from_seconds([1e-3], mixer=mixer.name, tokens=64, memory=10) for mixer in TOKEN_MIXERS[1:]]
-    figure = CostResults.from_cells(cells, mixers=TOKEN_MIXERS, width=8, rounds=1, notes=(), seed=0).figure()
+    figure = CostResults(cells=tuple(cells), mixers=TOKEN_MIXERS, width=8, rounds=1).figure()
     check_figure(figure, "time (ms)", "memory (MB)")
     assert figure.caption.endswith("Exponents need two lengths of 1,024 tokens or more.")
 

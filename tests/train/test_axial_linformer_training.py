@@ -1,4 +1,4 @@
-"""Attention along lines and over mixtures learns as the full one does: the embedded pictures, from nothing."""
+"""Axial attention and Linformer: distillation, fine-tuning, and training from scratch on the bundled images."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize(("teacher", "student"), [tuple(FIELDS), tuple(reversed(FIELDS))])
-def test_each_teaches_the_other_and_is_tuned_at_another_size(teacher: str, student: str, tmp_path: Path) -> None:
+def test_distillation_and_fine_tuning_at_another_size(teacher: str, student: str, tmp_path: Path) -> None:
     data = write_class_folders(tmp_path / "data", **dict.fromkeys(LABELS, 4))
     model = write_model_folder(tmp_path / "teacher", teacher)
     common = ["--data", str(data), "--epochs", "1", "--batch", "4", "--val-share", "0.5"]
@@ -33,13 +33,13 @@ def test_each_teaches_the_other_and_is_tuned_at_another_size(teacher: str, stude
         for name, weight in after.state_dict().items()
         if "mlp" in name and not weight.equal(before.state_dict()[name])
     }
-    assert {name.split(".")[1] for name in moved} == {"1"}  # the last block and no other
+    assert {name.split(".")[1] for name in moved} == {"1"}  # only the last block
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", FIELDS)
-def test_fashion_from_scratch(model: str, tmp_path: Path) -> None:
+def test_training_from_scratch_on_fashion(model: str, tmp_path: Path) -> None:
     fields = ["image_size=28", "patch_size=4", "width=64", "heads=2", "mlp_width=128", *FIELDS[model]]
     words = ["train", "--recipe", "fashion", "--model", model, *(word for each in fields for word in ("--set", each))]
     words += ["--epochs", "8", "--out", str(tmp_path / "run")]

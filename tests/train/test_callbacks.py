@@ -20,30 +20,30 @@ VALIDATION = {"step": 50, "epoch": 1.0, "val_loss": 0.9, "val_top1": 0.7125, "va
 START = TrainingStart(steps=100, steps_per_epoch=50)
 
 
-def shown(*, terminal: bool, every: float = 0.0) -> str:
+def capture_terminal(*, terminal: bool, every: float = 0.0) -> str:
     out = StringIO()
-    watch = TerminalCallback(
+    callback = TerminalCallback(
         Console(file=out, force_terminal=terminal, width=120, highlight=False), seconds_between_lines=every
     )
-    watch.on_start(START)
-    watch.on_step(20)
-    watch.on_log(STEP)
-    watch.on_log(VALIDATION)
-    watch.on_finish()
+    callback.on_start(START)
+    callback.on_step(20)
+    callback.on_log(STEP)
+    callback.on_log(VALIDATION)
+    callback.on_finish()
     return out.getvalue()
 
 
-def test_without_a_terminal_it_is_plain_lines() -> None:
-    lines = shown(terminal=False).splitlines()
+def test_without_a_terminal_lines_are_printed() -> None:
+    lines = capture_terminal(terminal=False).splitlines()
     assert lines == [
         "epoch 0.40  step 20  loss 1.5000  accuracy 25.00%  lr 1.00e-03  812 img/s",
         "epoch 1.00  step 50  validation: top-1 71.25%  loss 0.9000",
     ]
-    assert len(shown(terminal=False, every=99).splitlines()) == 1, "few of them"
+    assert len(capture_terminal(terminal=False, every=99).splitlines()) == 1, "few lines"
 
 
-def test_in_a_terminal_it_is_one_live_line() -> None:
-    out = shown(terminal=True)
+def test_in_a_terminal_a_progress_bar_is_shown() -> None:
+    out = capture_terminal(terminal=True)
     assert "\x1b[" in out
     for word in ("epoch 0.40", "20/100", "loss 1.5000", "812 img/s", "top-1 71.25%", "left"):
         assert word in out
@@ -71,16 +71,16 @@ def test_a_script_without_a_terminal_has_no_progress_unless_it_is_requested() ->
     assert isinstance(open_progress_callback(True), TerminalCallback)
 
 
-def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
+def test_tensorboard_receives_the_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    watch = CallbackList([TensorBoardCallback()])
-    watch.on_start(TrainingStart(steps=100, steps_per_epoch=50, folder=tmp_path))
-    watch.on_step(1)
-    watch.on_log(STEP)
-    watch.on_log(VALIDATION)
-    watch.on_finish()
+    callback = CallbackList([TensorBoardCallback()])
+    callback.on_start(TrainingStart(steps=100, steps_per_epoch=50, folder=tmp_path))
+    callback.on_step(1)
+    callback.on_log(STEP)
+    callback.on_log(VALIDATION)
+    callback.on_finish()
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert found.Scalars("training/loss")[0].value == 1.5
     assert found.Scalars("validation/top1")[0].step == 50

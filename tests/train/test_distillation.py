@@ -1,4 +1,4 @@
-"""Distillation by the one loop: who learns what, that it resumes, and what is refused."""
+"""Distillation: which head learns what, resuming, and settings that are refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_teacher import Convnet, teacher
-from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, data, pictures
+from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, create_runs, data
 from torch import Tensor, nn
 
 import vitrail
@@ -31,14 +31,14 @@ def student(**fields: Any) -> nn.Module:
     return vitrail.create("deit_tiny_distilled_patch16_224", **given)
 
 
-class Contrary(nn.Module):
-    """Always says the class after the right one, which it reads off the colour."""
+class NextClassTeacher(nn.Module):
+    """Always predicts the class after the correct one, which it finds by colour."""
 
     means: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        images, labels = pictures(400).images, pictures(400).labels
+        images, labels = colour_images(400).images, colour_images(400).labels
         means = torch.stack([torch.from_numpy(images[labels == each]).float().mean((0, 1, 2)) for each in range(4)])
         self.register_buffer("means", means / 127.5 - 1)
 
@@ -46,11 +46,11 @@ class Contrary(nn.Module):
         return -10 * torch.cdist(images.mean((2, 3)), self.means).roll(1, 1)
 
 
-def test_the_distillation_head_learns_the_teacher_and_the_class_head_the_labels() -> None:
-    contrary = Teacher(model=Contrary(), preprocessing=SEEN, labels=pictures().classes)
+def test_distillation_head_learns_from_the_teacher_and_class_head_from_the_labels() -> None:
+    next_class_teacher = Teacher(model=NextClassTeacher(), preprocessing=SEEN, labels=colour_images().classes)
     recipe = replace(PLAIN, loop=LoopSettings(epochs=30, batch=8))
-    fitted = fit(student(), data(), recipe, teacher=contrary, device="cpu").model
-    images = torch.from_numpy(pictures(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
+    fitted = fit(student(), data(), recipe, teacher=next_class_teacher, device="cpu").model
+    images = torch.from_numpy(colour_images(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
     by_label, by_teacher = fitted.heads(images)
     labels = torch.arange(24) % 4
     assert torch.equal(by_label.argmax(-1), labels)
@@ -60,47 +60,47 @@ def test_the_distillation_head_learns_the_teacher_and_the_class_head_the_labels(
 
 @pytest.mark.parametrize("distilled", [True, False])
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_resuming_equals_never_stopping(kind: str, distilled: bool, tmp_path: Path) -> None:
+def test_resume_is_bit_identical(kind: str, distilled: bool, tmp_path: Path) -> None:
     recipe = EVERYTHING.with_settings({"distill": kind, "save_every": 1})
-    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
+    uninterrupted, stopped = create_runs(tmp_path)
 
-    def go(run: RunFolder, stop: int = 0) -> None:
+    def train_until(run: RunFolder, stop: int = 0) -> None:
         fields = {"distilled": distilled, "stochastic_depth": 0.2}
         fit(student(**fields), data(), recipe, teacher=teacher(), run=run, callback=StopAt(stop), device="cpu")
 
-    go(whole)
+    train_until(uninterrupted)
     with pytest.raises(KeyboardInterrupt):
-        go(cut, 5)
-    go(cut)
-    assert_same(whole, cut)
-    assert "agreement" in whole.read_records()[0]
+        train_until(stopped, 5)
+    train_until(stopped)
+    assert_same(uninterrupted, stopped)
+    assert "agreement" in uninterrupted.read_records()[0]
 
 
-def test_the_teacher_computes_in_the_students_precision() -> None:
+def test_teacher_runs_in_the_precision_of_the_student() -> None:
     kinds = list[torch.dtype]()
     net = Convnet()
     net.head.register_forward_hook(lambda _, __, out: kinds.append(out.dtype))
     fit(student(), data(), PLAIN.with_settings({"precision": "bfloat16"}), teacher=teacher(net), device="cpu", steps=2)
-    assert kinds[1:] == [torch.bfloat16] * 2, "the first was to see whether it answers"
+    assert kinds[1:] == [torch.bfloat16] * 2, "the first call checks the output"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, inside its compiler
-def test_a_compiled_teacher_and_student() -> None:
+def test_compiled_teacher_and_student_have_the_same_loss() -> None:
     plain = fit(student(), data(), PLAIN, teacher=teacher(), device="cpu", steps=3)
     compiled = fit(student(), data(), PLAIN.with_settings({"compile": True}), teacher=teacher(), device="cpu", steps=3)
     assert compiled.records[0]["loss"] == pytest.approx(plain.records[0]["loss"], abs=1e-4)
 
 
-def test_what_a_recipe_says() -> None:
-    def made(settings: dict[str, Any], **fields: Any) -> Any:
+def test_recipe_sets_kind_weight_and_temperature() -> None:
+    def build_objective(settings: dict[str, Any], **fields: Any) -> Any:
         recipe = Recipe().with_settings({"batch": 8, **settings})
         plan = Plan(model=student(**fields), data=data(), recipe=recipe, preprocessing=SEEN)
         return add_distillation_to_plan(plan, teacher())[0].objective
 
-    assert made({"distill": "none"}) is classification_loss
+    assert build_objective({"distill": "none"}) is classification_loss
     for kind, weight in (("hard", 0.5), ("soft", 0.1)):
-        objective = made({"distill": kind})
+        objective = build_objective({"distill": kind})
         assert isinstance(objective, DistillationLoss)
         assert (objective.kind, objective.weight, objective.temperature, objective.uses_distillation_token) == (
             kind,
@@ -108,12 +108,12 @@ def test_what_a_recipe_says() -> None:
             3.0,
             True,
         )
-    objective = made({"distill": "soft", "teacher_weight": 0.0, "temperature": 1.5}, distilled=False)
+    objective = build_objective({"distill": "soft", "teacher_weight": 0.0, "temperature": 1.5}, distilled=False)
     assert (objective.weight, objective.temperature, objective.uses_distillation_token) == (0.0, 1.5, False)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"temperature": 0}, "temperature is 0; expected more than 0"),
         ({"temperature": -1.5}, "temperature is -1.5; expected more than 0"),
@@ -124,12 +124,12 @@ def test_what_a_recipe_says() -> None:
         ({"distillation_tau": 3}, "did you mean 'temperature'"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Recipe().with_settings(settings)
 
 
-def test_tokens_that_are_not_there() -> None:
+def test_settings_that_do_not_fit_the_student_are_refused() -> None:
     token, on_class = (
         Recipe().with_settings({"distill_token": "distill"}),
         Recipe().with_settings({"distill_token": "class"}),
@@ -154,10 +154,10 @@ def test_tokens_that_are_not_there() -> None:
         fit(student(), data(), PLAIN, teacher=module)
 
 
-def test_both_heads_at_another_resolution(tmp_path: Path) -> None:
+def test_fine_tuning_at_another_size_keeps_both_heads(tmp_path: Path) -> None:
     """Fine-tuning a distilled model at higher resolution keeps both heads."""
     first = fit(student(), data(), PLAIN, teacher=teacher(), device="cpu", steps=4).model
-    vitrail.save(first, tmp_path / "student", labels=pictures().classes)
+    vitrail.save(first, tmp_path / "student", labels=colour_images().classes)
     larger = vitrail.load(tmp_path / "student", image_size=24)
     for name in ("head", "head_dist"):
         assert torch.equal(getattr(larger, name).weight, getattr(first, name).weight)
@@ -165,11 +165,11 @@ def test_both_heads_at_another_resolution(tmp_path: Path) -> None:
     large = Preprocessing(image_size=24, crop=1.0)
     tuned = fit(larger, data(), PLAIN, teacher=teacher(), preprocessing=large, device="cpu", steps=2).model
     for name in ("head", "head_dist"):
-        assert not torch.equal(getattr(tuned, name).weight, getattr(first, name).weight), "both go on learning"
+        assert not torch.equal(getattr(tuned, name).weight, getattr(first, name).weight), "both heads are still trained"
 
 
-class Sick(nn.Module):
-    """Answers NaN from its third call on."""
+class NanTeacher(nn.Module):
+    """Returns NaN from the third call on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Sick(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_a_teacher_that_falls_sick_ends_the_training(kind: str) -> None:
-    sick = Teacher(model=Sick(), preprocessing=SEEN, labels=pictures().classes)
+def test_nan_from_the_teacher_stops_training(kind: str) -> None:
+    nan_teacher = Teacher(model=NanTeacher(), preprocessing=SEEN, labels=colour_images().classes)
     with pytest.raises(DivergedError, match="the loss became nan at step 2"):
-        fit(student(), data(), PLAIN.with_settings({"distill": kind}), teacher=sick, device="cpu")
+        fit(student(), data(), PLAIN.with_settings({"distill": kind}), teacher=nan_teacher, device="cpu")

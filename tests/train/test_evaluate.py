@@ -1,4 +1,4 @@
-"""Every picture is answered once, as the model answers it by hand; and whose classes are whose."""
+"""Evaluation: every image once, compared with a direct computation; matching the classes of data and model."""
 
 import csv
 from collections.abc import Callable
@@ -34,23 +34,23 @@ def toy(**fields: Any) -> Any:
 
 
 @pytest.fixture
-def pictures() -> ArrayDataset:
+def dataset() -> ArrayDataset:
     draw = np.random.default_rng(0)
     return ArrayDataset(draw.integers(0, 256, (23, 40, 50, 3), dtype=np.uint8), draw.integers(0, 7, 23), CLASSES)
 
 
-def by_hand(model: Any, pictures: ArrayDataset) -> tuple[Tensor, Tensor]:
+def compute_logits_and_labels(model: Any, dataset: ArrayDataset) -> tuple[Tensor, Tensor]:
     """Logits and labels."""
-    inputs = [torch.from_numpy(preprocess_image(open_image(pictures.source(n)), SEEN_AS)) for n in range(len(pictures))]
+    inputs = [torch.from_numpy(preprocess_image(open_image(dataset.source(n)), SEEN_AS)) for n in range(len(dataset))]
     with torch.inference_mode():
-        return model(torch.stack(inputs)), torch.tensor([pictures.label(n) for n in range(len(pictures))])
+        return model(torch.stack(inputs)), torch.tensor([dataset.label(n) for n in range(len(dataset))])
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])
-def test_every_picture_once_as_by_hand(pictures: ArrayDataset, batch: int, workers: int) -> None:
+def test_metrics_match_a_direct_computation(dataset: ArrayDataset, batch: int, workers: int) -> None:
     model, counts = toy(), list[int]()
-    found = evaluate(model, pictures, SEEN_AS, batch=batch, workers=workers, progress=counts.append)
-    logits, labels = by_hand(model, pictures)
+    found = evaluate(model, dataset, SEEN_AS, batch=batch, workers=workers, progress=counts.append)
+    logits, labels = compute_logits_and_labels(model, dataset)
     assert found.images == sum(counts) == 23
     assert found.top1 == (logits.argmax(1) == labels).double().mean()
     assert found.top5 == (logits.topk(5).indices == labels[:, None]).any(1).double().mean()
@@ -63,7 +63,7 @@ def test_every_picture_once_as_by_hand(pictures: ArrayDataset, batch: int, worke
 
 @dataclass(frozen=True)
 class Pair(Ranks):
-    """One of two ranks; the first adds what the second has summed."""
+    """One of two ranks; adds the sums of the other."""
 
     world_size: int = 2
     sums: tuple[Tensor, ...] = ()
@@ -72,7 +72,7 @@ class Pair(Ranks):
         return torch.stack([values, *self.sums]).sum(0)
 
 
-def test_ranks_share_the_pictures_and_have_the_whole_result(pictures: ArrayDataset) -> None:
+def test_ranks_share_the_images_and_return_the_same_result(dataset: ArrayDataset) -> None:
     model, sums = toy(), list[Tensor]()
 
     class Second(Pair):
@@ -80,20 +80,20 @@ def test_ranks_share_the_pictures_and_have_the_whole_result(pictures: ArrayDatas
             sums.append(values)
             return values
 
-    half = evaluate(model, pictures, SEEN_AS, batch=4, ranks=Second(rank=1))
+    half = evaluate(model, dataset, SEEN_AS, batch=4, ranks=Second(rank=1))
     assert half.images == 11
-    whole, alone = (
-        evaluate(model, pictures, SEEN_AS, batch=4, ranks=Pair(sums=(sums[0],))),
-        evaluate(model, pictures, SEEN_AS),
+    both, alone = (
+        evaluate(model, dataset, SEEN_AS, batch=4, ranks=Pair(sums=(sums[0],))),
+        evaluate(model, dataset, SEEN_AS),
     )
-    assert (whole.images, whole.top1, whole.top5) == (23, alone.top1, alone.top5)
-    assert whole.loss == pytest.approx(alone.loss, rel=1e-5)
-    assert whole.confusion is not None
+    assert (both.images, both.top1, both.top5) == (23, alone.top1, alone.top5)
+    assert both.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert both.confusion is not None
     assert alone.confusion is not None
-    assert whole.confusion.equal(alone.confusion)
+    assert both.confusion.equal(alone.confusion)
 
 
-def test_each_module_keeps_its_mode(pictures: ArrayDataset) -> None:
+def test_train_and_eval_modes_are_restored(dataset: ArrayDataset) -> None:
     model = toy(dropout=0.5).train()
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
@@ -103,37 +103,37 @@ def test_each_module_keeps_its_mode(pictures: ArrayDataset) -> None:
         inside.append(torch.is_inference_mode_enabled())
 
     model.norm.register_forward_hook(look)
-    first, again = (evaluate(model, pictures, SEEN_AS).loss for _ in range(2))
+    first, again = (evaluate(model, dataset, SEEN_AS).loss for _ in range(2))
     assert first == again  # without dropout
     assert inside == [True, True]
     assert [module.training for module in model.modules()] == modes
     with torch.no_grad():
         model.head.bias[0] = float("nan")
     with pytest.raises(VitrailError, match=r"^the model returns NaN or infinity"):
-        evaluate(model, pictures, SEEN_AS)
+        evaluate(model, dataset, SEEN_AS)
     assert [module.training for module in model.modules()] == modes
 
 
-def test_half_precision_and_one_channel(pictures: ArrayDataset) -> None:
+def test_bfloat16_and_one_channel_models(dataset: ArrayDataset) -> None:
     model = toy()
-    expected = evaluate(model, pictures, SEEN_AS).loss
-    assert evaluate(model.bfloat16(), pictures, SEEN_AS).loss == pytest.approx(expected, rel=0.02)
-    grey = ArrayDataset(pictures.images[..., :1], pictures.labels, CLASSES)
+    expected = evaluate(model, dataset, SEEN_AS).loss
+    assert evaluate(model.bfloat16(), dataset, SEEN_AS).loss == pytest.approx(expected, rel=0.02)
+    grey = ArrayDataset(dataset.images[..., :1], dataset.labels, CLASSES)
     assert evaluate(toy(channels=1), grey, Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))).images == 23
 
 
-def test_a_device_that_is_not_there(pictures: ArrayDataset) -> None:
+def test_unknown_device_is_refused(dataset: ArrayDataset) -> None:
     with pytest.raises(ConfigError, match=r"^device is 'nowhere'; expected one that torch can use: "):
-        evaluate(toy(), pictures, SEEN_AS, device="nowhere")
+        evaluate(toy(), dataset, SEEN_AS, device="nowhere")
 
 
-def test_a_mapping_to_the_models_classes(pictures: ArrayDataset) -> None:
+def test_mapping_to_the_classes_of_the_model(dataset: ArrayDataset) -> None:
     model, mapping = toy(classes=9), (8, 7, 6, 5, 4, 3, 1)
-    found = evaluate(model, pictures, SEEN_AS, mapping=mapping)
-    logits, labels = by_hand(model, pictures)
+    found = evaluate(model, dataset, SEEN_AS, mapping=mapping)
+    logits, labels = compute_logits_and_labels(model, dataset)
     assert found.top1 == (logits.argmax(1) == torch.tensor(mapping)[labels]).double().mean()
     assert found.labels == ("0", "g", "2", "f", "e", "d", "c", "b", "a")
-    assert evaluate(model, pictures, SEEN_AS, mapping=mapping, labels="ABCDEFGHI").labels == tuple("ABCDEFGHI")
+    assert evaluate(model, dataset, SEEN_AS, mapping=mapping, labels="ABCDEFGHI").labels == tuple("ABCDEFGHI")
 
 
 def photos(folder: Path, count: int = 4) -> Path:
@@ -145,9 +145,9 @@ def photos(folder: Path, count: int = 4) -> Path:
     return folder
 
 
-def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_and_listed(tmp_path: Path) -> None:
     photos(tmp_path)
-    (tmp_path / "val" / "bees" / "2.png").write_bytes(b"no picture")
+    (tmp_path / "val" / "bees" / "2.png").write_bytes(b"not an image")
     data, counts = open_data(tmp_path), list[int]()
     assert data.val is not None
     found = evaluate(toy(classes=2), data.val, SEEN_AS, batch=3, progress=counts.append)
@@ -157,30 +157,30 @@ def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"2\.png' is not an image"):
         evaluate(toy(classes=2), data.val, SEEN_AS, strict=True)
     for path in (tmp_path / "val").rglob("*.png"):
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"not an image")
     with pytest.raises(
         DataError, match=r"^no images to evaluate; 8 cannot be read, for instance .*png' is not an image"
     ):
         evaluate(toy(classes=2), data.val, SEEN_AS)
 
 
-def test_a_dataset_of_others() -> None:
-    class Others:
+def test_torch_style_dataset() -> None:
+    class TorchDataset:
         def __len__(self) -> int:
             return 5
 
         def __getitem__(self, index: int) -> tuple[Image.Image, int]:
             return Image.new("RGB", (40, 30), (index * 50, 0, 0)), index % 3
 
-    data = open_data(Others(), val_share=1.0)
+    data = open_data(TorchDataset(), val_share=1.0)
     assert data.val is not None
     found = evaluate(toy(classes=3), data.val, SEEN_AS)
     assert [(each.label, each.images) for each in found.per_class] == [("0", 2), ("1", 2), ("2", 1)]
 
 
-def test_a_label_beyond_the_models_classes(pictures: ArrayDataset) -> None:
+def test_label_outside_the_classes_is_refused(dataset: ArrayDataset) -> None:
     with pytest.raises(DataError, match=r"^a label is [56]; expected 0 to 4, the classes of the model$"):
-        evaluate(toy(classes=5), pictures, SEEN_AS)
+        evaluate(toy(classes=5), dataset, SEEN_AS)
 
 
 REAL = {  # file, top-1 and top-5 of 1,000 photos as in SOURCES.md
@@ -189,7 +189,7 @@ REAL = {  # file, top-1 and top-5 of 1,000 photos as in SOURCES.md
 }
 
 
-def photos_of_imagenet(shared: Callable[[str], Path], key: str, step: int) -> Any:
+def evaluate_imagenet_photos(shared: Callable[[str], Path], key: str, step: int) -> Any:
 
     found = read(shared(REAL[key][0]))
     data = open_data(shared("imagenet-val-1000"), val_share=1.0, real=shared("imagenet-real.json"))
@@ -206,7 +206,7 @@ def test_public_weights_on_real_photos(key: str, shared: Callable[[str], Path]) 
     with shared("imagenet-val-1000-reference.csv").open() as file:
         rows = list(csv.DictReader(file))[::20]
     guesses = [([int(index) for index in row[f"{key}_top5"].split()], int(row["label"])) for row in rows]
-    found = photos_of_imagenet(shared, key, step=20)
+    found = evaluate_imagenet_photos(shared, key, step=20)
     assert found.images == len(guesses) == 50
     assert found.top1 == sum(guess[0] == label for guess, label in guesses) / 50
     assert found.top5 == sum(label in guess for guess, label in guesses) / 50
@@ -215,5 +215,5 @@ def test_public_weights_on_real_photos(key: str, shared: Callable[[str], Path]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", REAL)
 def test_public_weights_on_all_real_photos(key: str, shared: Callable[[str], Path]) -> None:
-    found = photos_of_imagenet(shared, key, step=1)
+    found = evaluate_imagenet_photos(shared, key, step=1)
     assert (found.top1, found.top5) == REAL[key][1:]

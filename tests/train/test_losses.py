@@ -1,4 +1,4 @@
-"""Distillation losses: worked by hand, against the formulas of others, and what their gradient reaches."""
+"""Distillation losses, compared with hand calculations and other implementations, and their gradients."""
 
 from math import log
 from typing import Literal
@@ -39,32 +39,34 @@ def inputs() -> LossInputs:
     return LossInputs(torch.randn(5, 3, 16, 16), F.one_hot(labels, 7).float(), labels, labels)
 
 
-def test_soft_by_hand() -> None:
+def test_soft_loss_matches_a_hand_calculation() -> None:
     """Teacher (1/4, 3/4), student (1/2, 1/2): KL = 1/4·log(1/2) + 3/4·log(3/2)."""
-    teacher, said = torch.tensor([[0.0, log(3)]]), torch.zeros(1, 2)
+    teacher, student_logits = torch.tensor([[0.0, log(3)]]), torch.zeros(1, 2)
     by_hand = 0.25 * log(0.5) + 0.75 * log(1.5)
-    assert soft_distillation_loss(said, teacher, 1.0).item() == pytest.approx(by_hand, abs=1e-7)
-    assert soft_distillation_loss(said, 2 * teacher, 2.0).item() == pytest.approx(4 * by_hand, abs=1e-6), "τ² in front"
+    assert soft_distillation_loss(student_logits, teacher, 1.0).item() == pytest.approx(by_hand, abs=1e-7)
+    assert soft_distillation_loss(student_logits, 2 * teacher, 2.0).item() == pytest.approx(4 * by_hand, abs=1e-6), (
+        "the factor is τ²"
+    )
     other_way = 0.5 * log(2) + 0.5 * log(2 / 3)
-    assert by_hand != pytest.approx(other_way, abs=1e-3), "or swapped arguments would not be seen"
+    assert by_hand != pytest.approx(other_way, abs=1e-3), "swapped arguments would give another value"
 
 
-def test_hard_by_hand() -> None:
-    """The teacher says class 1; the student gives it 3/4."""
-    said, teacher = torch.tensor([[0.0, log(3)]]), torch.tensor([[-1.0, 5.0]])
-    assert hard_distillation_loss(said, teacher).item() == pytest.approx(-log(0.75), abs=1e-7)
+def test_hard_loss_matches_a_hand_calculation() -> None:
+    """The teacher predicts class 1, which has probability 3/4 for the student."""
+    student_logits, teacher = torch.tensor([[0.0, log(3)]]), torch.tensor([[-1.0, 5.0]])
+    assert hard_distillation_loss(student_logits, teacher).item() == pytest.approx(-log(0.75), abs=1e-7)
 
 
 @given(st.integers(0, 99), st.integers(100, 199), st.floats(0.5, 20))
-def test_soft_against_the_formulas_of_others(one: int, other: int, tau: float) -> None:
-    said, teacher = logits(one), logits(other)
-    ours = soft_distillation_loss(said, teacher, tau)
-    p, q = (teacher.double() / tau).softmax(-1), (said.double() / tau).softmax(-1)
+def test_soft_loss_matches_the_definition_and_facebooks_code(one: int, other: int, tau: float) -> None:
+    student_logits, teacher = logits(one), logits(other)
+    ours = soft_distillation_loss(student_logits, teacher, tau)
+    p, q = (teacher.double() / tau).softmax(-1), (student_logits.double() / tau).softmax(-1)
     assert ours.item() == pytest.approx(tau**2 * (p * (p / q).log()).sum(-1).mean().item(), rel=1e-3, abs=1e-5)
-    # facebook's code divides by batch × classes, which is a factor of the classes less
+    # facebook's code divides by batch × classes, so its loss is smaller by the number of classes
     theirs = F.kl_div(
-        F.log_softmax(said / tau, 1), F.log_softmax(teacher / tau, 1), reduction="sum", log_target=True
-    ) * (tau * tau / said.numel())
+        F.log_softmax(student_logits / tau, 1), F.log_softmax(teacher / tau, 1), reduction="sum", log_target=True
+    ) * (tau * tau / student_logits.numel())
     assert ours.item() == pytest.approx(7 * theirs.item(), rel=1e-4, abs=1e-6)
     assert ours.item() >= -1e-6
     assert soft_distillation_loss(teacher, teacher, tau).item() == pytest.approx(0, abs=1e-5)
@@ -72,24 +74,26 @@ def test_soft_against_the_formulas_of_others(one: int, other: int, tau: float) -
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("token", [True, False])
-def test_the_whole_loss(kind: Literal["soft", "hard"], token: bool) -> None:
+def test_distillation_loss_combines_labels_and_teacher(kind: Literal["soft", "hard"], token: bool) -> None:
     model, batch, teacher = student(distilled=token), inputs(), logits(3)
     objective = DistillationLoss(
         teacher_logits=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, uses_distillation_token=token
     )
     loss, metrics = objective(model, batch)
     by_label, by_teacher = model.heads(batch.images) if token else 2 * [model(batch.images)]  # type: ignore[operator]
-    taught = (
+    teacher_loss = (
         soft_distillation_loss(by_teacher, teacher, 2.0)
         if kind == "soft"
         else hard_distillation_loss(by_teacher, teacher)
     )
-    assert loss.item() == pytest.approx(0.7 * F.cross_entropy(by_label, batch.labels).item() + 0.3 * taught.item())
+    assert loss.item() == pytest.approx(
+        0.7 * F.cross_entropy(by_label, batch.labels).item() + 0.3 * teacher_loss.item()
+    )
     assert metrics["agreement"] == (by_teacher.argmax(-1) == teacher.argmax(-1)).float().mean()
     assert metrics["accuracy"] == (by_label.argmax(-1) == batch.labels).float().mean()
 
 
-def test_each_head_learns_from_its_own_teacher() -> None:
+def test_each_head_gets_gradients_from_its_own_target() -> None:
     """With λ = 0 the distillation head gets no gradient, with λ = 1 the class head gets none."""
     for weight, idle, busy in ((0.0, "head_dist", "head"), (1.0, "head", "head_dist")):
         model = student()
@@ -106,15 +110,19 @@ def test_each_head_learns_from_its_own_teacher() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-def test_a_teacher_equal_to_the_labels_is_plain_training(weight: float) -> None:
+def test_teacher_equal_to_the_labels_gives_the_classification_loss(weight: float) -> None:
     model, batch = student(distilled=False), inputs()
     plain, _ = classification_loss(model, batch)
     plain.backward()
     expected = [each.grad.clone() for each in model.parameters() if each.grad is not None]
     model.zero_grad()
-    answers = 9 * F.one_hot(batch.labels, 7).float()
+    teacher_logits = 9 * F.one_hot(batch.labels, 7).float()
     loss, _ = DistillationLoss(
-        teacher_logits=lambda _: answers, kind="hard", weight=weight, temperature=3.0, uses_distillation_token=False
+        teacher_logits=lambda _: teacher_logits,
+        kind="hard",
+        weight=weight,
+        temperature=3.0,
+        uses_distillation_token=False,
     )(model, batch)
     loss.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)

@@ -6,7 +6,7 @@ from vitrail.train.muon import Muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
-def test_orthogonal_brings_all_singular_values_near_one_and_turns_nothing(shape: tuple[int, int]) -> None:
+def test_orthogonalise_brings_singular_values_near_one_and_keeps_singular_vectors(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     found = u.T @ orthogonalise(matrix) @ v.T
@@ -15,8 +15,8 @@ def test_orthogonal_brings_all_singular_values_near_one_and_turns_nothing(shape:
     assert (found - found.diagonal().diag()).abs().max() < 1e-4
 
 
-def test_it_is_torchs_rule() -> None:
-    """torch computes in bfloat16, so within its rounding."""
+def test_update_matches_torch() -> None:
+    """Within the rounding of bfloat16, which torch uses."""
     mine, its = nn.Linear(32, 16, bias=False), nn.Linear(32, 16, bias=False)
     its.load_state_dict(mine.state_dict())
     start = mine.weight.detach().clone()
@@ -34,18 +34,18 @@ def test_it_is_torchs_rule() -> None:
     assert moved > 0.1
 
 
-def test_parts_move_each_for_itself_and_kernels_as_matrices() -> None:
+def test_parts_are_updated_separately_and_kernels_as_matrices() -> None:
     gradient = torch.randn(12, 2, 3, 3)
-    whole, first = nn.Parameter(torch.zeros(12, 2, 3, 3)), nn.Parameter(torch.zeros(4, 2, 3, 3))
-    whole.grad, first.grad = gradient.clone(), gradient[:4].clone()
-    Muon([{"params": [whole], "parts": 3}], lr=1.0).step()
+    stacked, first = nn.Parameter(torch.zeros(12, 2, 3, 3)), nn.Parameter(torch.zeros(4, 2, 3, 3))
+    stacked.grad, first.grad = gradient.clone(), gradient[:4].clone()
+    Muon([{"params": [stacked], "parts": 3}], lr=1.0).step()
     Muon([{"params": [first]}], lr=1.0).step()
-    assert torch.allclose(whole[:4], first, atol=1e-5)
+    assert torch.allclose(stacked[:4], first, atol=1e-5)
     rms = first.square().mean().sqrt()
-    assert 0.1 < rms < 0.3, "as large as AdamW's steps"
+    assert 0.1 < rms < 0.3, "of the size of AdamW's updates"
 
 
-def test_a_weight_without_a_gradient_stays() -> None:
+def test_weight_without_gradient_does_not_change() -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     Muon([{"params": [weight]}], lr=1.0).step()
     assert torch.equal(weight, torch.ones(2, 2))

@@ -31,8 +31,8 @@ def tiny(name: str = "DeiT-Ti-distilled", **fields: object) -> nn.Module:
 
 
 def test_norms_biases_tokens_and_positions_do_not_decay() -> None:
-    kept = {weight.name for weight in list_weights(tiny()) if not weight.decays}
-    assert {"cls_token", "dist_token", "pos_embed", "blocks.0.norm1.weight", "norm.bias", "head.bias"} <= kept
+    not_decaying = {weight.name for weight in list_weights(tiny()) if not weight.decays}
+    assert {"cls_token", "dist_token", "pos_embed", "blocks.0.norm1.weight", "norm.bias", "head.bias"} <= not_decaying
     decaying = {weight.name for weight in list_weights(tiny()) if weight.decays}
     assert {"patch_embed.proj.weight", "blocks.2.mlp.fc1.weight", "blocks.0.attn.qkv.weight", "head.weight"} <= decaying
 
@@ -47,13 +47,13 @@ def test_norms_biases_tokens_and_positions_do_not_decay() -> None:
         ("vit_tiny_patch16_224", {"positions": "learned_2d", "pool": "map", "registers": 2, "layer_scale": 1e-5}),
     ],
 )
-def test_only_matrices_and_kernels_decay_whatever_the_model(preset: str, fields: dict[str, object]) -> None:
+def test_only_matrices_and_kernels_decay_in_every_model(preset: str, fields: dict[str, object]) -> None:
     for weight in list_weights(tiny(preset, **fields)):
         part = any(word in weight.name for word in ("norm", "bias", "token", "pos", "gamma", "latent", "offsets"))
         assert weight.decays == (not part and weight.tensor.ndim > 1), weight.name
 
 
-def test_layer_decay_is_that_of_timm() -> None:
+def test_layer_decay_matches_timm() -> None:
     model = tiny("vit_tiny_patch16_224")
     peer = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, depth=3, num_heads=3, num_classes=5)
     theirs = {}
@@ -69,7 +69,7 @@ def test_layer_decay_is_that_of_timm() -> None:
                 ours[name] = (group["scale"], group["weight_decay"])
     assert ours.keys() == theirs.keys()
     for name in ours:
-        if "norm" not in name or name.startswith("blocks"):  # timm counts the last norm to the last level, or not
+        if "norm" not in name or name.startswith("blocks"):  # timm assigns the final norm to another level
             assert ours[name][0] == pytest.approx(theirs[name][0]), name
         assert ours[name][1] == theirs[name][1], name
 
@@ -77,12 +77,12 @@ def test_layer_decay_is_that_of_timm() -> None:
 def test_every_weight_is_in_one_group() -> None:
     model = tiny()
     for optimizer in ("adamw", "sgd", "muon"):
-        made = create_optimizers(model, replace(SETTINGS, optimizer=optimizer))
-        held = [id(tensor) for each in made for group in each.param_groups for tensor in group["params"]]
-        assert sorted(held) == sorted(id(tensor) for tensor in model.parameters())
+        optimizers = create_optimizers(model, replace(SETTINGS, optimizer=optimizer))
+        grouped = [id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]]
+        assert sorted(grouped) == sorted(id(tensor) for tensor in model.parameters())
 
 
-def test_the_optimizers_are_torchs_and_fused() -> None:
+def test_optimizers_are_those_of_torch_and_fused() -> None:
     (adam,) = create_optimizers(tiny(), replace(SETTINGS, momentum=0.8, beta2=0.95))
     assert isinstance(adam, AdamW)
     assert adam.defaults["fused"] is True
@@ -100,11 +100,11 @@ def test_the_optimizers_are_torchs_and_fused() -> None:
     assert moved == {f"blocks.{n}.{part}.weight": parts for n in range(3) for part, parts in expected.items()}
 
 
-def test_the_learning_rate_is_scaled_by_level() -> None:
+def test_learning_rate_is_scaled_by_level() -> None:
     model = tiny("vit_tiny_patch16_224")
-    made = create_optimizers(model, SETTINGS)
-    set_scaled_lr(made, 1.0)
-    rates = {id(t): group["lr"] for group in made[0].param_groups for t in group["params"]}
+    optimizers = create_optimizers(model, SETTINGS)
+    set_scaled_lr(optimizers, 1.0)
+    rates = {id(t): group["lr"] for group in optimizers[0].param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["head.weight"] == named["norm.weight"] == 1
     assert named["blocks.2.attn.proj.weight"] == 0.5
@@ -116,7 +116,7 @@ def test_the_learning_rate_is_scaled_by_level() -> None:
     ("blocks", "trained"),
     [(0, {"head", "head_dist"}), (1, {"head", "head_dist", "norm", "blocks.2"}), (None, None)],
 )
-def test_freezing_leaves_the_head_and_the_last_blocks(blocks: int | None, trained: set[str] | None) -> None:
+def test_freezing_keeps_the_head_and_the_last_blocks_trainable(blocks: int | None, trained: set[str] | None) -> None:
     model = tiny()
     freeze_all_but_last_blocks(model, blocks)
     moving = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
@@ -126,14 +126,14 @@ def test_freezing_leaves_the_head_and_the_last_blocks(blocks: int | None, traine
     assert create_optimizers(model, SETTINGS)
 
 
-def test_freezing_what_cannot_be_is_refused() -> None:
+def test_freezing_too_many_blocks_or_without_a_head_is_refused() -> None:
     with pytest.raises(ConfigError, match="train_blocks is 4; expected less than 4"):
         freeze_all_but_last_blocks(tiny(), 4)
     with pytest.raises(ConfigError, match="no head"):
         freeze_all_but_last_blocks(tiny("vit_tiny_patch16_224", classes=0), 0)
 
 
-def test_the_average_is_the_exponential_one_after_a_quick_start() -> None:
+def test_ema_matches_its_definition_with_a_faster_start() -> None:
     model, copy = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     nn.init.zeros_(copy.weight)
     average = WeightEMA(model, copy, 0.9)
@@ -148,18 +148,18 @@ def test_the_average_is_the_exponential_one_after_a_quick_start() -> None:
     assert torch.equal(model.weight, torch.full((1, 1), 199.0))
 
 
-def test_the_blocks_of_a_hybrids_stem_are_stem() -> None:
+def test_blocks_in_the_stem_of_a_hybrid_are_level_0() -> None:
     levels = {weight.name: weight.level for weight in list_weights(tiny("vit_small_r26_s32_224", image_size=64))}
     assert {level for name, level in levels.items() if name.startswith("patch_embed")} == {0}
     assert levels["blocks.0.attn.qkv.weight"] == 1
     assert levels["head.weight"] == 4
 
 
-def test_a_block_has_one_learning_rate_whatever_moves_it() -> None:
+def test_block_has_one_learning_rate_with_every_optimizer() -> None:
     model = tiny("vit_tiny_patch16_224")
-    made = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
-    set_scaled_lr(made, 1.0)
-    rates = {id(t): group["lr"] for each in made for group in each.param_groups for t in group["params"]}
+    optimizers = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
+    set_scaled_lr(optimizers, 1.0)
+    rates = {id(t): group["lr"] for each in optimizers for group in each.param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["blocks.1.attn.qkv.weight"] == named["blocks.1.mlp.fc1.weight"] == named["blocks.1.norm1.bias"] == 0.25
     freeze_all_but_last_blocks(model, 1)
@@ -186,7 +186,7 @@ def small_convnet(name: str, **fields: object) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", CONVNETS)
-def test_the_layer_decay_of_a_convnet_is_that_of_timm(name: str) -> None:
+def test_layer_decay_of_a_convnet_matches_timm(name: str) -> None:
     model, theirs = small_convnet(name), dict[str, tuple[float, float]]()
     options: Any = CONVNETS[name]
     peer = timm.create_model(name, num_classes=5, **options)
@@ -200,7 +200,7 @@ def test_the_layer_decay_of_a_convnet_is_that_of_timm(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONVNETS)
-def test_a_convnet_is_frozen_block_by_block_and_moved_by_muon(name: str) -> None:
+def test_convnet_is_frozen_by_block_and_trained_by_muon(name: str) -> None:
     model = small_convnet(name)
     assert len(create_optimizers(model, replace(SETTINGS, optimizer="muon"))) == 2
     blocks = 5 if name == "resnet18" else 6

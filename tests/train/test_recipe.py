@@ -9,34 +9,34 @@ from vitrail.models.catalog import create, find_preset
 from vitrail.train.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
 
 
-def test_the_package_has_these_recipes() -> None:
+def test_builtin_recipes() -> None:
     assert list_builtin_recipe_names() == [
         *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "positions", "probe", "scratch", "vit"),
     ]
 
 
 @pytest.mark.parametrize("name", list_builtin_recipe_names())
-def test_every_recipe_begins_with_its_command_and_builds(name: str) -> None:
+def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) -> None:
     found = open_recipe(name)
     assert found.name == name
     path = Path(__file__).parents[2] / "src" / "vitrail" / "train" / "recipes" / f"{name}.yaml"
     head = path.read_text("utf-8").split("\n\n")[0].splitlines()
     assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study"))
-    assert len(head) > 2, "and with what it gives, measured with that command, or why it was not"
+    assert len(head) > 2, "and with its measured result, or why there is none"
     if found.model:
         create(found.model, **found.fields)
     else:
         find_preset("ViT-B/16")[0].configure(None, **found.fields)
 
 
-def test_flat_and_back() -> None:
+def test_flat_dict_round_trip() -> None:
     for name in list_builtin_recipe_names():
         found = open_recipe(name)
         flat = found.to_flat_dict()
         assert Recipe(name=flat.pop("name")).with_settings(flat) == found
 
 
-def test_deit_is_the_papers() -> None:
+def test_deit_has_the_settings_of_the_paper() -> None:
     """Touvron 2020, table 9."""
     flat = open_recipe("deit").to_flat_dict()
     paper = {
@@ -47,7 +47,7 @@ def test_deit_is_the_papers() -> None:
     assert {name: flat[name] for name in paper} == paper
 
 
-def test_vit_is_the_papers() -> None:
+def test_vit_has_the_settings_of_the_paper() -> None:
     """Dosovitskiy 2020, table 3, ImageNet."""
     flat = open_recipe("vit").to_flat_dict()
     paper = {"batch": 4096, "lr": 3e-3, "weight_decay": 0.3, "momentum": 0.9, "beta2": 0.999, "clip": 1, "epochs": 300}
@@ -56,13 +56,13 @@ def test_vit_is_the_papers() -> None:
     assert flat["warmup"] * (1_281_167 // 4096) == pytest.approx(10_000, rel=0.01)
 
 
-def test_names_are_unique_over_the_sections_and_every_setting_is_explained() -> None:
+def test_setting_names_are_unique_and_have_help() -> None:
     names = [each.name for _, each in list_settings()]
     assert len(set(names)) == len(names) == sum(len(section.__dataclass_fields__) for section in SECTIONS.values())
     assert all(each.metadata["help"] for _, each in list_settings())
 
 
-def test_a_recipe_of_your_own(tmp_path: Path) -> None:
+def test_recipe_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("lr: 1e-4\nmixup: 0.8\nfields: {depth: 3}\n")
     found = open_recipe(str(path))
@@ -89,7 +89,7 @@ def test_a_recipe_of_your_own(tmp_path: Path) -> None:
         ("", "has no settings"),
     ],
 )
-def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_recipe_is_named_in_the_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
@@ -97,7 +97,7 @@ def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_an_unknown_recipe_is_named() -> None:
+def test_unknown_recipe_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'finetune'"):
         open_recipe("finetuning")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -120,7 +120,7 @@ ALIASES = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
         ("lr: \x00", r"special characters"),
     ],
 )
-def test_a_recipe_that_would_become_far_more_than_it_is(content: str, message: str, tmp_path: Path) -> None:
+def test_recipe_that_expands_or_nests_too_far_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(content)
     with pytest.raises(ConfigError, match=message):
         open_recipe(str(tmp_path / "mine.yaml"))
@@ -130,7 +130,7 @@ def test_a_recipe_that_would_become_far_more_than_it_is(content: str, message: s
 
 
 @pytest.mark.timeout(60)
-def test_a_recipe_that_is_not_a_file(tmp_path: Path) -> None:
+def test_recipe_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "mine.yaml")
     with pytest.raises(ConfigError, match="it is a named pipe"):
         open_recipe(str(tmp_path / "mine.yaml"))

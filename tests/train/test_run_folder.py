@@ -31,41 +31,41 @@ def test_names_of_runs(data: str, recipe: str, name: str) -> None:
     assert name_run(data, recipe) == name
 
 
-def test_a_state_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_training_state_round_trip(tmp_path: Path) -> None:
     given = TrainingState(
         {"a/x": torch.randn(2, 3), "a/y": torch.tensor(3.5), "b/z": torch.arange(4, dtype=torch.uint8)}, {"n": 1}
     )
     write_training_state(given, tmp_path / "state.safetensors")
-    back = read_training_state(tmp_path / "state.safetensors")
-    assert back.metadata == {"n": 1}
-    assert back.tensors.keys() == given.tensors.keys()
-    assert all(torch.equal(back.tensors[name], each) for name, each in given.tensors.items())
-    assert back.tensors_with_prefix("a").keys() == {"x", "y"}
+    restored = read_training_state(tmp_path / "state.safetensors")
+    assert restored.metadata == {"n": 1}
+    assert restored.tensors.keys() == given.tensors.keys()
+    assert all(torch.equal(restored.tensors[name], each) for name, each in given.tensors.items())
+    assert restored.tensors_with_prefix("a").keys() == {"x", "y"}
 
 
-@pytest.mark.parametrize("content", [b"", b"no state", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_what_is_no_state_is_said(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"not a state", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_damaged_state_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_training_state(path)
 
 
-def test_the_newest_states_stay(tmp_path: Path) -> None:
+def test_newest_two_checkpoints_remain(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {"steps": 5})
     assert run.load_plan() == {"steps": 5}
     assert load_newest_checkpoint_on_ranks(run) is None
     for step in (9, 10, 100_000_000):
         run.save_checkpoint(state(step), step)
     assert [path.stem for path in run.list_checkpoints()] == ["step-00000010", "step-100000000"], (
-        "by number, not by letter"
+        "sorted by number, not as text"
     )
     latest = load_newest_checkpoint_on_ranks(run)
     assert latest is not None
     assert latest.metadata["step"] == 100_000_000
 
 
-def test_what_was_cut_off_is_no_state_and_goes_with_the_next_save(tmp_path: Path) -> None:
+def test_unfinished_checkpoints_are_ignored_and_removed_by_the_next_save(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {})
     (run.folder / "checkpoints" / f".step-00000003.safetensors.{'ab' * 16}").write_bytes(b"half")
     (run.folder / "checkpoints" / ".tmpAbCdEf").write_bytes(b"half, by safetensors")
@@ -74,7 +74,7 @@ def test_what_was_cut_off_is_no_state_and_goes_with_the_next_save(tmp_path: Path
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step-00000004.safetensors"]
 
 
-def test_a_log_cut_off_in_a_line_goes_on_from_a_step(tmp_path: Path) -> None:
+def test_truncated_log_continues_from_a_step(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {})
     for step in range(5):
         run.append_to_log({"step": step, "loss": 0.5})
@@ -87,7 +87,7 @@ def test_a_log_cut_off_in_a_line_goes_on_from_a_step(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
 
 
-def test_a_run_is_begun_once(tmp_path: Path) -> None:
+def test_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", {}).append_to_log({"step": 1})
     with pytest.raises(CheckpointError, match="already holds a run"):
         RunFolder.create(tmp_path / "run", {})

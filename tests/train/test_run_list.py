@@ -1,4 +1,4 @@
-"""Run folders, whole, unfinished and damaged in every way: each is told apart, and none is an error."""
+"""Run folders, finished, unfinished and damaged: each has its state, and none raises an error."""
 
 import json
 from dataclasses import asdict
@@ -38,7 +38,7 @@ def make_run(folder: Path, *, rows: int = 4, finished: bool = True) -> Path:
     return folder
 
 
-def test_a_finished_run(tmp_path: Path) -> None:
+def test_finished_run(tmp_path: Path) -> None:
     run = read_run_summary(make_run(tmp_path / "one"))
     assert (run.name, run.state, run.step, run.steps) == ("one", "finished", 4, 4)
     assert (run.model, run.data, run.recipe) == ("ViT-Ti/16", "photos", "scratch")
@@ -87,20 +87,23 @@ def test_changed_fields_and_teachers_are_named(tmp_path: Path) -> None:
     assert read_run_summary(folder).model == "own.py:small"
 
 
-def test_runs_that_were_stopped(tmp_path: Path) -> None:
+def test_stopped_runs(tmp_path: Path) -> None:
     assert read_run_summary(make_run(tmp_path / "killed", rows=3, finished=False)).state == "stopped at step 3"
-    begun = make_run(tmp_path / "begun", rows=0, finished=False)
-    assert read_run_summary(begun).state == "stopped at step 0"
-    (begun / "log.jsonl").unlink()
-    assert read_run_summary(begun).state == "stopped at step 0"
-    assert (read_run_summary(begun).best_value("val_top1"), read_run_summary(begun).last_value("loss")) == (None, None)
+    started = make_run(tmp_path / "started", rows=0, finished=False)
+    assert read_run_summary(started).state == "stopped at step 0"
+    (started / "log.jsonl").unlink()
+    assert read_run_summary(started).state == "stopped at step 0"
+    assert (read_run_summary(started).best_value("val_top1"), read_run_summary(started).last_value("loss")) == (
+        None,
+        None,
+    )
     saving = make_run(tmp_path / "saving", finished=False)
     (saving / "model").mkdir()
-    (saving / "model" / "model.safetensors").write_bytes(b"")  # killed before its config.json was there
+    (saving / "model" / "model.safetensors").write_bytes(b"")  # killed before its config.json was written
     assert read_run_summary(saving).state == "stopped at step 4"
 
 
-def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
+def test_truncated_last_line_is_not_damage(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "cut", rows=2, finished=False)
     with (folder / "log.jsonl").open("a") as file:
         file.write('{"step": 3, "epo')
@@ -120,7 +123,7 @@ def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
         ("log.jsonl", "[1]\n7\nnull\n{}\n", "damaged: 4 damaged lines in log.jsonl"),
     ],
 )
-def test_damage_is_told(tmp_path: Path, name: str, content: str | None, state: str) -> None:
+def test_damage_is_reported_in_the_state(tmp_path: Path, name: str, content: str | None, state: str) -> None:
     folder = make_run(tmp_path / "run")
     (folder / name).unlink()
     if content is not None:
@@ -128,14 +131,14 @@ def test_damage_is_told(tmp_path: Path, name: str, content: str | None, state: s
     assert read_run_summary(folder).state.startswith(state)
 
 
-def test_a_log_that_is_a_folder(tmp_path: Path) -> None:
+def test_log_that_is_a_folder_is_damage(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "log.jsonl").unlink()
     (folder / "log.jsonl").mkdir()
     assert read_run_summary(folder).state == "damaged: log.jsonl: it is a folder; expected a file"
 
 
-def test_values_of_other_kinds_are_left_out(tmp_path: Path) -> None:
+def test_values_of_other_types_are_left_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "run.json").write_text(json.dumps({"model": "ViT", "data": None, "recipe": {"name": 3}, "steps": "4"}))
     (folder / "log.jsonl").write_text(
@@ -146,7 +149,7 @@ def test_values_of_other_kinds_are_left_out(tmp_path: Path) -> None:
     assert run.records == ({"step": 1, "accuracy": 0.5},)
 
 
-def test_the_runs_in_a_folder(tmp_path: Path) -> None:
+def test_runs_of_a_folder_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "b")
     make_run(tmp_path / "a", finished=False)
     (tmp_path / "empty").mkdir()
@@ -158,7 +161,7 @@ def test_the_runs_in_a_folder(tmp_path: Path) -> None:
     assert [run.name for run in read_run_summaries(tmp_path / "b")] == ["b"]
 
 
-def test_no_runs(tmp_path: Path) -> None:
+def test_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"nowhere cannot be read: No such file or directory; expected a folder of runs"
     ):
@@ -167,7 +170,7 @@ def test_no_runs(tmp_path: Path) -> None:
         read_run_summaries(tmp_path)
 
 
-def test_what_a_run_leaves_for_evaluation(tmp_path: Path) -> None:
+def test_finished_run_is_found_for_evaluation(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     assert find_finished_run(folder) == FinishedRun(model=folder / "model", data="photos", seed=7, val_share=0.25)
     assert find_finished_run(tmp_path) is None

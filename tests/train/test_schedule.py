@@ -20,16 +20,16 @@ COSINE = OptimizationSettings(final_lr=0.1)
         ("constant", [1.0] * 80),
     ],
 )
-def test_after_the_warm_up_the_closed_forms(schedule: str, closed_form: list[float]) -> None:
+def test_schedules_match_their_closed_forms_after_the_warm_up(schedule: str, closed_form: list[float]) -> None:
     settings = replace(COSINE, schedule=schedule)
     assert [lr_factor(step, 100, 20, settings) for step in range(20, 100)] == pytest.approx(closed_form)
 
 
-def test_the_warm_up_is_a_straight_line_that_ends_at_the_peak() -> None:
+def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
     assert [lr_factor(step, 100, 4, COSINE) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
-def test_inverse_square_root_is_the_transformers() -> None:
+def test_inverse_square_root_matches_vaswani_2017() -> None:
     """Vaswani 2017, equation 3, for d_model 512 and 4000 steps of warm-up, as a share of its peak."""
     settings = OptimizationSettings(schedule="inverse_sqrt")
 
@@ -47,7 +47,7 @@ def test_inverse_square_root_is_the_transformers() -> None:
     st.sampled_from(["cosine", "linear", "constant", "inverse_sqrt"]),
     st.floats(0, 1),
 )
-def test_shares_lie_between_zero_and_one_and_fall_after_the_warm_up(
+def test_factors_are_between_zero_and_one_and_decrease_after_the_warm_up(
     steps: int, warmup: int, schedule: str, final: float
 ) -> None:
     settings = replace(COSINE, schedule=schedule, final_lr=final)

@@ -1,4 +1,4 @@
-"""Teachers: they see the student's own view as they know pictures, and answer in the student's classes."""
+"""Teachers: they receive the student's images in their own preprocessing and predict the student's classes."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from support.toy_datasets import write_class_folders
-from test_train_fit import EVERYTHING, data, model, pictures
+from test_train_fit import EVERYTHING, colour_images, data, model
 from torch import Tensor, nn
 
 import vitrail
@@ -28,7 +28,7 @@ KNOWN = Preprocessing(image_size=16, crop=0.8, mean=(0.5, 0.5, 0.5), std=(0.5, 0
 
 
 class Convnet(nn.Module):
-    """With everything that has two modes: batch norm, dropout. It keeps what it was shown."""
+    """Has batch norm and dropout, which differ in eval mode; records its inputs."""
 
     def __init__(self, classes: int = 4, channels: int = 3) -> None:
         super().__init__()
@@ -42,64 +42,64 @@ class Convnet(nn.Module):
         return self.head(self.body(images).mean((2, 3)))
 
 
-def teacher(net: nn.Module | None = None, how: Preprocessing = KNOWN, **fields: Any) -> Teacher:
-    return Teacher(model=net or Convnet(), preprocessing=how, labels=pictures().classes, **fields)
+def teacher(net: nn.Module | None = None, preprocessing: Preprocessing = KNOWN, **fields: Any) -> Teacher:
+    return Teacher(model=net or Convnet(), preprocessing=preprocessing, labels=colour_images().classes, **fields)
 
 
-def test_it_is_shown_what_its_own_preprocessing_makes() -> None:
-    lessons = TeacherView(teacher(), data(), SEEN, CPU)
-    image, _ = pictures()[3]
-    mine, its = (torch.from_numpy(preprocess_image(image, how))[None] for how in (SEEN, KNOWN))
-    torch.testing.assert_close(lessons.adapt_images(mine), its, atol=1e-6, rtol=0)
-    assert lessons.adapt_images(its) is not its
-    alike = TeacherView(teacher(how=SEEN), data(), SEEN, CPU)
-    assert alike.adapt_images(mine) is mine, "nothing to do, nothing done"
+def test_images_are_normalised_as_the_teacher_expects() -> None:
+    view = TeacherView(teacher(), data(), SEEN, CPU)
+    image, _ = colour_images()[3]
+    mine, its = (torch.from_numpy(preprocess_image(image, preprocessing))[None] for preprocessing in (SEEN, KNOWN))
+    torch.testing.assert_close(view.adapt_images(mine), its, atol=1e-6, rtol=0)
+    assert view.adapt_images(its) is not its
+    alike = TeacherView(teacher(preprocessing=SEEN), data(), SEEN, CPU)
+    assert alike.adapt_images(mine) is mine, "the same preprocessing: nothing is copied"
 
 
-def test_it_is_shown_pictures_of_its_size() -> None:
-    lessons = TeacherView(teacher(how=replace(KNOWN, image_size=(24, 20))), data(), SEEN, CPU)
+def test_images_are_resized_to_the_teachers_size() -> None:
+    view = TeacherView(teacher(preprocessing=replace(KNOWN, image_size=(24, 20))), data(), SEEN, CPU)
     flat = torch.full((2, 3, 16, 16), 0.7)
-    seen = lessons.adapt_images(flat)
-    assert seen.shape == (2, 3, 24, 20)
-    expected = lessons.adapt_images(F.interpolate(flat, (24, 20)))
-    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+    student_inputs = view.adapt_images(flat)
+    assert student_inputs.shape == (2, 3, 24, 20)
+    expected = view.adapt_images(F.interpolate(flat, (24, 20)))
+    torch.testing.assert_close(student_inputs, expected, atol=1e-5, rtol=0)
 
 
-def test_a_grey_student_of_a_teacher_of_colours() -> None:
+def test_grey_images_are_expanded_for_a_colour_teacher() -> None:
     grey = Preprocessing(image_size=16, crop=1.0, mean=(0.5,), std=(0.25,))
-    lessons = TeacherView(teacher(), data(), grey, CPU)
-    seen = lessons.adapt_images(torch.ones(2, 1, 16, 16))
+    view = TeacherView(teacher(), data(), grey, CPU)
+    student_inputs = view.adapt_images(torch.ones(2, 1, 16, 16))
     expected = (0.75 - torch.tensor(KNOWN.mean)) / torch.tensor(KNOWN.std)
-    torch.testing.assert_close(seen[1, :, 3, 3], expected)
+    torch.testing.assert_close(student_inputs[1, :, 3, 3], expected)
     with pytest.raises(ConfigError, match="takes 1 channels and the student 3"):
         TeacherView(teacher(Convnet(channels=1), replace(grey, std=(1.0,))), data(), SEEN, CPU)
 
 
-def test_it_does_not_learn() -> None:
+def test_teacher_has_no_gradient_and_does_not_change() -> None:
     net = Convnet().train()
     before = {name: each.clone() for name, each in net.state_dict().items()}
-    lessons = TeacherView(teacher(net), data(), SEEN, CPU)
+    view = TeacherView(teacher(net), data(), SEEN, CPU)
     images = torch.randn(4, 3, 16, 16, requires_grad=True)
-    answers = lessons(images)
-    assert not answers.requires_grad
-    assert torch.equal(answers, lessons(images)), "no dropout"
+    logits = view(images)
+    assert not logits.requires_grad
+    assert torch.equal(logits, view(images)), "no dropout"
     for name, each in net.state_dict().items():
-        assert torch.equal(each, before[name]), f"{name}: batch norm counts nothing"
+        assert torch.equal(each, before[name]), f"{name}: batch norm statistics must not change"
 
 
 def test_classes_are_mapped_by_name() -> None:
-    names = pictures().classes
+    names = colour_images().classes
     mixed = Teacher(model=Convnet(5), preprocessing=KNOWN, labels=[names[2], "other", names[0], names[3], names[1]])
-    lessons, images = TeacherView(mixed, data(), SEEN, CPU), torch.randn(3, 3, 16, 16)
-    answers = mixed.model(lessons.adapt_images(images))
-    assert torch.equal(lessons(images), answers[:, [2, 4, 0, 3]])
+    view, images = TeacherView(mixed, data(), SEEN, CPU), torch.randn(3, 3, 16, 16)
+    logits = mixed.model(view.adapt_images(images))
+    assert torch.equal(view(images), logits[:, [2, 4, 0, 3]])
     in_order = TeacherView(replace(mixed, model=Convnet(4), labels=None), data(), SEEN, CPU)
     assert "in order" in in_order.notes[0]
     assert in_order.class_order is None
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (Teacher(model=Convnet(7), preprocessing=KNOWN), "cannot teach colours: .*train the model on this data"),
         (Teacher(model=Convnet(4), preprocessing=KNOWN, labels=list("abcd")), "not among the model's 4"),
@@ -109,19 +109,19 @@ def test_classes_are_mapped_by_name() -> None:
         (Teacher(model=Convnet(5), preprocessing=KNOWN, labels=list("abcdefghij")), "has 10 labels for 5 classes"),
     ],
 )
-def test_who_cannot_teach(wrong: Teacher, said: str) -> None:
-    with pytest.raises((ConfigError, DataError), match=said):
+def test_teacher_that_does_not_fit_the_data_is_refused(wrong: Teacher, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
         TeacherView(wrong, data(), SEEN, CPU)
 
 
-def test_numbers_that_are_none() -> None:
+def test_nan_logits_are_refused() -> None:
     net = Convnet()
     nn.init.constant_(net.head.bias, float("nan"))
     with pytest.raises(ConfigError, match="the teacher returned NaN or infinity"):
         TeacherView(teacher(net), data(), SEEN, CPU)
 
 
-def test_what_is_no_teacher() -> None:
+def test_wrong_types_are_refused() -> None:
     wrong: Any = None
     with pytest.raises(ConfigError, match="the teacher's model is a NoneType; expected a Module"):
         Teacher(model=wrong, preprocessing=KNOWN)
@@ -129,7 +129,7 @@ def test_what_is_no_teacher() -> None:
         Teacher(model=Convnet(), preprocessing=wrong)
 
 
-def test_a_teacher_in_another_precision() -> None:
+def test_teacher_of_another_dtype_returns_float32() -> None:
     images = torch.randn(2, 3, 16, 16)
     exact = TeacherView(teacher(), data(), SEEN, CPU)(images)
     for number, close in ((torch.bfloat16, 0.05), (torch.float64, 1e-5)):
@@ -138,7 +138,7 @@ def test_a_teacher_in_another_precision() -> None:
         torch.testing.assert_close(found, exact, atol=close, rtol=close)
 
 
-def test_the_first_picture_that_can_be_read_is_asked(tmp_path: Path) -> None:
+def test_teacher_is_checked_on_the_first_readable_image(tmp_path: Path) -> None:
     folders = write_class_folders(tmp_path / "photos" / "train", ants=4, bees=4)
     for number in range(3):
         (folders / "ants" / f"{number}.png").write_bytes(b"broken")
@@ -151,62 +151,64 @@ def test_the_first_picture_that_can_be_read_is_asked(tmp_path: Path) -> None:
         TeacherView(Teacher(model=Convnet(2), preprocessing=KNOWN), photos, SEEN, CPU)
 
 
-def test_no_pictures() -> None:
+def test_data_without_images_is_refused() -> None:
     with pytest.raises(DataError, match="nothing has no images"):
         TeacherView(teacher(), DatasetSplits(name="nothing", train=None, val=None, classes=("a", "b")), SEEN, CPU)
 
 
-def test_fingerprints() -> None:
+def test_fingerprint_depends_on_weights_config_preprocessing_and_labels() -> None:
     one = teacher().fingerprint()
     assert one == teacher().fingerprint()
-    assert one != teacher(how=SEEN).fingerprint()
+    assert one != teacher(preprocessing=SEEN).fingerprint()
     other = Convnet()
     other.head.bias.data[0] += 1e-3
     assert one != teacher(other).fingerprint()
-    assert one != replace(teacher(), labels=pictures().classes[::-1]).fingerprint()
+    assert one != replace(teacher(), labels=colour_images().classes[::-1]).fingerprint()
     heads = [teacher(model(heads=heads)) for heads in (1, 2)]
     heads[1].model.load_state_dict(heads[0].model.state_dict())
-    assert heads[0].fingerprint() != heads[1].fingerprint(), "the same weights, and other answers"
+    assert heads[0].fingerprint() != heads[1].fingerprint(), "the same weights, but other logits"
 
 
-def test_a_checkpoint_as_teacher(tmp_path: Path) -> None:
-    net, how = model(), Preprocessing(image_size=16, crop=0.7)
-    vitrail.save(net, tmp_path / "saved", preprocessing=how, labels=pictures().classes)
+def test_teacher_from_a_checkpoint(tmp_path: Path) -> None:
+    net, preprocessing = model(), Preprocessing(image_size=16, crop=0.7)
+    vitrail.save(net, tmp_path / "saved", preprocessing=preprocessing, labels=colour_images().classes)
     found = Teacher.from_name(str(tmp_path / "saved"))
-    assert found.preprocessing == how
-    assert tuple(found.labels or ()) == pictures().classes
+    assert found.preprocessing == preprocessing
+    assert tuple(found.labels or ()) == colour_images().classes
     assert found.name == str(tmp_path / "saved")
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
         Teacher.from_name("nowhere")
 
 
-def timm_folder(place: Path, *, broken: bool = False) -> Any:
-    """A model as timm keeps it on disk."""
+def timm_folder(folder: Path, *, broken: bool = False) -> Any:
+    """Write a model in timm's layout."""
     timm = pytest.importorskip("timm", reason="needs the extra `parity`")
     torch.manual_seed(2)
     net = timm.create_model("resnet18", num_classes=4)
     about = {"input_size": [3, 24, 24], "mean": [0.1, 0.2, 0.3], "std": [0.3, 0.2, 0.1], "crop_pct": 0.75}
-    about |= {"interpolation": "bilinear", "label_names": list(pictures().classes)}
-    place.mkdir()
+    about |= {"interpolation": "bilinear", "label_names": list(colour_images().classes)}
+    folder.mkdir()
     config = {"architecture": "resnet18", "num_classes": 4, "pretrained_cfg": about}
-    (place / "config.json").write_text(json.dumps(config))
-    save_file({} if broken else net.state_dict(), place / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({} if broken else net.state_dict(), folder / "model.safetensors")
     return net
 
 
-def test_a_teacher_of_timm(tmp_path: Path) -> None:
+def test_teacher_from_timm(tmp_path: Path) -> None:
     net = timm_folder(tmp_path / "net")
     found = open_model(f"timm:local-dir:{tmp_path / 'net'}")
-    how = Preprocessing(image_size=24, crop=0.75, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
-    assert found.preprocessing == how
-    assert (found.classes, found.labels) == (4, pictures().classes)
+    preprocessing = Preprocessing(
+        image_size=24, crop=0.75, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1)
+    )
+    assert found.preprocessing == preprocessing
+    assert (found.classes, found.labels) == (4, colour_images().classes)
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         assert torch.equal(found.module(images), net.eval()(images))
     TeacherView(Teacher.from_name(f"timm:local-dir:{tmp_path / 'net'}"), data(), SEEN, CPU)
 
 
-def test_timm_cannot(tmp_path: Path) -> None:
+def test_unknown_or_broken_timm_model_is_refused(tmp_path: Path) -> None:
     timm_folder(tmp_path / "net", broken=True)
     for name in (f"local-dir:{tmp_path / 'net'}", "no_such_model"):
         with pytest.raises(
@@ -215,23 +217,25 @@ def test_timm_cannot(tmp_path: Path) -> None:
             open_model(f"timm:{name}")
 
 
-def test_the_view_is_the_students_own() -> None:
-    """Cropped, erased, mixed: what the teacher is shown is what the student is shown, but for the normalisation."""
-    net, student, seen = Convnet(), model(), list[Tensor]()
-    student.register_forward_pre_hook(lambda self, given: seen.append(given[0].clone()) if self.training else None)
+def test_teacher_receives_the_augmented_images_of_the_student() -> None:
+    """Crops, erasing and mixing are the same for both; only the normalisation differs."""
+    net, student, student_inputs = Convnet(), model(), list[Tensor]()
+    student.register_forward_pre_hook(
+        lambda self, given: student_inputs.append(given[0].clone()) if self.training else None
+    )
     vitrail.fit(student, data(), EVERYTHING, teacher=teacher(net), preprocessing=SEEN, device="cpu", steps=3)
-    shown = net.shown[1:]  # the first was to see whether it answers
-    assert len(shown) == len(seen) == 6
-    for mine, its in zip(seen, shown, strict=True):
+    teacher_inputs = net.shown[1:]  # the first call checks the output
+    assert len(teacher_inputs) == len(student_inputs) == 6
+    for mine, its in zip(student_inputs, teacher_inputs, strict=True):
         pixels, others = (
-            x * torch.tensor(how.std).reshape(3, 1, 1) + torch.tensor(how.mean).reshape(3, 1, 1)
-            for x, how in ((mine, SEEN), (its, KNOWN))
+            x * torch.tensor(preprocessing.std).reshape(3, 1, 1) + torch.tensor(preprocessing.mean).reshape(3, 1, 1)
+            for x, preprocessing in ((mine, SEEN), (its, KNOWN))
         )
         torch.testing.assert_close(pixels, others, atol=1e-5, rtol=1e-5)
-    assert not np.array_equal(seen[0].numpy(), seen[1].numpy())
+    assert not np.array_equal(student_inputs[0].numpy(), student_inputs[1].numpy())
 
 
-def test_a_timm_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_that_cannot_be_imported_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)

@@ -1,4 +1,4 @@
-"""Answers kept on disk: the same as live ones, asked once, whole or not at all, and never another teacher's."""
+"""Cached teacher logits: equal to live ones, computed once, verified, and separate for each teacher."""
 
 import os
 import random
@@ -39,29 +39,29 @@ def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe 
     return add_distillation_to_plan(plan, which or teacher(), cache_folder=folder)[0].objective
 
 
-def trained(folder: Path | None) -> dict[str, Tensor]:
-    made = objective(folder)
-    return fit(student(), data(), PLAIN, objective=made, preprocessing=SEEN, device="cpu").model.state_dict()
+def train_student(folder: Path | None) -> dict[str, Tensor]:
+    loss = objective(folder)
+    return fit(student(), data(), PLAIN, objective=loss, preprocessing=SEEN, device="cpu").model.state_dict()
 
 
-def test_the_same_as_live(tmp_path: Path) -> None:
-    live, kept, again = trained(None), trained(tmp_path / "kept"), trained(tmp_path / "kept")
-    assert sorted(each.name for each in (tmp_path / "kept").glob("*/*.npy")) == [f"0000{n}.npy" for n in range(3)]
+def test_cached_logits_give_the_result_of_live_ones(tmp_path: Path) -> None:
+    live, cached, again = train_student(None), train_student(tmp_path / "cache"), train_student(tmp_path / "cache")
+    assert sorted(each.name for each in (tmp_path / "cache").glob("*/*.npy")) == [f"0000{n}.npy" for n in range(3)]
     for name, each in live.items():
-        torch.testing.assert_close(kept[name], each, atol=1e-4, rtol=1e-3)
-        assert torch.equal(kept[name], again[name])
+        torch.testing.assert_close(cached[name], each, atol=1e-4, rtol=1e-3)
+        assert torch.equal(cached[name], again[name])
 
 
-def test_each_picture_is_asked_once(tmp_path: Path) -> None:
+def test_teacher_predicts_each_image_once(tmp_path: Path) -> None:
     net = Convnet()
     objective(tmp_path, teacher(net))
-    assert sum(map(len, net.shown)) == 2 + 40, "two to see whether it answers"
+    assert sum(map(len, net.shown)) == 2 + 40, "two images check the output"
     net.shown.clear()
     objective(tmp_path, teacher(net))
     assert sum(map(len, net.shown)) == 2
 
 
-def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_recomputed(tmp_path: Path) -> None:
     objective(tmp_path)
     (folder,) = tmp_path.iterdir()
     before = [np.load(path) for path in sorted(folder.glob("*.npy"))]
@@ -78,83 +78,86 @@ def test_what_is_missing_or_damaged_is_asked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")
-def test_a_flipped_bit_is_asked_again_and_never_taught(tmp_path: Path, mutations: int) -> None:
+def test_file_with_a_flipped_bit_is_recomputed(tmp_path: Path, mutations: int) -> None:
     write_array_with_checksum(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32))
-    whole, content, chance = np.load(tmp_path / "a.npy"), (tmp_path / "a.npy").read_bytes(), random.Random(0)
-    asked = 0
+    rows, content, chance = np.load(tmp_path / "a.npy"), (tmp_path / "a.npy").read_bytes(), random.Random(0)
+    recomputed = 0
     for _ in range(max(mutations // 10, 100)):
-        place = chance.randrange(len(content))
-        changed = bytes([content[place] ^ (1 << chance.randrange(8))])
-        (tmp_path / "a.npy").write_bytes(content[:place] + changed + content[place + 1 :])
+        position = chance.randrange(len(content))
+        changed = bytes([content[position] ^ (1 << chance.randrange(8))])
+        (tmp_path / "a.npy").write_bytes(content[:position] + changed + content[position + 1 :])
         found = open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
-        asked += found is None
-        assert found is None or np.array_equal([found.read_row(row) for row in range(16)], whole)
-    assert asked
+        recomputed += found is None
+        assert found is None or np.array_equal([found.read_row(row) for row in range(16)], rows)
+    assert recomputed
     (tmp_path / "a.npy").write_bytes(content[:-72])
     old = open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
-    assert old is not None, "as an earlier version wrote it"
-    assert np.array_equal([old.read_row(row) for row in range(16)], whole)
+    assert old is not None, "a file of an earlier version, without checksum"
+    assert np.array_equal([old.read_row(row) for row in range(16)], rows)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_answers_that_are_not_a_file_are_one_line(make: Any, tmp_path: Path) -> None:
+def test_special_file_is_a_one_line_error(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "a.npy")
     with pytest.raises(CheckpointError, match=r"a\.npy cannot be used: it is a "):
         open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
 
 
-def test_answers_that_are_none(tmp_path: Path) -> None:
-    """A picture that could not be read when the teacher was asked."""
+def test_missing_logits_are_an_error(tmp_path: Path) -> None:
+    """The image was unreadable when the cache was written."""
     objective(tmp_path)
     (folder,) = tmp_path.iterdir()
     np.save(folder / "00000.npy", np.full((16, 4), np.nan, np.float32))
-    made = objective(tmp_path)
+    loss = objective(tmp_path)
     with pytest.raises(CheckpointError, match="lacks logits of some images; delete the folder"):
-        fit(student(), data(), PLAIN, objective=made, preprocessing=SEEN, device="cpu")
+        fit(student(), data(), PLAIN, objective=loss, preprocessing=SEEN, device="cpu")
 
 
-def test_answers_of_others_are_kept_apart(tmp_path: Path) -> None:
-    """Another teacher, other pictures under the same names, or another order of them."""
-    shown = data()
-    assert isinstance(shown.train, ArrayDataset)
+def test_each_teacher_and_data_set_has_its_own_folder(tmp_path: Path) -> None:
+    """Another teacher, other images under the same names, or another order of the images."""
+    splits = data()
+    assert isinstance(splits.train, ArrayDataset)
     other = replace(
-        shown, train=ArrayDataset(255 - shown.train.images, shown.train.labels, shown.classes, shown.train.dataset_name)
+        splits,
+        train=ArrayDataset(255 - splits.train.images, splits.train.labels, splits.classes, splits.train.dataset_name),
     )
-    turned = replace(shown, train=DatasetSubset(shown.train, range(39, -1, -1)))
+    reversed_order = replace(splits, train=DatasetSubset(splits.train, range(39, -1, -1)))
     moved = Convnet()
     moved.head.bias.data[0] += 1
-    for number, (which, pictures) in enumerate([(None, shown), (moved, shown), (None, other), (None, turned)], 1):
-        plan = Plan(model=student(), data=pictures, recipe=PLAIN, preprocessing=SEEN)
-        made = add_distillation_to_plan(plan, teacher(which), cache_folder=tmp_path)[0].objective
+    for number, (which, images) in enumerate(
+        [(None, splits), (moved, splits), (None, other), (None, reversed_order)], 1
+    ):
+        plan = Plan(model=student(), data=images, recipe=PLAIN, preprocessing=SEEN)
+        loss = add_distillation_to_plan(plan, teacher(which), cache_folder=tmp_path)[0].objective
         assert len(list(tmp_path.iterdir())) == number
-        assert isinstance(made, DistillationLoss)
-        lessons = TeacherView(teacher(which), pictures, SEEN, torch.device("cpu"))
-        assert pictures.train is not None
-        (batch,) = evaluation_batches(pictures.train, SEEN)
+        assert isinstance(loss, DistillationLoss)
+        view = TeacherView(teacher(which), images, SEEN, torch.device("cpu"))
+        assert images.train is not None
+        (batch,) = evaluation_batches(images.train, SEEN)
         inputs = LossInputs(normalise(batch.images, SEEN), torch.empty(0), batch.labels, batch.indices)
-        torch.testing.assert_close(made.teacher_logits(inputs), lessons(inputs.images))
+        torch.testing.assert_close(loss.teacher_logits(inputs), view(inputs.images))
 
 
 @pytest.mark.parametrize(
     "moving", [{"flip": 0.5}, {"mixup": 0.1}, {"crop": "shift"}, {"policy": "rand"}, {"early_size": 8}, {"erase": 0.1}]
 )
-def test_only_for_pictures_that_stay_the_same(moving: dict[str, Any], tmp_path: Path) -> None:
+def test_cache_with_random_augmentation_is_refused(moving: dict[str, Any], tmp_path: Path) -> None:
     name = next(iter(moving))
     with pytest.raises(ConfigError, match=rf"random augmentation \({name}\).*; expected .*`{name}` "):
-        objective(tmp_path / "kept", recipe=PLAIN.with_settings(moving))
-    assert not (tmp_path / "kept").exists()
+        objective(tmp_path / "cache", recipe=PLAIN.with_settings(moving))
+    assert not (tmp_path / "cache").exists()
 
 
-def test_a_file_that_changes_during_a_run_ends_it_and_is_never_taught(tmp_path: Path) -> None:
-    whole = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+def test_file_that_changes_during_a_run_is_an_error(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     path = tmp_path / "a.npy"
 
     def open_file() -> LogitsFile:
-        write_array_with_checksum(path, whole)
+        write_array_with_checksum(path, rows)
         found = open_intact_logits_or_none(path, (16, 4))
         assert found is not None
-        assert np.array_equal(found.read_row(15), whole[15])
+        assert np.array_equal(found.read_row(15), rows[15])
         return found
 
     file = open_file()

@@ -1,4 +1,4 @@
-"""The number of threads of a training: chosen, recorded, kept."""
+"""The number of threads of a run: how it is chosen, recorded and restored."""
 
 import json
 import os
@@ -36,13 +36,13 @@ LONG = replace(PLAIN, loop=LoopSettings(batch=8, epochs=100))
 TINY = "--set image_size=28 --set patch_size=14 --set width=12 --set depth=1 --set heads=1 --set mlp_width=12"
 
 
-class BegunError(Exception):
-    """Raised in place of the training itself."""
+class TrainingStartedError(Exception):
+    """Raised instead of training."""
 
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """As on a machine with two cores, of a user who set nothing."""
+    """As on a machine with two cores and no environment variables set."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -52,20 +52,20 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
-    """Seconds a step by the number of threads, as if measured."""
+    """Seconds per step by number of threads, as if measured."""
     found = {2: [0.4, 0.4, 0.4], 1: [0.2, 0.2, 0.2]}
     monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", lambda *_: found)  # pyright: ignore[reportUnknownLambdaType]
     return found
 
 
-def setup(**changes: Any) -> Plan:
-    how, place = Preprocessing(image_size=16, crop=1.0), torch.device("cpu")
+def make_plan(**changes: Any) -> Plan:
+    preprocessing, device = Preprocessing(image_size=16, crop=1.0), torch.device("cpu")
     fields: dict[str, Any] = {
         "model": model(dropout=0.1),
         "data": data(),
         "recipe": LONG,
-        "preprocessing": how,
-        "device": place,
+        "preprocessing": preprocessing,
+        "device": device,
         "ranks": Ranks(),
     }
     return Plan(**{**fields, **changes})
@@ -75,16 +75,16 @@ def train(words: str) -> None:
     build_app()(["train", *words.split()], exit_on_error=False, print_error=False, result_action="return_value")
 
 
-def test_the_faster_number_is_chosen_and_reported(measured: dict[int, list[float]]) -> None:
-    assert choose_threads(setup()) == ThreadChoice(1, "40 images/s, 2 threads 20")
+def test_faster_thread_count_is_chosen_and_reported(measured: dict[int, list[float]]) -> None:
+    assert choose_threads(make_plan()) == ThreadChoice(1, "40 images/s, 2 threads 20")
     measured[2] = [0.1, 0.1, 0.3]
-    assert str(choose_threads(setup())) == "threads 2: 80 images/s, 1 thread 40"
+    assert str(choose_threads(make_plan())) == "threads 2: 80 images/s, 1 thread 40"
 
 
-def test_more_threads_must_be_worth_it() -> None:
-    assert choose_fewest_fast_threads({2: 104.0, 1: 100.0}) == 1
-    assert choose_fewest_fast_threads({2: 106.0, 1: 100.0}) == 2
-    assert choose_fewest_fast_threads({8: 100.0, 7: 130.0, 4: 127.0, 2: 90.0}) == 4
+def test_more_threads_must_be_clearly_faster() -> None:
+    assert choose_fewest_fast_threads({2: 101.0, 1: 100.0}) == 1
+    assert choose_fewest_fast_threads({2: 103.0, 1: 100.0}) == 2
+    assert choose_fewest_fast_threads({8: 100.0, 7: 130.0, 4: 128.0, 2: 90.0}) == 4
 
 
 def test_candidates_are_all_cores_all_but_one_and_halves() -> None:
@@ -93,13 +93,13 @@ def test_candidates_are_all_cores_all_but_one_and_halves() -> None:
     assert list_candidate_thread_counts(6) == [6, 5, 3, 1]
 
 
-def test_few_blocks_are_enough_where_one_number_is_far_ahead() -> None:
+def test_measuring_stops_early_if_one_count_is_clearly_fastest() -> None:
     assert has_clear_fastest_thread_count({2: [0.1, 0.1], 1: [0.2, 0.2]})
     assert not has_clear_fastest_thread_count({2: [0.1, 0.18], 1: [0.2, 0.2]})
     assert not has_clear_fastest_thread_count({2: [0.1], 1: [0.2]})
 
 
-def test_hopeless_numbers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_thread_counts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now, steps = 0.0, list[int]()
 
     def step() -> None:
@@ -116,40 +116,40 @@ def test_hopeless_numbers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert now < 2.5 + thread_choice.SECONDS
 
 
-def test_what_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_if_the_choice_is_given_or_the_run_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         pytest.fail("steps were taken")
 
     monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", forbidden)
-    assert choose_threads(setup(), 3) == ThreadChoice(3, "as given")
+    assert choose_threads(make_plan(), 3) == ThreadChoice(3, "as given")
     few = replace(LONG, loop=LoopSettings(batch=8, epochs=1))
-    assert choose_threads(setup(recipe=few)).threads == 2
+    assert choose_threads(make_plan(recipe=few)).threads == 2
     compiled = replace(LONG, loop=replace(LONG.loop, compile=True))
-    assert choose_threads(setup(recipe=compiled)).threads == 2
+    assert choose_threads(make_plan(recipe=compiled)).threads == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert choose_threads(setup(ranks=Ranks(world_size=2))).threads == max(1, count_cores() // 2)
+    assert choose_threads(make_plan(ranks=Ranks(world_size=2))).threads == max(1, count_cores() // 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert choose_threads(setup()) == ThreadChoice(2, "OMP_NUM_THREADS is 2")
+    assert choose_threads(make_plan()) == ThreadChoice(2, "OMP_NUM_THREADS is 2")
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(1)
-    assert choose_threads(setup()).threads == 1
+    assert choose_threads(make_plan()).threads == 1
 
 
-def test_measuring_leaves_nothing_behind() -> None:
-    asked = setup()
-    before, chance = {name: each.clone() for name, each in asked.model.state_dict().items()}, torch.get_rng_state()
-    first = next(asked.load_batches(range(1)))
-    blocks = measure_step_seconds_by_threads(asked, [1])  # two would wait for each other next to other tests
+def test_measuring_changes_neither_model_nor_rng() -> None:
+    plan = make_plan()
+    before, chance = {name: each.clone() for name, each in plan.model.state_dict().items()}, torch.get_rng_state()
+    first = next(plan.load_batches(range(1)))
+    blocks = measure_step_seconds_by_threads(plan, [1])  # two would wait for each other next to other tests
     assert len(blocks[1]) == 1
     assert blocks[1][0] > 0
-    assert all(torch.equal(each, before[name]) for name, each in asked.model.state_dict().items())
-    assert all(weight.grad is None for weight in asked.model.parameters())
+    assert all(torch.equal(each, before[name]) for name, each in plan.model.state_dict().items())
+    assert all(weight.grad is None for weight in plan.model.parameters())
     assert torch.equal(torch.get_rng_state(), chance)
     assert torch.get_num_threads() == 2
-    assert torch.equal(next(asked.load_batches(range(1))).images, first.images)
+    assert torch.equal(next(plan.load_batches(range(1))).images, first.images)
 
 
-def test_a_run_records_its_threads_and_keeps_them(
+def test_run_records_its_threads_and_resume_uses_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     measured: dict[int, list[float]],
@@ -160,18 +160,18 @@ def test_a_run_records_its_threads_and_keeps_them(
 
     def stop(*_: object, **__: object) -> None:
         seen.append(torch.get_num_threads())
-        raise BegunError
+        raise TrainingStartedError
 
     monkeypatch.setattr("vitrail.train.run.run_training", stop)
-    with pytest.raises(BegunError):
+    with pytest.raises(TrainingStartedError):
         train(f"{TINY} --epochs 2 --out run")
     assert "threads 1: 500 images/s, 2 threads 250" in capsys.readouterr().out
     assert json.loads(Path("run/run.json").read_text())["threads"] == 1
     measured[2] = [0.01]
-    with pytest.raises(BegunError):
+    with pytest.raises(TrainingStartedError):
         train("--resume run")
     assert "not bit-identical" not in capsys.readouterr().out
-    with pytest.raises(BegunError):
+    with pytest.raises(TrainingStartedError):
         train("--resume run --threads 2")
     assert "threads was 1 and is 2: resuming, but not bit-identical" in capsys.readouterr().out
     assert seen == [1, 1, 2]
@@ -179,7 +179,7 @@ def test_a_run_records_its_threads_and_keeps_them(
     assert RunFolder(Path("run")).load_plan()["threads"] == 1
 
 
-def test_a_measured_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_threads_keeps_the_run_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(thread_choice, "list_candidate_thread_counts", lambda _: [1])  # pyright: ignore[reportUnknownLambdaType]
     words = f"{TINY} --set dropout=0.1 --epochs 1.7 --batch 100"
@@ -189,10 +189,10 @@ def test_a_measured_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pyte
     assert all(torch.equal(weight, given[name]) for name, weight in measured.items())
 
 
-def test_numbers_that_are_none() -> None:
-    for asked in (0, -1, 10**6):
-        with pytest.raises(ConfigError, match=f"`threads` is {asked}; expected auto, or a number from 1"):
-            choose_threads(setup(), asked)
+def test_invalid_thread_counts_are_refused() -> None:
+    for threads in (0, -1, 10**6):
+        with pytest.raises(ConfigError, match=f"`threads` is {threads}; expected auto, or a number from 1"):
+            choose_threads(make_plan(), threads)
     for recorded in (0, "2", True, 1e9, None):
         with pytest.raises(CheckpointError, match=r"run was trained on .* threads; expected a number from 1"):
             choose_asked_or_recorded_threads({"threads": recorded}, "auto", "run")

@@ -13,12 +13,12 @@ from vitrail.train.recipe import LoopSettings, Recipe
 from vitrail.train.throughput import Throughput, measure_throughput
 
 
-def measured(given: nn.Module, recipe: Recipe) -> Throughput:
-    how = Preprocessing(image_size=16, crop=1.0)
-    return measure_throughput(Plan(model=given, data=data(), recipe=recipe, preprocessing=how))
+def measure(given: nn.Module, recipe: Recipe) -> Throughput:
+    preprocessing = Preprocessing(image_size=16, crop=1.0)
+    return measure_throughput(Plan(model=given, data=data(), recipe=recipe, preprocessing=preprocessing))
 
 
-def test_a_budget_is_filled_with_steps_and_their_evaluations() -> None:
+def test_steps_and_evaluations_fit_into_the_budget() -> None:
     speed = Throughput(step_seconds=0.5, evaluation_seconds=10.0, peak_bytes=0)
     steps = speed.steps_within(600, steps_per_epoch=100, eval_every=1)
     assert steps == (600 * 0.97 - 10) // (0.5 + 0.1)
@@ -28,11 +28,11 @@ def test_a_budget_is_filled_with_steps_and_their_evaluations() -> None:
         speed.steps_within(9, 100, 1)
 
 
-def test_measuring_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_changes_neither_model_nor_rng(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.train.throughput.MIN_TIMED_SECONDS", 0.0)
     start, chance = model(dropout=0.1), torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in start.state_dict().items()}
-    found = measured(start, PLAIN)
+    found = measure(start, PLAIN)
     assert found.step_seconds > 0
     assert found.evaluation_seconds > 0
     assert found.peak_bytes > 1e7
@@ -40,29 +40,32 @@ def test_measuring_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(torch.get_rng_state(), chance)
 
 
-def test_growing_pictures_are_measured_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progressive_resizing_is_measured_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.train.throughput.MIN_TIMED_SECONDS", 0.0)
     sizes = list[int]()
-    grown = model(dynamic=True)
-    grown.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[-1]))
+    dynamic_model = model(dynamic=True)
+    dynamic_model.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[-1]))
     recipe = replace(PLAIN, loop=LoopSettings(batch=8, early_size=8, early_share=0.5))
-    measured(grown, recipe)
+    measure(dynamic_model, recipe)
     assert sizes[:-3] == [8] * 5 + [16] * 5
 
 
-def test_pictures_grow_at_the_share_that_was_asked_for() -> None:
+def test_progressive_resizing_changes_size_at_early_share() -> None:
     sizes = list[int]()
-    grown = model(dynamic=True)
-    grown.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[-1] * module.training))
+    dynamic_model = model(dynamic=True)
+    dynamic_model.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[-1] * module.training))
     fit(
-        grown, data(), replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, early_size=8, early_share=0.3)), device="cpu"
+        dynamic_model,
+        data(),
+        replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, early_size=8, early_share=0.3)),
+        device="cpu",
     )
     assert [size for size in sizes if size] == [8] * 3 + [16] * 7
     with pytest.raises(ConfigError, match="`early_size` is 8; expected 0, or a dynamic model"):
         fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=8, early_size=8)), device="cpu")
 
 
-def test_a_budget_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_takes_a_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.train.throughput.MIN_TIMED_SECONDS", 0.0)
     result = fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=8, minutes=0.05, eval_every=0)), device="cpu")
     assert result.steps >= 1

@@ -1,4 +1,4 @@
-"""The loop: it learns, and stopping at any step and going on gives, bit by bit, what never stopping gives."""
+"""`fit`: it learns, and a run that is stopped at any step and resumed is bit-identical to one that was not."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,8 +37,8 @@ PLAIN = Recipe(optimization=OptimizationSettings(lr=3e-3), loop=LoopSettings(epo
 NOISY = {"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.3}
 
 
-def pictures(count: int = 40, classes: int = 4, size: int = 20) -> ArrayDataset:
-    """Each class a colour, with noise."""
+def colour_images(count: int = 40, classes: int = 4, size: int = 20) -> ArrayDataset:
+    """One colour per class, with noise."""
     random = np.random.default_rng(0)
     labels = np.arange(count) % classes
     colours = random.integers(40, 216, (classes, 1, 1, 3))
@@ -47,7 +47,9 @@ def pictures(count: int = 40, classes: int = 4, size: int = 20) -> ArrayDataset:
 
 
 def data(count: int = 40) -> DatasetSplits:
-    return DatasetSplits(name="colours", train=pictures(count), val=pictures(24), classes=pictures().classes)
+    return DatasetSplits(
+        name="colours", train=colour_images(count), val=colour_images(24), classes=colour_images().classes
+    )
 
 
 def model(**fields: Any) -> nn.Module:
@@ -57,7 +59,7 @@ def model(**fields: Any) -> nn.Module:
 
 
 class StopAt:
-    """Stops a training in its tracks after a step."""
+    """Raises KeyboardInterrupt after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -71,15 +73,15 @@ class StopAt:
             raise KeyboardInterrupt
 
 
-def trained(
+def train_toy_model(
     recipe: Recipe, run: RunFolder | None = None, stop: int = 0, workers: int = 0, fields: Mapping[str, Any] = NOISY
 ) -> FitResult:
     watch = StopAt(stop)
     return fit(model(**fields), data(), recipe, run=run, workers=workers, callback=watch, device="cpu")
 
 
-def everything(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The last checkpoint and the log, but for clocks."""
+def read_checkpoint_and_log(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The tensors of the last checkpoint and the log without times."""
     state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
     clocks = ("seconds", "images_per_second")
@@ -89,14 +91,19 @@ def everything(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]
 
 
 def assert_same(one: RunFolder, other: RunFolder) -> None:
-    (tensors, records), (others, other_records) = everything(one), everything(other)
+    (tensors, records), (others, other_records) = read_checkpoint_and_log(one), read_checkpoint_and_log(other)
     assert records == other_records
     assert tensors.keys() == others.keys()
     for name, tensor in tensors.items():
         assert torch.equal(tensor, others[name]), name
 
 
-def test_it_learns() -> None:
+def create_runs(folder: Path) -> tuple[RunFolder, RunFolder]:
+    """Empty folders for a run that is never stopped and for one that is."""
+    return RunFolder.create(folder / "uninterrupted", {}), RunFolder.create(folder / "stopped", {})
+
+
+def test_toy_model_learns_all_images() -> None:
     result = fit(model(), data(), replace(PLAIN, loop=LoopSettings(epochs=12, batch=8)), device="cpu")
     assert result.evaluation is not None
     assert result.evaluation.top1 == 1
@@ -105,118 +112,124 @@ def test_it_learns() -> None:
     assert not result.model.training
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run by the recipe EVERYTHING that was never stopped; do not modify it."""
+    run = RunFolder.create(tmp_path_factory.mktemp("runs") / "uninterrupted", {})
+    train_toy_model(EVERYTHING, run)
+    return run
+
+
 @pytest.mark.parametrize("stop", [1, 4, 7, 10, 13])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_equals_never_stopping(stop: int, workers: int, tmp_path: Path) -> None:
-    """At any step, amid an epoch, with workers, Mixup, CutMix, accumulation, EMA, dropout and stochastic depth."""
+def test_resume_is_bit_identical(stop: int, workers: int, uninterrupted: RunFolder, tmp_path: Path) -> None:
+    """At any step, within an epoch, with workers, Mixup, CutMix, accumulation, EMA, dropout and stochastic depth."""
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=1))
-    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
-    trained(EVERYTHING, whole)
+    stopped = RunFolder.create(tmp_path / "stopped", {})
     with pytest.raises(KeyboardInterrupt):
-        trained(recipe, cut, stop=stop + 1, workers=workers)
-    assert [path.name for path in cut.list_checkpoints()][-1] == f"step-{stop:08}.safetensors"
-    trained(recipe, cut, workers=2 - workers)
-    assert_same(whole, cut)
+        train_toy_model(recipe, stopped, stop=stop + 1, workers=workers)
+    assert [path.name for path in stopped.list_checkpoints()][-1] == f"step-{stop:08}.safetensors"
+    train_toy_model(recipe, stopped, workers=2 - workers)
+    assert_same(uninterrupted, stopped)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_resuming_equals_never_stopping_by_any_optimizer(optimizer: Any, precision: Any, tmp_path: Path) -> None:
+def test_resume_is_bit_identical_with_every_optimizer(optimizer: Any, precision: Any, tmp_path: Path) -> None:
     recipe = Recipe(
         optimization=OptimizationSettings(optimizer=optimizer, lr=1e-3),
         loop=LoopSettings(epochs=2, batch=8, precision=precision, save_every=3),
     )
-    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
-    trained(recipe, whole)
+    uninterrupted, stopped = create_runs(tmp_path)
+    train_toy_model(recipe, uninterrupted)
     with pytest.raises(KeyboardInterrupt):
-        trained(recipe, cut, stop=8)
-    trained(recipe, cut)
-    assert_same(whole, cut)
+        train_toy_model(recipe, stopped, stop=8)
+    train_toy_model(recipe, stopped)
+    assert_same(uninterrupted, stopped)
 
 
 @pytest.mark.parametrize("stop", [2, 3])
-def test_a_run_stopped_before_its_first_checkpoint_begins_again(stop: int, tmp_path: Path) -> None:
+def test_run_stopped_before_its_first_checkpoint_starts_over(stop: int, tmp_path: Path) -> None:
     recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8, save_every=4))
-    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
-    trained(recipe, whole)
+    uninterrupted, stopped = create_runs(tmp_path)
+    train_toy_model(recipe, uninterrupted)
     with pytest.raises(KeyboardInterrupt):
-        trained(recipe, cut, stop=stop)
-    assert cut.read_records()
-    with (cut.folder / "log.jsonl").open("a") as file:
-        file.write('{"step": 3, "lo')  # a line that a crash cut off
-    trained(recipe, cut)
-    assert_same(whole, cut)
+        train_toy_model(recipe, stopped, stop=stop)
+    assert stopped.read_records()
+    with (stopped.folder / "log.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')  # a line that a crash truncated
+    train_toy_model(recipe, stopped)
+    assert_same(uninterrupted, stopped)
 
 
-def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path: Path) -> None:
-    """A stop at the end of an epoch saves at once; killed after the last checkpoint, the result is still measured."""
+def test_resume_runs_a_missed_evaluation(tmp_path: Path) -> None:
+    """A run stopped at the end of an epoch, or killed after its last checkpoint, still gets its evaluation."""
     recipe = replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=5))
-    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
-    trained(recipe, whole)
+    uninterrupted, stopped = create_runs(tmp_path)
+    train_toy_model(recipe, uninterrupted)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.train.loop.evaluate", interrupted)
+        patch.setattr("vitrail.train.loop.evaluate", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
-            trained(recipe, cut)
-    assert not any("val_top1" in each for each in cut.read_records())
-    result = trained(recipe, cut)
+            train_toy_model(recipe, stopped)
+    assert not any("val_top1" in each for each in stopped.read_records())
+    result = train_toy_model(recipe, stopped)
     assert result.evaluation is not None
-    assert_same(whole, cut)
-    assert trained(recipe, cut).evaluation is not None, "finished, and measured again"
-    assert_same(whole, cut)
+    assert_same(uninterrupted, stopped)
+    assert train_toy_model(recipe, stopped).evaluation is not None, "a finished run is evaluated again"
+    assert_same(uninterrupted, stopped)
 
 
-def interrupted(*_: object, **__: object) -> None:
+def raise_interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_run_may_be_stopped_many_times(tmp_path: Path) -> None:
+def test_resume_is_bit_identical_after_many_stops(uninterrupted: RunFolder, tmp_path: Path) -> None:
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, save_every=2))
-    whole, cut = RunFolder.create(tmp_path / "whole", {}), RunFolder.create(tmp_path / "cut", {})
-    trained(recipe, whole)
+    stopped = RunFolder.create(tmp_path / "stopped", {})
     for stop in (1, 3, 3, 6, 7, 12):
         with pytest.raises(KeyboardInterrupt):
-            trained(recipe, cut, stop=stop)
-    trained(recipe, cut)
-    assert_same(whole, cut)
+            train_toy_model(recipe, stopped, stop=stop)
+    train_toy_model(recipe, stopped)
+    assert_same(uninterrupted, stopped)
 
 
-def test_workers_change_nothing() -> None:
-    one, other = trained(EVERYTHING), trained(EVERYTHING, workers=2)
+def test_workers_do_not_change_the_result() -> None:
+    one, other = train_toy_model(EVERYTHING), train_toy_model(EVERYTHING, workers=2)
     for mine, its in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, its)
 
 
-def test_accumulating_changes_nothing_but_rounding() -> None:
-    """Also with Mixup and CutMix, since partners stand side by side."""
+def test_gradient_accumulation_changes_only_rounding() -> None:
+    """Also with Mixup and CutMix, which mix neighbours of a batch."""
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, accumulate=1))
-    one, other = trained(EVERYTHING, fields={}), trained(recipe, fields={})
+    one, other = train_toy_model(EVERYTHING, fields={}), train_toy_model(recipe, fields={})
     for mine, its in zip(one.records, other.records, strict=True):
         assert mine.get("loss") == pytest.approx(its.get("loss"), abs=1e-5)
 
 
-def test_another_seed_is_another_training() -> None:
+def test_another_seed_gives_another_result() -> None:
     recipe = replace(PLAIN, loop=replace(PLAIN.loop, seed=1))
-    assert trained(PLAIN).records[-1]["val_loss"] != trained(recipe).records[-1]["val_loss"]
+    assert train_toy_model(PLAIN).records[-1]["val_loss"] != train_toy_model(recipe).records[-1]["val_loss"]
 
 
-def test_only_two_checkpoints_are_kept_and_the_new_one_is_there_before_the_old_one_goes(
+def test_two_checkpoints_remain_and_old_ones_are_deleted_after_the_new_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder.create(tmp_path / "run", {})
     unlink, seen = Path.unlink, list[int]()
 
-    def watched(path: Path, missing_ok: bool = False) -> None:
+    def count_and_unlink(path: Path, missing_ok: bool = False) -> None:
         if path.name.startswith("step-"):
             seen.append(len(run.list_checkpoints()))
         unlink(path, missing_ok)
 
-    monkeypatch.setattr(Path, "unlink", watched)
-    trained(replace(PLAIN, loop=replace(PLAIN.loop, save_every=1)), run)
+    monkeypatch.setattr(Path, "unlink", count_and_unlink)
+    train_toy_model(replace(PLAIN, loop=replace(PLAIN.loop, save_every=1)), run)
     assert [path.stem for path in run.list_checkpoints()] == ["step-00000003", "step-00000004"]
     assert seen == [3, 3]
 
 
-def test_a_linear_probe_moves_the_head_alone_and_without_chance() -> None:
+def test_linear_probe_trains_only_the_head_without_dropout() -> None:
     start = model(**NOISY)
     before = {name: tensor.clone() for name, tensor in start.state_dict().items()}
     recipe = Recipe(optimization=OptimizationSettings(train_blocks=0), loop=LoopSettings(epochs=1, batch=8))
@@ -225,7 +238,7 @@ def test_a_linear_probe_moves_the_head_alone_and_without_chance() -> None:
     assert moved == {"head.weight", "head.bias"}
 
 
-def test_a_loss_is_a_function_given_to_it() -> None:
+def test_fit_takes_an_objective() -> None:
     seen = list[LossInputs]()
 
     def halved(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -241,20 +254,20 @@ def test_a_loss_is_a_function_given_to_it() -> None:
     assert seen[0].images.shape == (16, 3, 16, 16)
 
 
-def test_compiled_it_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_model_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     real_compile = torch.compile
 
     def without_code(model: nn.Module) -> Any:
         return real_compile(model, backend="eager")
 
     monkeypatch.setattr(torch, "compile", without_code)
-    one, other = trained(PLAIN), trained(replace(PLAIN, loop=replace(PLAIN.loop, compile=True)))
+    one, other = train_toy_model(PLAIN), train_toy_model(replace(PLAIN, loop=replace(PLAIN.loop, compile=True)))
     for mine, its in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, its)
 
 
-class Foreign:
-    """A data set by torchvision's convention, with a random transform of its own."""
+class TorchvisionDataset:
+    """A data set in torchvision's convention, with its own random transform."""
 
     def __init__(self, transform: Callable[[Image.Image], Tensor] | None = None) -> None:
         self.transform = transform
@@ -263,7 +276,7 @@ class Foreign:
         return 24
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        image = Image.fromarray(pictures().images[index])
+        image = Image.fromarray(colour_images().images[index])
         return (self.transform(image) if self.transform else image), index % 4
 
 
@@ -274,17 +287,19 @@ def random_crop(image: Image.Image) -> Tensor:
     return steps(image).as_subclass(Tensor)
 
 
-def test_torchvisions_data_sets_and_transforms_are_taken() -> None:
+def test_fit_takes_torchvision_datasets_and_transforms() -> None:
     recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8))
     for workers in (0, 2):
-        by_set = fit(model(), Foreign(random_crop), recipe, workers=workers, device="cpu")
-        by_transform = fit(model(), Foreign(), recipe, transform=random_crop, workers=workers, device="cpu")
+        by_set = fit(model(), TorchvisionDataset(random_crop), recipe, workers=workers, device="cpu")
+        by_transform = fit(model(), TorchvisionDataset(), recipe, transform=random_crop, workers=workers, device="cpu")
         assert by_set.records[0]["loss"] == by_transform.records[0]["loss"]
-    assert fit(model(), Foreign(), recipe, device="cpu").steps == 2, "of 24 pictures a fifth is held out"
+    assert fit(model(), TorchvisionDataset(), recipe, device="cpu").steps == 2, (
+        "a fifth of the 24 images is used for validation"
+    )
 
 
-def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
-    as_tensors = Foreign(
+def test_float_tensors_are_not_normalised_again_in_validation() -> None:
+    as_tensors = TorchvisionDataset(
         lambda image: torch.from_numpy(np.asarray(image.resize((16, 16))) / 51.0 - 2).movedim(2, 0).float()
     )
     both = DatasetSplits(name="floats", train=as_tensors, val=as_tensors, classes=tuple("abcd"))  # pyright: ignore[reportArgumentType]
@@ -296,7 +311,7 @@ def test_tensors_of_floats_are_the_models_input_in_validation_too() -> None:
     assert found.loss == pytest.approx(loss.item(), abs=1e-5)
 
 
-def test_bad_requests_are_one_line() -> None:
+def test_invalid_arguments_are_one_line_errors() -> None:
     with pytest.raises(ConfigError, match="`batch` 64 is more than the 40 training images"):
         fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=64)), device="cpu")
     with pytest.raises(DataError, match="no images to train on"):
@@ -320,10 +335,10 @@ def test_bad_requests_are_one_line() -> None:
         fit(model(), data(), mixing, device="cpu")
 
 
-def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_whole(tmp_path: Path) -> None:
+def test_nan_loss_stops_training_and_the_last_checkpoint_is_intact(tmp_path: Path) -> None:
     calls = 0
 
-    def bad(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def nan_at_step_4(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         nonlocal calls
         calls += 1
         loss, metrics = classification_loss(model, inputs)
@@ -332,7 +347,7 @@ def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_
     run = RunFolder.create(tmp_path / "run", {})
     recipe = replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1))
     with pytest.raises(VitrailError, match="the loss became nan at step 4") as caught:
-        fit(model(), data(), recipe, objective=bad, run=run, device="cpu")
+        fit(model(), data(), recipe, objective=nan_at_step_4, run=run, device="cpu")
     assert str(run.list_checkpoints()[-1]) in str(caught.value)
     state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
@@ -340,40 +355,42 @@ def test_a_loss_that_is_no_number_stops_it_at_its_step_with_the_last_checkpoint_
     assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
 
 
-def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
-    """The loss is finite, its gradient is not: the step after would be the first to show it."""
+def test_weights_with_nan_are_never_saved(tmp_path: Path) -> None:
+    """The loss is finite, but its gradient is not: only the next loss would show it."""
 
-    def steep(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def infinite_gradient_at_step_3(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         loss, metrics = classification_loss(model, inputs)
         return loss + (loss - loss.detach()) * (1e38 if steps.pop() else 0), metrics
 
-    steps = [False, False, True, False, False]  # from the last
+    steps = [False, False, True, False, False]  # popped from the end
     run = RunFolder.create(tmp_path / "run", {})
     recipe = Recipe(
         optimization=OptimizationSettings(optimizer="sgd", lr=100.0), loop=LoopSettings(epochs=1, batch=8, save_every=1)
     )
     with pytest.raises(VitrailError, match="step 3") as caught:
-        fit(model(), data(), recipe, objective=steep, run=run, device="cpu")
+        fit(model(), data(), recipe, objective=infinite_gradient_at_step_3, run=run, device="cpu")
     assert "step-00000002" in str(caught.value)
     state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
     assert all(tensor.isfinite().all() for tensor in state.tensors_with_prefix("model").values())
 
 
-def test_a_full_disk_stops_it_with_the_last_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_stops_training_and_the_last_checkpoint_is_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, writes = RunFolder.create(tmp_path / "run", {}), 0
 
-    def filling(tensors: dict[str, Tensor], place: Path, metadata: dict[str, str]) -> None:
+    def save_until_full(tensors: dict[str, Tensor], target: Path, metadata: dict[str, str]) -> None:
         nonlocal writes
         writes += 1
         if writes == 3:
-            place.write_bytes(b"half")
+            target.write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        save_file(tensors, place, metadata)
+        save_file(tensors, target, metadata)
 
-    monkeypatch.setattr("vitrail.train.training_state.save_file", filling)
+    monkeypatch.setattr("vitrail.train.training_state.save_file", save_until_full)
     with pytest.raises(VitrailError, match="No space left on device") as caught:
-        trained(replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1)), run)
+        train_toy_model(replace(PLAIN, loop=LoopSettings(epochs=2, batch=8, save_every=1)), run)
     assert str(run.list_checkpoints()[-1]) in str(caught.value)
     state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
@@ -381,14 +398,14 @@ def test_a_full_disk_stops_it_with_the_last_checkpoint_whole(tmp_path: Path, mon
     assert [path.name for path in (run.folder / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {})
-    trained(PLAIN, run)
+    train_toy_model(PLAIN, run)
     with pytest.raises(VitrailError, match="does not fit its model"):
-        trained(PLAIN, run, fields={"depth": 3})
+        train_toy_model(PLAIN, run, fields={"depth": 3})
 
 
-def test_filters_are_whitened_only_where_they_can_be() -> None:
+def test_filters_are_whitened_if_the_model_supports_it() -> None:
     recipe = replace(PLAIN, loop=LoopSettings(epochs=1, batch=8, whiten=True))
     with pytest.raises(ConfigError, match="`whiten` is true; expected false"):
         fit(model(), data(), recipe, device="cpu")

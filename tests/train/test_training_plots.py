@@ -1,4 +1,4 @@
-"""Pictures are drawn for anything that can be asked for, without a warning, and without pyplot."""
+"""Plots of runs of any kind, without warnings and without pyplot."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ from vitrail.train.plots import (
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 
-def log(evaluations: int) -> list[dict[str, float]]:
+def make_log(evaluations: int) -> list[dict[str, float]]:
     training = [{"step": n, "epoch": n / 10, "loss": 3 / n} for n in range(1, 31)]
     validation = [
         {"step": n, "epoch": n, "val_top1": 1 - 1 / (n + 1), "val_loss": 1 / n} for n in range(1, evaluations + 1)
@@ -38,7 +38,7 @@ def legend_texts(axes_or_figure: Any) -> list[str]:
 
 def test_curves_of_one_run() -> None:
     """Training and validation loss in one panel from 0, accuracy on a scale that is not narrow."""
-    losses, accuracy = draw_training_curves({"one": log(3)}).axes
+    losses, accuracy = draw_training_curves({"one": make_log(3)}).axes
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["training", "validation"]
     training, validation = losses.lines
     assert (len(training.get_xdata()), list(validation.get_ydata())) == (30, [1, 1 / 2, 1 / 3])
@@ -51,7 +51,7 @@ def test_curves_of_one_run() -> None:
 
 
 def test_curves_of_several_runs() -> None:
-    figure = draw_training_curves({"a": log(3), "b": log(2)})
+    figure = draw_training_curves({"a": make_log(3), "b": make_log(2)})
     assert [axes.get_title("left") for axes in figure.axes] == [
         "training loss",
         "validation loss",
@@ -62,7 +62,7 @@ def test_curves_of_several_runs() -> None:
 
 
 def is_drawn(path: Path) -> bool:
-    """Not with Pillow's getcolors, which may take minutes where many colours fall on one place of its table."""
+    """Whether it has many colours; Pillow's getcolors may take minutes because of hash collisions."""
     with Image.open(path) as image:
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536])) > 50
 
@@ -70,22 +70,28 @@ def is_drawn(path: Path) -> bool:
 @pytest.mark.parametrize(
     "runs",
     [
-        {"one": log(3)},
-        {"single": log(1)},
-        {f"run {n}": log(n) for n in range(13)},
-        {"a $x_1^$": log(2), "_hidden": log(2), "日本語 \n\x1b": log(2), "": log(2), 99 * "long": log(2)},
-        {"begun": []},
+        {"one": make_log(3)},
+        {"single": make_log(1)},
+        {f"run {n}": make_log(n) for n in range(13)},
+        {
+            "a $x_1^$": make_log(2),
+            "_hidden": make_log(2),
+            "日本語 \n\x1b": make_log(2),
+            "": make_log(2),
+            99 * "long": make_log(2),
+        },
+        {"started": []},
         {"no epochs": [{"step": 1.0, "loss": 2.0}]},
         {"at once": [{"step": 0, "epoch": 0, "loss": 1, "val_top1": 0}]},
     ],
 )
-def test_curves(runs: dict[str, list[dict[str, float]]], tmp_path: Path) -> None:
+def test_training_curves(runs: dict[str, list[dict[str, float]]], tmp_path: Path) -> None:
     plot_training_curves(runs, tmp_path / "new" / "curves.png")
     assert is_drawn(tmp_path / "new" / "curves.png")
 
 
 @pytest.mark.parametrize("classes", [1, 2, 20, 61, 1000])
-def test_confusion(classes: int, tmp_path: Path) -> None:
+def test_confusion_matrix(classes: int, tmp_path: Path) -> None:
     labels = [f"{n}: $日本_{n}" for n in range(classes)]
     torch.manual_seed(0)
     matrix = torch.randint(9, (classes, classes)) * (torch.rand(classes, classes) < 9 / classes)
@@ -101,7 +107,7 @@ def test_axes_and_scale_of_a_confusion_matrix(classes: int, unit: str) -> None:
     assert ("square root" in bar.get_ylabel()) == (type(axes.images[0].norm).__name__ == "PowerNorm")
 
 
-def test_confusion_of_few_of_many_classes(tmp_path: Path) -> None:
+def test_confusion_matrix_omits_unused_classes(tmp_path: Path) -> None:
     matrix = torch.zeros(1000, 1000, dtype=torch.int64)
     matrix[3, 3] = matrix[3, 700] = 5
     plot_confusion_matrix(matrix, [str(n) for n in range(1000)], tmp_path / "few.png")
@@ -109,7 +115,7 @@ def test_confusion_of_few_of_many_classes(tmp_path: Path) -> None:
     assert (tmp_path / "few.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
-def test_reliability(tmp_path: Path) -> None:
+def test_reliability_diagram(tmp_path: Path) -> None:
     tally = MetricAccumulator(3)
     tally.add_batch(torch.randn(50, 3), torch.randint(3, (50,)))
     plot_reliability_diagram(tally.compute_evaluation("abc").bins, tmp_path / "reliability.png")
@@ -120,26 +126,26 @@ def test_reliability(tmp_path: Path) -> None:
     assert right.get_title("left") == "50 images by confidence"
 
 
-def test_other_kinds_of_pictures(tmp_path: Path) -> None:
-    plot_training_curves({"one": log(2)}, tmp_path / "curves.svg")
+def test_file_formats(tmp_path: Path) -> None:
+    plot_training_curves({"one": make_log(2)}, tmp_path / "curves.svg")
     assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")
-    plot_training_curves({"one": log(2)}, tmp_path / "curves.PDF")
+    plot_training_curves({"one": make_log(2)}, tmp_path / "curves.PDF")
     assert (tmp_path / "curves.PDF").read_bytes().startswith(b"%PDF")
     for name in ("curves", "curves.jpg"):
         with pytest.raises(ConfigError, match=r"; expected a name that ends in \.png, \.svg, \.pdf$"):
-            plot_training_curves({"one": log(2)}, tmp_path / name)
+            plot_training_curves({"one": make_log(2)}, tmp_path / name)
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_path_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot make the folder"):
-        plot_training_curves({"one": log(2)}, tmp_path / "file" / "curves.png")
+        plot_training_curves({"one": make_log(2)}, tmp_path / "file" / "curves.png")
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(CheckpointError, match="cannot write"):
-        plot_training_curves({"one": log(2)}, tmp_path / "taken.png")
+        plot_training_curves({"one": make_log(2)}, tmp_path / "taken.png")
 
 
-def test_glyphs_that_the_font_lacks() -> None:
+def test_missing_glyphs_are_replaced() -> None:
     assert sanitize_label("Käfer") == "Käfer"
     assert sanitize_label("日a\n") == "□a□"
     assert sanitize_label(31 * "a") == 29 * "a" + "…"
@@ -148,9 +154,9 @@ def test_glyphs_that_the_font_lacks() -> None:
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"needs matplotlib, .* pip install matplotlib$"):
-        plot_training_curves({"one": log(2)}, tmp_path / "curves.png")
+        plot_training_curves({"one": make_log(2)}, tmp_path / "curves.png")
 
 
-def test_pyplot_stays_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pyplot_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
-    plot_training_curves({"one": log(2)}, tmp_path / "curves.png")
+    plot_training_curves({"one": make_log(2)}, tmp_path / "curves.png")

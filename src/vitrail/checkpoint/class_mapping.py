@@ -20,6 +20,8 @@ def match_data_classes_to_model(
     classes are named 0 … 999. They match in order if both have the same number of classes and the model has no labels
     or the data's classes are WordNet ids.
     """
+    if model_labels is not None and len(model_labels) != model_classes:
+        raise DataError(f"it has {len(model_labels)} labels for {model_classes} classes; expected one per class")
     by_name = index_classes_by_name(model_labels or ())
     indices = [by_name.get(normalise_class_name(name)) for name in data_classes]
     if are_known_and_distinct(indices):
@@ -37,8 +39,7 @@ def match_data_classes_to_model(
     known = f"({abbreviate_list(model_labels, 3)})" if model_labels else "without names"
     raise DataError(
         f"{len(unknown)} of the data's {len(data_classes)} classes ({abbreviate_list(unknown, 3)}) are not among the "
-        f"model's {model_classes} classes {known}; train the model on this data, or convert it with its `labels`",
-        fields=("labels",),
+        f"model's {model_classes} classes {known}; train the model on this data, or convert it with its `labels`"
     )
 
 

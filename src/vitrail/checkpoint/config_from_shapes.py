@@ -104,9 +104,7 @@ def check_family_support(family: str, fields: ConfigFields, known: Mapping[str, 
     }
     for name, (present, part) in parts.items():
         if present and name not in supported:
-            raise CheckpointError(
-                f"it has {part}, which the family {family!r} does not support; try another `source`", fields=("source",)
-            )
+            raise CheckpointError(f"it has {part}, which the family {family!r} does not support; try another `source`")
 
 
 def find_assumptions(

@@ -46,9 +46,7 @@ class TranslatedCheckpoint:
     tensors: dict[str, Tensor]
     ignored: tuple[str, ...] = ()  # tensors of the file that are not used
     warnings: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # values of fields that the file does not specify
+    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # fields that the file does not specify
     layout: str = ""  # set by the caller of `Layout.read`
 
 
@@ -124,8 +122,7 @@ def translate_checkpoint(contents: RawContents, model: UntranslatedModel) -> Tra
         raise CheckpointError(
             f"{contents.path} has {len(lost)} tensors that are not part of a {model.family} of the layout "
             f"{model.layout} ({abbreviate_list(lost, 3)}); without them it would be another model: "
-            "expected a plain ViT, DeiT, CaiT, T2T-ViT, hybrid or convnet, or another `source`",
-            fields=("source",),
+            "expected a plain ViT, DeiT, CaiT, T2T-ViT, hybrid or convnet, or another `source`"
         )
     tensors = add_batch_counters(tensors)
     config, doubts = model.infer_config(tensors, model.family, {**model.default_fields, **model.known})

@@ -16,9 +16,7 @@ class LoadReport:
     initialised: tuple[str, ...]
     ignored: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    assumed: Mapping[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # values of fields that the file does not specify
+    assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # fields that the file does not specify
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Checkpoint:
     layout: str  # of the file
 
 
-def create(name: str, /, *, pretrained: bool = False, **fields: Any) -> "ImageModel":
+def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> "ImageModel":
     """Build a model by name, with newly initialized or public weights.
 
     create("vit_base_patch16_224", classes=10, image_size=384), create("ViT-B/16", pretrained=True, classes=10).

@@ -38,8 +38,7 @@ def find_finished_run(folder: Path) -> FinishedRun | None:
         return None
     if not is_run_finished(folder):
         raise ConfigError(
-            f"{folder} is a run that has not finished, so it has no {MODEL_FOLDER}/: finish it with `resume` {folder}",
-            fields=("resume",),
+            f"{folder} is a run that has not finished, so it has no {MODEL_FOLDER}/: finish it with `resume` {folder}"
         )
     plan, damage = try_read_plan(folder)
     if damage:

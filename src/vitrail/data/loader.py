@@ -229,9 +229,8 @@ def load_batches_by_indices(
     sampler: Any = batch_indices  # typed as lists of integers, but torch passes on any object
     collate: Any = identity_collate  # `__getitems__` returns a complete batch
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "This DataLoader will create"
-        )  # more workers than cores are the user's choice
+        # more workers than cores are the user's choice
+        warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
             batches,
             batch_sampler=sampler,
@@ -267,8 +266,7 @@ def wrap_dead_worker_errors(workers: int, describe_loss: Callable[[], str] = str
             raise
         raise DataError(
             f"one of {workers} data workers was killed, perhaps because memory ran out; "
-            f"use fewer `workers`, or more memory{describe_loss()}",
-            fields=("workers", "resume"),
+            f"use fewer `workers`, or more memory{describe_loss()}"
         ) from None
 
 

@@ -12,10 +12,8 @@ from vitrail.errors import ConfigError, DataError, unknown_name_error
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 
 MAX_RESIZED_PIXELS = 2**26  # of a resized image: 256 MB in Pillow
-PILLOW_FILTERS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}  # both antialiased in Pillow
+# both antialiased in Pillow
+PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +32,10 @@ class Preprocessing:
     image_size: Size = 224  # rows, columns
     crop: float = 0.9  # share of the resized image kept by the centre crop; above 1 a black border is added
     fit: Literal["short_side", "squash"] = "short_side"  # keep the aspect ratio, or not
-    middle: Literal["rounded", "floored"] = (
-        "rounded"  # of an odd margin: timm and torchvision round, transformers floors
-    )
+    middle: Literal["rounded", "floored"] = "rounded"  # odd margin: timm and torchvision round, transformers floors
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    mean: tuple[float, ...] = field(
-        default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO
-    )  # per channel, for pixels from 0 to 1
+    # per channel, for pixels from 0 to 1
+    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata=MAY_BE_ZERO)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ def check_target_folder(folder: Path, *, overwrite: bool) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if not overwrite:
-        raise CheckpointError(f"{folder} already exists; choose a new folder, or set `overwrite`", ("overwrite",))
+        raise CheckpointError(f"{folder} already exists; choose a new folder, or set `overwrite`")
     if not folder.is_dir() or not has_export_config(folder):
         raise CheckpointError(f"{folder} is not an export, so it is not replaced; choose a new folder")
     check_only_export_files(folder)

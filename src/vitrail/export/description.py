@@ -15,12 +15,7 @@ from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checks
 
 ONNX_FILE, CONFIG_FILE, TORCH_PROGRAM_FILE = "model.onnx", "config.json", "model.pt2"
 ONNX_DATA_FILE = f"{ONNX_FILE}.data"  # weights that exceed the 2 GB limit of model.onnx
-EXPORT_FILES = (
-    ONNX_DATA_FILE,
-    ONNX_FILE,
-    TORCH_PROGRAM_FILE,
-    CONFIG_FILE,
-)  # all files that an export may have, in the order of writing
+EXPORT_FILES = (ONNX_DATA_FILE, ONNX_FILE, TORCH_PROGRAM_FILE, CONFIG_FILE)  # of any export, in the order of writing
 METADATA_KEY = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT_VERSION = 1  # grows only when an older vitrail can no longer use the file
 PRECISIONS = ("fp32", "int8")

@@ -59,7 +59,7 @@ class AttentionCapture:
     def patch_grid(self) -> Grid:
         """Rows and columns of the patches."""
         if self.grid is None:
-            raise ConfigError(f"{type(self.model).__name__} has no grid of patches; expected an attribute `grid`")
+            raise ConfigError(f"{type(self.model).__name__} has no grid of patches; expected an attribute named grid")
         return self.grid
 
     @property

@@ -20,8 +20,6 @@ from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_
 from vitrail.text import escape_unprintable
 
 REMOVED_SHARE = 0.3  # of the patches, in the occlusion check
-CHECK_FIELDS = ("check", "method", "layer", "head")  # options that an error about the check names
-
 EMPTY_MAP_NOTE = "no attention contributes to the class, so the map is 0 everywhere"
 
 
@@ -81,20 +79,20 @@ class ExplainResult:
 def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
     """Refuse an occlusion check without a single attention map and a class."""
     if explainer.no_maps_reason:
-        raise ConfigError(f"`check` needs attention maps, and there are none: {explainer.no_maps_reason}", CHECK_FIELDS)
+        raise ConfigError(f"`check` needs attention maps, and there are none: {explainer.no_maps_reason}")
     if options.method == "norms":
-        raise ConfigError("`check` with `method` norms, which is not attention; use another method", CHECK_FIELDS)
+        raise ConfigError("`check` with `method` norms, which is not attention; use another method")
     if "all" in (options.layer, options.head):
-        raise ConfigError("`check` of all layers or heads; choose one `layer` and one `head`", CHECK_FIELDS)
+        raise ConfigError("`check` of all layers or heads; choose one `layer` and one `head`")
     if not explainer.loaded.classes:
-        raise ConfigError("`check` needs a model with classes; this one has no head", CHECK_FIELDS)
+        raise ConfigError("`check` needs a model with classes; this one has no head")
 
 
 def check_by_occlusion(explainer: Explainer, image: Any, explanation: Explanation) -> OcclusionCheck:
     """Class probability of an explained image without its most and its least attended patches."""
     explained = explanation.explained_class
     if explained is None:
-        raise ConfigError("`check` needs a model with classes; this one has no head", CHECK_FIELDS)
+        raise ConfigError("`check` needs a model with classes; this one has no head")
     pixels = explainer.loaded.make_batch([image])
     classes = torch.tensor([explained.index], device=pixels.device)
     most, least = (

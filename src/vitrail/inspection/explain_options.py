@@ -66,7 +66,7 @@ def resolve_options(
         raise ConfigError("method 'grad-rollout' needs gradients; create the model outside of torch.inference_mode")
     if method == "norms" and not all(hasattr(model, name) for name in ("blocks", "norm", "tokens", "logits")):
         raise ConfigError(
-            "method 'norms' needs a model with `blocks` and `norm`, which this one does not have; use another"
+            "method 'norms' needs a model with blocks and a final norm, which this one does not have; use another"
         )
     if layer != "all":
         layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(model.blocks), "layer")

@@ -75,7 +75,7 @@ def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSumma
     """
     for name, number in (("batch", batch), ("depth", depth)):
         if number < 1:
-            raise ConfigError(f"`{name}` is {number}; expected 1 or more", fields=(name,))
+            raise ConfigError(f"`{name}` is {number}; expected 1 or more")
     config: Any = getattr(model, "config", None)
     if not is_dataclass(config) or isinstance(config, type):
         raise ConfigError(f"{type(model).__name__} has no config; expected a model as built by `vitrail.create`")

@@ -55,12 +55,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("batch", "streams", "threads"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
+                raise ConfigError(f"`{name}` {value}; expected 1 or more")
         if self.merge < 0:
-            raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer", ("merge",))
+            raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer")
         if self.exact and (self.fast or self.engine == "int8"):
             other = "`fast`" if self.fast else "`engine` int8"
-            raise ConfigError(f"`exact` with {other}, which is not exact; use one of them", ("exact", "fast", "engine"))
+            raise ConfigError(f"`exact` with {other}, which is not exact; use one of them")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def open_on_fastest_engine(
         notify(f"engine {names[-1]}: exporting the model, unless an export is cached; this may take half a minute")
     predictors = open_predictors(model, options, names, notes)
     if options.exact and not all(each.engine.exact for each in predictors.values()):
-        raise ConfigError(f"`exact` for {model}, which is int8; expected a model exported to onnx", ("exact",))
+        raise ConfigError(f"`exact` for {model}, which is int8; expected a model exported to onnx")
     if options.fast and len(predictors) == len(names):
         predictors = dict[EngineName, Predictor](
             {names[-1]: open_int8_if_accurate(predictors[names[-1]], options, sample, notes)}
@@ -178,7 +178,7 @@ def open_int8_if_accurate(
     """The model in int8, if it agrees with fp32 on enough images; the share goes into the notes."""
     engine = exact.engine
     if not isinstance(engine, ExportedModel):
-        raise ConfigError(f"`fast` with `engine` {engine.name}; expected auto, onnx or int8", ("fast", "engine"))
+        raise ConfigError(f"`fast` with `engine` {engine.name}; expected auto, onnx or int8")
     if engine.name == "int8":
         seen = engine.description.agreement
         notes.append(

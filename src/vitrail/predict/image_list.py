@@ -213,7 +213,7 @@ def decode_images(
         except DataError as error:
             errors.append(error)
     if not found:
-        raise DataError(f"`check` has no image that can be read: {errors[0]}", ("check",))
+        raise DataError(f"`check` has no image that can be read: {errors[0]}")
     for error in errors:
         on_error(error)
     return np.stack(found)

@@ -115,7 +115,7 @@ class PredictJob:
             kind = choose_prediction_format(self.out, self.format)
             return kind, None if self.out is None else partial_folder_for_predictions(self.out, kind)
         if self.out is None:
-            raise ConfigError("features need a file; set `out` to features.npy or features.parquet", ("out",))
+            raise ConfigError("features need a file; set `out` to features.npy or features.parquet")
         kind = choose_format(self.out, self.format, FEATURE_FORMAT_BY_SUFFIX)
         return kind, partial_folder_for_features(self.out, kind)
 

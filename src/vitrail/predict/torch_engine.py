@@ -61,6 +61,5 @@ class TorchEngine:
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"a batch of {len(pixels)} images does not fit into memory; use a smaller `batch`: "
-                f"{describe_error(error)}",
-                ("batch",),
+                f"{describe_error(error)}"
             ) from None

@@ -175,11 +175,9 @@ class AblationPlanner:
                     "setting or model field", name, (*SETTING_NAMES, *model_fields), synonyms=FOREIGN_SETTING_NAMES
                 )
             if name == "seed":
-                raise ConfigError(f"seed={values[name]} cannot differ between rows; use `seeds`", fields=("seeds",))
+                raise ConfigError(f"seed={values[name]} cannot differ between rows; use `seeds`")
             if name in DISTILLATION_SETTINGS and self.request.teacher is None:
-                raise ConfigError(
-                    f"{name}={values[name]} needs a teacher; set `teacher` to a trained model", fields=("teacher",)
-                )
+                raise ConfigError(f"{name}={values[name]} needs a teacher; set `teacher` to a trained model")
         settings = {name: value for name, value in values.items() if name in SETTING_NAMES}
         if "epochs" in settings and "minutes" not in settings:
             settings["minutes"] = None  # epochs replace a time budget, as on the command line

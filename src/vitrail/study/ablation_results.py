@@ -1,8 +1,7 @@
 """Results of an ablation: each row averaged over seeds and compared with the full row, as text and files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -128,14 +127,10 @@ class AblationResults:
         return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), ALIGNMENTS)}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        """Write table.json, table.md and, with matplotlib, ablation.png."""
-        written = write_table_files(folder, self.to_json(), self.to_markdown())
-        if find_spec("matplotlib"):
-            from vitrail.study.plots import save_ablation_plot
+        """Write table.json, table.md and, if there are results, ablation.png."""
+        from vitrail.study.plots import save_ablation_plot
 
-            if save_ablation_plot(self, folder / "ablation.png"):
-                written.append(folder / "ablation.png")
-        return written
+        return write_table_and_plot(self, save_ablation_plot, folder, "ablation.png")
 
 
 def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> str:
@@ -145,9 +140,10 @@ def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], align
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 
-def write_table_files(folder: Path, data: Mapping[str, Any], markdown: str) -> list[Path]:
-    """Write table.json and table.md."""
-    return write_texts_to_folder(folder, {"table.json": format_json(data), "table.md": markdown})
+def write_table_and_plot(table: Any, save_plot: Callable[[Any, Path], bool], folder: Path, name: str) -> list[Path]:
+    texts = {"table.json": format_json(table.to_json()), "table.md": table.to_markdown()}
+    written = write_texts_to_folder(folder, texts)
+    return [*written, folder / name] if save_plot(table, folder / name) else written
 
 
 def format_mean_and_std(mean: float | None, std: float | None, scale: float, digits: int) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Literal, Protocol
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.study.ablation_plan import AblationVariant, format_value, json_round_trip
-from vitrail.train.distributed import Ranks, join_process_group
+from vitrail.train.distributed import join_process_group
 from vitrail.train.loop import StoppedError
 from vitrail.train.request import Request, Runtime
-from vitrail.train.run import report_from_first_rank, resume_run, start_run
+from vitrail.train.run import resume_run, start_run
 from vitrail.train.run_folder import RUNS_FOLDER, RunFolder
 from vitrail.train.teacher import Teacher
 from vitrail.train.trainer import DivergedError
@@ -82,7 +82,7 @@ def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", 
         return "new"
     if difference:
         raise OtherSettingsError(
-            f"{folder} was trained with other settings: {difference}; use the same, or another `out`", fields=("out",)
+            f"{folder} was trained with other settings: {difference}; use the same, or another `out`"
         )
     return "finished" if is_run_finished(folder) else "stopped"
 
@@ -91,9 +91,7 @@ def check_run_teacher_unchanged(folder: Path, teacher: Teacher) -> None:
     """Check that all rows have the same teacher, also if its file has changed since."""
     before: Any = RunFolder(folder).load_plan().get("teacher")
     if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
-        raise OtherSettingsError(
-            f"{folder} was trained with another teacher; restore it, or use another `out`", fields=("out",)
-        )
+        raise OtherSettingsError(f"{folder} was trained with another teacher; restore it, or use another `out`")
 
 
 def describe_difference(before: Request, now: Request) -> str:
@@ -168,22 +166,23 @@ class TrainingStudy:
         A dry run only reports the rows.
         """
         with join_process_group() as ranks:
-            report_from_first_rank(runtime, ranks, *self.describe())
-            failed = {} if dry_run else self.train(runtime, ranks)
+            runtime = runtime.for_rank(ranks)
+            runtime.report_lines(*self.describe())
+            failed = {} if dry_run else self.train(runtime)
         if not ranks.is_first:
             return None
         runs = () if dry_run else self.runs
         table = self.read_table(runs, {name: str(error) for name, error in failed.items()})
         return StudyResult(table, [] if dry_run else table.write(self.folder), failed, len(self.runs))
 
-    def train(self, runtime: Runtime, ranks: Ranks) -> dict[str, DivergedError]:
+    def train(self, runtime: Runtime) -> dict[str, DivergedError]:
         """Finish every run; return those that diverged, since they are results as well."""
         failed = dict[str, DivergedError]()
         for number, run in enumerate(self.runs, 1):
             if run.state == "finished":
                 continue
             name = run.folder.name
-            report_from_first_rank(runtime, ranks, f"\n── {number}/{len(self.runs)} {name}: {run.row.description}")
+            runtime.report(f"\n── {number}/{len(self.runs)} {name}: {run.row.description}")
             try:
                 if run.state == "stopped":
                     resume_run(run.folder, runtime, run.request.trusted_code)
@@ -195,5 +194,5 @@ class TrainingStudy:
                 raise StudyStoppedError(f"{name} stopped by SIGINT", 128 + signal.SIGINT) from None
             except DivergedError as error:
                 failed[name] = error
-                report_from_first_rank(runtime, ranks, f"failed {error}")
+                runtime.report(f"failed {error}")
         return failed

@@ -58,15 +58,13 @@ class BenchRequest:
         for name, values in (("batches", self.batches), ("threads", self.threads)):
             for value in values:
                 if value < 1:
-                    raise ConfigError(f"`{name}` is {value}; expected 1 or more", fields=(name,))
+                    raise ConfigError(f"`{name}` is {value}; expected 1 or more")
         if self.starts < 0:
-            raise ConfigError(f"`starts` is {self.starts}; expected 0 or more", fields=("starts",))
+            raise ConfigError(f"`starts` is {self.starts}; expected 0 or more")
         if self.rounds is not None and self.rounds < 1:
-            raise ConfigError(f"`rounds` is {self.rounds}; expected 1 or more", fields=("rounds",))
+            raise ConfigError(f"`rounds` is {self.rounds}; expected 1 or more")
         if not 0 < self.seconds <= 3600:
-            raise ConfigError(
-                f"`seconds` is {self.seconds:g}; expected more than 0 and at most 3600", fields=("seconds",)
-            )
+            raise ConfigError(f"`seconds` is {self.seconds:g}; expected more than 0 and at most 3600")
         if not (self.models and self.sizes and self.batches and self.threads) or self.engines == ():
             raise ConfigError("nothing to measure; expected at least one model and one engine")
 
@@ -107,7 +105,7 @@ def run_benchmark(
                         lines += BenchCase(request, model_files, batch, threads, notes, progress).measure_lines()
     if not lines:
         raise ConfigError(f"nothing could be measured: {'; '.join(dict.fromkeys(notes))}")
-    return BenchResults.from_lines(lines, notes=tuple(dict.fromkeys(notes)), seed=request.seed)
+    return BenchResults(lines=tuple(lines), notes=tuple(dict.fromkeys(notes)), seed=request.seed)
 
 
 @contextmanager

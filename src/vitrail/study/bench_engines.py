@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vitrail.loading import GivenPreprocessing, LoadedModel
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
-EXACT_ENGINES = ("eager", "compiled", "onnx")
 PEERS = ("timm", "transformers")
 CALIBRATION_IMAGES = 8  # for int8 quantisation
 ENGINES_WITH_STREAMS = ("onnx", "int8")  # also measured with one stream per thread
@@ -87,10 +86,7 @@ class ModelFiles:
         size = size or own
         if size != own and not (multiple and size[0] % multiple == size[1] % multiple == 0):
             allowed = f"multiples of {multiple}" if multiple else f"{format_image_size(own)}, or the checkpoint"
-            raise ConfigError(
-                f"`image_size` is {format_image_size(size)}, but {model} is exported; expected {allowed}",
-                fields=("image_size",),
-            )
+            raise ConfigError(f"`image_size` is {format_image_size(size)}, but {model} is exported; expected {allowed}")
         self.preprocessing = replace(loaded.preprocessing, image_size=size)
 
     @property

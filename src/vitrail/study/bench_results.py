@@ -1,17 +1,13 @@
 """Results of a benchmark: as tables, as JSON and as a figure."""
 
-import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail import __version__
 from vitrail.figures import (
     COLOURS,
     GREY,
@@ -21,10 +17,9 @@ from vitrail.figures import (
     sanitize_label,
     style_axes,
 )
-from vitrail.machine import describe_machine
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
-from vitrail.study.result_files import format_json, write_texts_to_folder
+from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
 from vitrail.text import TableCells, format_table
 
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
 
 HEADING = ("model", "pixels", "batch", "threads", "by", "images/s", "ms: p50", "p90", "p99", "MB", "start s")
 ALIGNMENTS = "lrrrlrrrrrr"
-PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")
-
 MAX_MODEL_NAME_LENGTH = 44  # in the figure
 
 
@@ -83,15 +76,9 @@ class BenchLine:
 @dataclass(frozen=True, kw_only=True)
 class BenchResults:
     lines: tuple[BenchLine, ...]
-    notes: tuple[str, ...]  # what was left out, and why
-    seed: int
-    machine: str
-    versions: dict[str, str]
-    when: str
-
-    @classmethod
-    def from_lines(cls, lines: Sequence[BenchLine], *, notes: tuple[str, ...] = (), seed: int = 0) -> "BenchResults":
-        return cls(lines=tuple(lines), notes=notes, seed=seed, **collect_environment())
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    seed: int = 0
+    environment: Environment = field(default_factory=Environment)
 
     def __str__(self) -> str:
         return "\n".join(format_table(*self.cells()))
@@ -133,10 +120,7 @@ class BenchResults:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "vitrail": __version__,
-            "when": self.when,
-            "machine": self.machine,
-            "versions": self.versions,
+            **self.environment.to_json(),
             "seed": self.seed,
             "lines": [line.to_json() for line in self.lines],
             "notes": list(self.notes),
@@ -187,22 +171,6 @@ def format_ratio(line: BenchLine) -> str:
 
 def format_quartiles(spread: MedianAndQuartiles) -> str:
     return "" if spread.low == spread.high else f"{spread.low:.2f}–{spread.high:.2f}"
-
-
-def collect_environment() -> dict[str, Any]:
-    """Machine, versions of packages and time of a measurement."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"machine": describe_machine(), "versions": collect_versions(), "when": now}
-
-
-def collect_versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "vitrail": __version__}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":

@@ -95,7 +95,7 @@ def compare(
     if not models:
         raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint, or timm:NAME")
     if batch < 1:
-        raise ConfigError(f"`batch` is {batch}; expected 1 or more", fields=("batch",))
+        raise ConfigError(f"`batch` is {batch}; expected 1 or more")
     opened = [open_compared_model(each) for each in models]
     splits = open_comparison_data(opened, data)
     compared = [
@@ -185,9 +185,6 @@ def match_model_to_data_classes(opened: LoadedModel, name: str, data: DatasetSpl
     how = opened.preprocessing
     if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
         how = replace(how, image_size=config.image_size)
-    if opened.labels is not None and len(opened.labels) != opened.classes:
-        names = len(opened.labels)
-        raise ConfigError(f"{opened.source} has {names} labels for {opened.classes} classes; expected one per class")
     try:
         columns, note = match_data_classes_to_model(opened.labels, opened.classes, data.classes)
     except DataError as error:

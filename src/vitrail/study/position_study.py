@@ -7,7 +7,6 @@ sequence, here they are (rows, columns).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from vitrail.study.ablation_results import (
     format_mean_and_std,
     format_seed_count,
     markdown_table,
-    write_table_files,
+    write_table_and_plot,
 )
 from vitrail.study.ablation_runs import AblationRun, TrainingStudy, find_study_folder, list_ablation_runs
 from vitrail.text import format_table
@@ -76,9 +75,7 @@ def plan_position_ablation(request: Request) -> tuple[AblationPlanner, list[Abla
     """Rows for all cells, the one without positions first; all are checked before any is trained."""
     name = request.recipe.model
     if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
-        raise ConfigError(
-            f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16", fields=("model",)
-        )
+        raise ConfigError(f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16")
     ablation = AblationPlanner(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
     others = [replace(ablation.row_with(cell.fields), name=cell.name) for cell in POSITION_CELLS[1:]]
     return ablation, [replace(ablation.full_row, name=NO_POSITIONS.name, unchanged_text="no positions"), *others]
@@ -165,14 +162,10 @@ class PositionStudyResults:
         return f"{self.ablation.recipe} on {self.ablation.data}: {about}\n\n{table}\n\n{findings}\n"
 
     def write(self, folder: Path) -> list[Path]:
-        """Write table.json, table.md and, with matplotlib, positions.png."""
-        written = write_table_files(folder, self.to_json(), self.to_markdown())
-        if find_spec("matplotlib"):
-            from vitrail.study.plots import save_position_study_plot
+        """Write table.json, table.md and, if there are results, positions.png."""
+        from vitrail.study.plots import save_position_study_plot
 
-            if save_position_study_plot(self, folder / "positions.png"):
-                written.append(folder / "positions.png")
-        return written
+        return write_table_and_plot(self, save_position_study_plot, folder, "positions.png")
 
 
 def plan_position_study(

@@ -41,15 +41,12 @@ class CostRequest:
                 raise ConfigError(
                     f"`tokens` is {each}; expected squares of multiples of {WINDOW_SIDE} up to {MAX_TOKENS:,}, which "
                     "axial and windowed attention need; "
-                    f"nearest: {' or '.join(map(str, find_nearest_valid_lengths(each)))}",
-                    fields=("tokens",),
+                    f"nearest: {' or '.join(map(str, find_nearest_valid_lengths(each)))}"
                 )
         if not 1 <= self.width <= 1024:
-            raise ConfigError(f"`width` is {self.width}; expected 1 to 1024", fields=("width",))
+            raise ConfigError(f"`width` is {self.width}; expected 1 to 1024")
         if not 0 < self.budget <= 86400:
-            raise ConfigError(
-                f"`budget` is {self.budget:g} seconds; expected more than 0 and at most 86400", fields=("budget",)
-            )
+            raise ConfigError(f"`budget` is {self.budget:g} seconds; expected more than 0 and at most 86400")
 
 
 def is_valid_length(tokens: int) -> bool:
@@ -104,8 +101,13 @@ def measure_sequence_cost(
         CostCell.from_seconds(each.seconds, mixer=each.mixer.name, tokens=each.tokens, memory=each.memory)
         for each in runs
     ]
-    return CostResults.from_cells(
-        cells, mixers=mixers, width=request.width, rounds=rounds, notes=notes, seed=request.seed
+    return CostResults(
+        cells=tuple(cells),
+        mixers=tuple(mixers),
+        width=request.width,
+        rounds=rounds,
+        notes=tuple(notes),
+        seed=request.seed,
     )
 
 

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import linear_regression
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail import __version__
 from vitrail.figures import COLOURS, CaptionedFigure, new_figure, style_axes
-from vitrail.study.bench_results import collect_environment
-from vitrail.study.result_files import format_json, write_texts_to_folder
+from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import MedianAndQuartiles
 from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
 from vitrail.text import TableCells, format_table
@@ -51,17 +49,9 @@ class CostResults:
     mixers: tuple[TokenMixer, ...]
     width: int
     rounds: int
-    notes: tuple[str, ...]  # what was left out, and why
-    seed: int
-    machine: str
-    versions: dict[str, str]
-    when: str
-
-    @classmethod
-    def from_cells(
-        cls, cells: Sequence[CostCell], *, mixers: Sequence[TokenMixer], notes: Sequence[str], **about: Any
-    ) -> "CostResults":
-        return cls(cells=tuple(cells), mixers=tuple(mixers), notes=tuple(notes), **collect_environment(), **about)
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    seed: int = 0
+    environment: Environment = field(default_factory=Environment)
 
     @property
     def tokens(self) -> list[int]:
@@ -145,10 +135,7 @@ class CostResults:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "vitrail": __version__,
-            "when": self.when,
-            "machine": self.machine,
-            "versions": self.versions,
+            **self.environment.to_json(),
             "seed": self.seed,
             "width": self.width,
             "rounds": self.rounds,

@@ -66,8 +66,7 @@ def open_checkpoint_evaluation(
         if is_exported(checkpoint) or not read_model_description(checkpoint, fields).config.get("distilled"):
             raise ConfigError(
                 f"`head` {head} for {checkpoint}, which has one head; expected a model with a distillation token, "
-                "such as deit_tiny_distilled_patch16_224, or no `head`",
-                ("head",),
+                "such as deit_tiny_distilled_patch16_224, or no `head`"
             )
         fields["answer"] = head
     place = resolve_device(device, Ranks())
@@ -77,9 +76,7 @@ def open_checkpoint_evaluation(
     found = open_evaluation_data(data or find_default_data(loaded), real, loaded.run)
     images = get_validation_images(found)
     if real is not None and loaded.classes != IMAGENET_CLASSES:
-        raise ConfigError(
-            f"`real` for a model of {loaded.classes} classes; expected ImageNet's {IMAGENET_CLASSES}", ("real",)
-        )
+        raise ConfigError(f"`real` for a model of {loaded.classes} classes; expected ImageNet's {IMAGENET_CLASSES}")
     mapping, note = match_data_classes_to_model(loaded.labels, loaded.classes, found.classes)
     notes = [*found.notes, *([note] if note else [])]
     return CheckpointEvaluation(

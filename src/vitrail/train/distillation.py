@@ -27,14 +27,12 @@ def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
     if asked.distill_token == "distill" and not distilled:
         raise ConfigError(
             "`distill_token` is 'distill', but the model has no distillation token; expected one that has, such as "
-            "deit_tiny_distilled_patch16_224 (or `fields` distilled=true), or `distill_token` class",
-            fields=("distill_token", "fields"),
+            "deit_tiny_distilled_patch16_224 (or `fields` distilled=true), or `distill_token` class"
         )
     if asked.distill_token == "class" and distilled:
         raise ConfigError(
             "`distill_token` is 'class', but the model has a distillation token, which would learn nothing; expected "
-            "a model without one (`fields` distilled=false), or `distill_token` auto",
-            fields=("distill_token", "fields"),
+            "a model without one (`fields` distilled=false), or `distill_token` auto"
         )
 
 
@@ -93,6 +91,5 @@ def check_no_random_augmentation(recipe: Recipe) -> None:
         hint = " ".join(f"`{name}` {getattr(Augmentation(), name, 0)}" for name in moving)
         raise ConfigError(
             f"`teacher_cache` with random augmentation ({', '.join(moving)}), which changes the logits; expected "
-            f"no `teacher_cache`, or {hint}",
-            fields=("teacher_cache", *moving),
+            f"no `teacher_cache`, or {hint}"
         )

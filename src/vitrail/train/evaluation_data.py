@@ -22,9 +22,7 @@ def open_evaluation_data(data: str | None, real: Path | None, run: FinishedRun |
     """Open `data`, by default that of the run. The run's own data is split as in training, other data is not."""
     where = data or (run.data if run else None)
     if where is None:
-        raise ConfigError(
-            "no `data`; expected fashion, or a folder of images: val/CLASS/*.jpg or CLASS/*.jpg", ("data",)
-        )
+        raise ConfigError("no `data`; expected fashion, or a folder of images: val/CLASS/*.jpg or CLASS/*.jpg")
     if run is not None and is_same_data_path(run.data, where):
         return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
     return open_data(where, val_share=1.0, real=real)
@@ -84,7 +82,7 @@ def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class
     They are evenly spaced over the data, or over each class if `by_class`.
     """
     if count < 1:
-        raise ConfigError(f"`images` {count}; expected at least 1", ("images",))
+        raise ConfigError(f"`images` {count}; expected at least 1")
     data = find_default_data(loaded) if data is None else data
     if data is None and loaded.run is None:
         return take_example_photos(loaded, count)

@@ -85,7 +85,7 @@ class StoppedError(VitrailError):
             f"continue with `resume` {run_folder}" if run_folder else "nothing is saved, since there is no run folder"
         )
         self.reason = f"stopped by {signal.Signals(signal_number).name} after step {step}"
-        super().__init__(f"{self.reason}; {saved}", fields=("resume",))
+        super().__init__(f"{self.reason}; {saved}")
         self.exit_code = 128 + signal_number
 
 
@@ -225,13 +225,8 @@ class TrainingLoop:
         trainer = self.trainer
         last = trainer.steps_done == trainer.steps
         known = any(each["step"] == trainer.steps_done and "val_top1" in each for each in self.records)
-        if (
-            self.plan.data.val is None
-            or not trainer.steps_done
-            or not (last or self.is_epoch_multiple(trainer.recipe.loop.eval_every))
-        ):
-            return
-        if known and not last:
+        due = last or (self.is_epoch_multiple(trainer.recipe.loop.eval_every) and not known)
+        if self.plan.data.val is None or not trainer.steps_done or not due:
             return
         self.check_finite()
         trainer.ranks.broadcast_buffers(trainer.trained_model)

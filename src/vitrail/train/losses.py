@@ -50,9 +50,7 @@ class DistillationLoss:
     kind: Literal["soft", "hard"]
     weight: float  # λ
     temperature: float  # τ, for soft distillation
-    uses_distillation_token: (
-        bool  # its head learns from the teacher; otherwise the class head learns from labels and teacher
-    )
+    uses_distillation_token: bool  # otherwise the class head learns from labels and teacher
 
     def __call__(self, model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher_logits(inputs)

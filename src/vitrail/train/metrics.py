@@ -178,9 +178,8 @@ class MetricAccumulator:
         loss = F.cross_entropy(logits, labels, reduction="sum").item()
         five = (compute_label_ranks(logits, labels) < 5).sum().item()
         self.totals += torch.tensor([len(labels), loss, right.sum(), five, len(among), sum(among)], dtype=torch.float64)
-        places = (confidence * CALIBRATION_BINS).ceil().long().clamp(
-            1, CALIBRATION_BINS
-        ) - 1  # bins include their upper end
+        # bins include their upper end
+        places = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
         self.bins.index_add_(1, places, torch.stack([torch.ones_like(right), right, confidence]))
         self.per_class.index_add_(1, labels, torch.stack([torch.ones_like(right), right]))
         if self.confusion.numel():

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-NEWTON_SCHULZ_COEFFICIENTS = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # Jordan's: steep at zero, so five rounds bring all singular values to about 1
+# Jordan's: steep at zero, so five rounds bring all singular values to about 1
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(Optimizer):

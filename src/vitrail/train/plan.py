@@ -77,14 +77,10 @@ class Plan:
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
         if loop.early_size and not getattr(config, "dynamic", False):
             raise ConfigError(
-                f"`early_size` is {loop.early_size}; expected 0, or a dynamic model: `fields` dynamic=true",
-                fields=("early_size", "fields"),
+                f"`early_size` is {loop.early_size}; expected 0, or a dynamic model: `fields` dynamic=true"
             )
         if loop.whiten and not hasattr(getattr(self.model, "patch_embed", None), "whiten"):
-            raise ConfigError(
-                "`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32",
-                fields=("whiten",),
-            )
+            raise ConfigError("`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
         check_batch_size(self.recipe, len(self.train_images), self.ranks)
 
     @cached_property
@@ -186,18 +182,14 @@ class Plan:
 def check_batch_size(recipe: Recipe, image_count: int, ranks: Ranks) -> None:
     batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate
     if batch > image_count:
-        raise ConfigError(
-            f"`batch` {batch} is more than the {image_count} training images; use {image_count} or less",
-            fields=("batch",),
-        )
+        raise ConfigError(f"`batch` {batch} is more than the {image_count} training images; use {image_count} or less")
     split = f"`batch` {batch} over {ranks.world_size} processes of {recipe.loop.accumulate} micro-batches"
     if batch % parts:
-        raise ConfigError(f"{split}; expected equal parts: a multiple of {parts}", fields=("batch",))
+        raise ConfigError(f"{split}; expected equal parts: a multiple of {parts}")
     mixing = recipe.augmentation.mixup or recipe.augmentation.cutmix
     if mixing and batch // parts % 2 and (parts > 1 or batch == 1):
         raise ConfigError(
-            f"{split}, with Mixup or CutMix; expected parts of an even size, since images are mixed in pairs",
-            fields=("batch",),
+            f"{split}, with Mixup or CutMix; expected parts of an even size, since images are mixed in pairs"
         )
 
 
@@ -213,8 +205,7 @@ def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
     recipe = request.recipe
     if recipe.model is None:
         raise ConfigError(
-            "no model is named; expected `model`, such as ViT-Ti/16, a `recipe` that names one, or `init`",
-            fields=("model", "recipe", "init"),
+            "no model is named; expected `model`, such as ViT-Ti/16, a `recipe` that names one, or `init`"
         )
     family, preset = find_preset(recipe.model, trusted=request.trusted)
     images = data.train.images if isinstance(data.train, ArrayDataset) else None
@@ -269,8 +260,7 @@ def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoi
         if family.name != found.description.family or expected != value:
             raise ConfigError(
                 f"`model` is not the model in {init}, a {found.description.family} of {name} {value}; "
-                "expected no `model` together with `init`",
-                fields=("model", "init"),
+                "expected no `model` together with `init`"
             )
 
 

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
-MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = (
-    20,
-    60,
-    200,
-)  # the largest confusion matrix that shows them
+# the largest confusion matrix that shows them
+MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = 20, 60, 200
 MIN_ACCURACY_RANGE = 20  # percentage points on the axis of accuracies, so that noise does not look like progress
 
 Records = Sequence[Mapping[str, float]]  # of the log of a run
@@ -95,9 +92,8 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
 
     counts = np.asarray(matrix, dtype=np.int64)
     seen = np.flatnonzero(counts.sum(0) + counts.sum(1))
-    seen = (
-        seen if len(seen) <= MAX_CLASSES_WITH_LABELS else np.arange(len(counts))
-    )  # without labels, the axes show class numbers
+    if len(seen) > MAX_CLASSES_WITH_LABELS:
+        seen = np.arange(len(counts))  # without labels, the axes show class numbers
     counts, classes = counts[np.ix_(seen, seen)], len(seen)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(max(4.5, 1.5 + 0.42 * classes), 13.0)

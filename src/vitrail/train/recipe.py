@@ -244,7 +244,7 @@ def choose_recipe(
     """
     if "epochs" in changes:
         if "minutes" in changes:
-            raise ConfigError("pass either `minutes` or `epochs`, not both", ("minutes", "epochs"))
+            raise ConfigError("pass either `minutes` or `epochs`, not both")
         changes = {**changes, "minutes": None}  # instead of the recipe's budget
     embedded = data in (None, "fashion") and model is None
     usual = "finetune" if init else "fashion" if embedded else "scratch"

@@ -11,6 +11,7 @@ from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
+from vitrail.train.distributed import Ranks
 from vitrail.train.recipe import Recipe
 from vitrail.train.teacher import check_teacher_is_trusted
 
@@ -34,12 +35,12 @@ class Request:
         for each in fields(self):
             value, is_number = getattr(self, each.name), each.name in ("val_share", "cache")
             if is_number and not (type(value) in (int, float) and isfinite(value)):
-                raise ConfigError(f"`{each.name}` is {value!r}; expected a number", fields=(each.name,))
+                raise ConfigError(f"`{each.name}` is {value!r}; expected a number")
             if each.name == "teacher_fields":
                 if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
                     raise ConfigError(f"{each.name} is {value!r}; expected names and values")
             elif not is_number and each.name != "recipe" and not isinstance(value, str | None):
-                raise ConfigError(f"`{each.name}` is {value!r}; expected a string", fields=(each.name,))
+                raise ConfigError(f"`{each.name}` is {value!r}; expected a string")
 
     def open_data(self) -> DatasetSplits:
         real = Path(self.real) if self.real else None
@@ -75,9 +76,7 @@ class Request:
         if self.teacher is not None:
             left = check_teacher_is_trusted(self.teacher, left, where)
         if left:
-            raise ConfigError(
-                f"`trust_code` {left[0]} is not named in {where}; remove the option", fields=("trust_code",)
-            )
+            raise ConfigError(f"`trust_code` {left[0]} is not named in {where}; remove the option")
         external = model if is_external_family_name(model) else None
         return replace(self, recipe=replace(self.recipe, model=model), trusted=external)
 
@@ -97,7 +96,7 @@ def make_request(
 ) -> Request:
     """The request of a user, who names the code that may be imported, and a teacher from timm; None is the default."""
     if cache is not None and cache < 0:
-        raise ConfigError(f"`cache` {cache}; expected gigabytes, or 0 to disable it", ("cache",))
+        raise ConfigError(f"`cache` {cache}; expected gigabytes, or 0 to disable it")
     request = Request(
         data=resolve_if_path("fashion" if data is None else data),
         recipe=recipe,
@@ -142,8 +141,7 @@ def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -
     if len(models) > 1 or models[0].rpartition(":")[2] != preset:
         raise ConfigError(
             f"`trust_code` {' `trust_code` '.join(models)} was given, but {where} names the model {recorded!r}; "
-            f"expected one that ends in :{preset}",
-            fields=("trust_code",),
+            f"expected one that ends in :{preset}"
         )
     return resolve_external_name(models[0]), [name for name in code if name not in models]
 
@@ -167,3 +165,11 @@ class Runtime:
     strict: bool = False  # an unreadable image is an error
     report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
     progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar
+
+    def for_rank(self, ranks: Ranks) -> "Runtime":
+        """Only the first of several processes reports."""
+        return self if ranks.is_first else replace(self, report=ignore_line, progress=no_progress_bar)
+
+    def report_lines(self, *lines: str) -> None:
+        for line in lines:
+            self.report(line)

@@ -48,9 +48,7 @@ def load_checkpoint_and_rename_damaged(run: RunFolder) -> TrainingState | None:
     state, damaged = read_newest_checkpoint_and_damage(run)
     if state is None and damaged:
         reasons = ", ".join(f"{path.name} is damaged ({reason})" for path, reason in damaged.items())
-        raise CheckpointError(
-            f"no checkpoint of {run.folder} can be read: {reasons}; start a new run with `out`", fields=("out",)
-        )
+        raise CheckpointError(f"no checkpoint of {run.folder} can be read: {reasons}; start a new run with `out`")
     for path, reason in damaged.items():
         set_damaged_file_aside(path)
         where = "" if state is None or state.path is None else state.path.stem

@@ -58,15 +58,16 @@ def start_run(
     if folder is not None and not dry_run:
         RunFolder.check_folder_is_free(folder)  # at once, and again when it is made
     with join_process_group() as ranks, restore_threads():
+        runtime = runtime.for_rank(ranks)
         plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
         choice = choose_threads(plan, runtime.threads)
         plan = use_threads(plan, choice.threads)
-        report_from_first_rank(runtime, ranks, *describe_plan(plan, request), str(choice))
+        runtime.report_lines(*describe_plan(plan, request), str(choice))
         if request.recipe.loop.minutes is not None or dry_run:
-            report_from_first_rank(runtime, ranks, "speed  measuring …")
+            runtime.report("speed  measuring …")
             speed = measure_throughput(plan)
             plan = fix_steps_by_minutes(plan, start, speed)
-            report_from_first_rank(runtime, ranks, *describe_speed(speed, plan))
+            runtime.report_lines(*describe_speed(speed, plan))
         if dry_run:
             return
         if folder is None and ranks.is_first:
@@ -77,7 +78,7 @@ def start_run(
         with run.hold_lock() if ranks.is_first else nullcontext():
             if ranks.is_first:
                 RunFolder.create(run.folder, plan.to_json())
-            report_from_first_rank(runtime, ranks, f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
+            runtime.report(f"run    {run.folder}: {plan.steps} steps, {plan.epochs:.4g} epochs")
             train_and_save(run, plan, runtime)
 
 
@@ -90,10 +91,9 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
     keep_freed_memory()
     run = RunFolder(folder)
     with join_process_group() as ranks, restore_threads():
+        runtime = runtime.for_rank(ranks)
         if is_training_complete(run):
-            report_from_first_rank(
-                runtime, ranks, f"run    {folder} is finished; evaluate it with: vitrail eval {folder}"
-            )
+            runtime.report(f"run    {folder} is finished; evaluate it with: vitrail eval {folder}")
             return
         with run.hold_lock() if ranks.is_first else nullcontext():
             recorded = run.load_plan()
@@ -107,7 +107,7 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
             if request.trusted is not None:  # the user may name the same code by another path
                 now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
             for note in check_unchanged_and_list_warnings(recorded, now, folder):
-                report_from_first_rank(runtime, ranks, f"note   {note}")
+                runtime.report(f"note   {note}")
             train_and_save(run, plan, runtime, resumed=True)
 
 
@@ -120,8 +120,8 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
     """The plan of a request on this machine: images in memory if they fit, device, workers and teacher."""
     device = resolve_device(runtime.device, ranks)
     plan = plan_request(request)
-    report_from_first_rank(runtime, ranks, *(f"note   {note}" for note in plan.data.notes))
-    with runtime.progress(None if ranks.is_first else 0, "decoding") as advance:
+    runtime.report_lines(*(f"note   {note}" for note in plan.data.notes))
+    with runtime.progress(None, "decoding") as advance:
         data = cache_if_small(plan.data, request.cache * 1e9, lambda: advance(1))
     workers = choose_worker_count(data, runtime.workers, ranks)
     plan = replace(plan, data=data, device=device, ranks=ranks, workers=workers, strict=runtime.strict)
@@ -131,10 +131,10 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
         check_no_random_augmentation(request.recipe)
     cache_folder = None if request.teacher_cache is None or dry_run else Path(request.teacher_cache)
     fields = request.teacher_fields
-    with runtime.progress(len(plan.train_images) if cache_folder and ranks.is_first else 0, "teacher") as advance:
+    with runtime.progress(len(plan.train_images) if cache_folder else 0, "teacher") as advance:
         teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
         plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=cache_folder, progress=advance)
-    report_from_first_rank(runtime, ranks, *(f"note   {note}" for note in notes))
+    runtime.report_lines(*(f"note   {note}" for note in notes))
     return plan
 
 
@@ -148,7 +148,7 @@ def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) ->
     """By default none if the images are in memory, else one per core, shared by the ranks of a machine."""
     if asked is not None:
         if asked < 0:
-            raise ConfigError(f"`workers` is {asked}; expected at least 0", fields=("workers",))
+            raise ConfigError(f"`workers` is {asked}; expected at least 0")
         return asked
     in_memory = isinstance(data.train, CachedDataset) or hasattr(data.train, "images")
     return 0 if in_memory else max(1, min(8, count_cores() // ranks.world_size))
@@ -183,14 +183,12 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         resampling=plan.resampling,
         family=plan.family,
     )
-    curves = ""
-    if find_spec("matplotlib"):
-        plot_training_curves({run.folder.name: run.read_records()}, run.folder / CURVES_FILE)
-        curves = f", curves in {run.folder / CURVES_FILE}"
-    done = evaluation and f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}{curves}"
-    report_from_first_rank(
-        runtime,
-        plan.ranks,
+    curves = run.folder / CURVES_FILE
+    plot_training_curves({run.folder.name: run.read_records()}, curves)
+    done = evaluation and (
+        f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}, curves in {curves}"
+    )
+    runtime.report_lines(
         *describe_skipped_images(result.skipped),
         *([done] if done else []),
         f"model  {model_folder}: vitrail eval {quote(str(run.folder))}, "
@@ -216,13 +214,6 @@ class ResumeCallback(CallbackList):
     def on_start(self, start: TrainingStart) -> None:
         where = f"step-{start.steps_done:08}" if start.steps_done else "its beginning"
         self.report(f"run    {start.folder}: resuming from {where} of {start.steps} steps")
-
-
-def report_from_first_rank(runtime: Runtime, ranks: Ranks, *lines: str) -> None:
-    """Only the first of several processes reports."""
-    if ranks.is_first:
-        for line in lines:
-            runtime.report(line)
 
 
 def describe_plan(plan: Plan, request: Request) -> list[str]:

@@ -63,9 +63,7 @@ class RunFolder:
             raise CheckpointError(f"{folder} is a file; expected a new folder")
         inside = {each.name for each in folder.iterdir()} if folder.exists() else set[str]()
         if PLAN_FILE in inside and (run.list_checkpoints() or run.read_records() or MODEL_FOLDER in inside):
-            raise CheckpointError(
-                f"{folder} already holds a run; continue it with `resume`, or choose a new folder", fields=("resume",)
-            )
+            raise CheckpointError(f"{folder} already holds a run; continue it with `resume`, or choose a new folder")
         if PLAN_FILE in inside and may_be_plan_file(folder / PLAN_FILE):  # a run that was killed before its first step
             inside -= {PLAN_FILE, LOG_FILE, CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER}
         others = [

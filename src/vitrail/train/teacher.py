@@ -86,9 +86,6 @@ class TeacherView:
             )
         self.model: Callable[[Tensor], Tensor] = model
         classes = self.check_outputs_and_count_classes(data)
-        if teacher.labels is not None and len(teacher.labels) != classes:
-            names = len(teacher.labels)
-            raise ConfigError(f"{teacher.name} has {names} labels for {classes} classes; expected one per class")
         try:
             self.columns, note = match_data_classes_to_model(teacher.labels, classes, data.classes)
         except DataError as error:
@@ -161,7 +158,6 @@ def check_teacher_is_trusted(name: str, code: Sequence[str], where: str) -> list
     ):
         raise ConfigError(
             f"{where} names the teacher {name!r}, which timm would load from outside its registry; it is opened only "
-            f"if you name it: if you trust it, add `trust_code` {quote(name)}",
-            ("trust_code",),
+            f"if you name it: if you trust it, add `trust_code` {quote(name)}"
         )
     return [each for each in code if each != name]

@@ -129,9 +129,8 @@ def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
     for index in range(len(dataset)):
         name = re.sub("^image (?=[0-9]+ of )", "picture ", dataset.name(index))  # as in the keys of old caches
         found.update(f"{name} {dataset.label(index)}\n".encode("utf-8", "surrogateescape"))
-    some = np.linspace(0, len(dataset) - 1, min(MAX_IMAGES_IN_KEY, len(dataset))).astype(
-        np.int64
-    )  # files may be replaced under the same names
+    # files may be replaced under the same names
+    some = np.linspace(0, len(dataset) - 1, min(MAX_IMAGES_IN_KEY, len(dataset))).astype(np.int64)
     for batch in evaluation_batches(DatasetSubset(dataset, some), teacher_view.student_preprocessing):
         found.update(batch.images.contiguous().numpy().data)
     return found.hexdigest()[:16]

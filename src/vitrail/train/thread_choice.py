@@ -6,8 +6,7 @@ fewer are faster. About one second of training steps is enough to decide.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from math import ceil
 from statistics import median
@@ -16,11 +15,10 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.data.loader import wrap_dead_worker_errors
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.machine import MAX_THREADS, count_cores
+from vitrail.machine import MAX_THREADS, count_cores, restore_threads
 from vitrail.train.plan import Plan
-from vitrail.train.trainer import Trainer
+from vitrail.train.throughput import start_trial
 
 SECONDS = 1.2  # total time of measured steps, if they are short
 LONGEST = 10.0  # seconds after which no round is started: long steps need no averaging
@@ -85,9 +83,7 @@ def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | L
 
 def check_threads(threads: int) -> int:
     if not 1 <= threads <= MAX_THREADS:
-        raise ConfigError(
-            f"`threads` is {threads}; expected auto, or a number from 1 to {MAX_THREADS}", fields=("threads",)
-        )
+        raise ConfigError(f"`threads` is {threads}; expected auto, or a number from 1 to {MAX_THREADS}")
     return threads
 
 
@@ -107,18 +103,11 @@ def choose_fewest_fast_threads(speeds: Mapping[int, float]) -> int:
 
 
 def measure_step_seconds_by_threads(plan: Plan, numbers: Sequence[int]) -> Blocks:
-    """Seconds per step for each number of threads, in interleaved blocks; restores the RNG and torch's threads."""
-    chance, before = torch.get_rng_state(), torch.get_num_threads()
-    trainer = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
-    if trainer.uses_early_size:  # with progressive resizing, the large images take most of the time
-        trainer.steps_done = trainer.steps - 1000
-    try:
-        with wrap_dead_worker_errors(plan.workers):
-            batches = plan.load_batches(range(10**6))
-            return time_interleaved_steps(lambda: trainer.step(batches), numbers)
-    finally:
-        torch.set_num_threads(before)
-        torch.set_rng_state(chance)
+    """Seconds per step for each number of threads, in interleaved blocks; torch's number of threads is restored."""
+    with restore_threads(), start_trial(plan) as (trainer, batches):
+        if trainer.uses_early_size:  # with progressive resizing, the large images take most of the time
+            trainer.steps_done = trainer.steps - 1000
+        return time_interleaved_steps(lambda: trainer.step(batches), numbers)
 
 
 def time_interleaved_steps(step: Callable[[], object], numbers: Sequence[int]) -> Blocks:

@@ -2,7 +2,8 @@
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import floor
@@ -39,37 +40,44 @@ class Throughput:
         if left < each:
             raise ConfigError(
                 f"{max(seconds, 0):.0f} s are left for training, but one step with the evaluation at the end takes "
-                f"{each + self.evaluation_seconds:.1f} s; expected more `minutes`",
-                fields=("minutes",),
+                f"{each + self.evaluation_seconds:.1f} s; expected more `minutes`"
             )
         return floor(left / each)
 
 
+@contextmanager
+def start_trial(plan: Plan) -> Generator[tuple[Trainer, Iterator[Batch]]]:
+    """A trainer with a copy of the model, and its batches; the plan and torch's random state do not change."""
+    random_state = torch.get_rng_state()
+    try:
+        with wrap_dead_worker_errors(plan.workers):
+            trainer = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
+            yield trainer, plan.load_batches(range(10**6))
+    finally:
+        torch.set_rng_state(random_state)
+
+
 def measure_throughput(plan: Plan) -> Throughput:
-    """Time a few steps on a copy of the model and an evaluation of a few images; the plan and the RNG do not change."""
-    before, recipe, data = torch.get_rng_state(), plan.recipe, plan.data
-    training = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
-    with wrap_dead_worker_errors(plan.workers):
-        batches = plan.load_batches(range(2000))
-        step = measure_step_seconds(training, batches)
-        if training.uses_early_size:  # both parts of progressive resizing
-            training.steps_done = training.steps - 1000
+    """Time a few steps on a copy of the model and an evaluation of a few images."""
+    recipe, data, seconds = plan.recipe, plan.data, 0.0
+    with start_trial(plan) as (trainer, batches):
+        step = measure_step_seconds(trainer, batches)
+        if trainer.uses_early_size:  # both parts of progressive resizing
+            trainer.steps_done = trainer.steps - 1000
             share = recipe.loop.early_share
-            step = share * step + (1 - share) * measure_step_seconds(training, batches)
-    seconds = 0.0
-    if data.val is not None and len(data.val):
-        some = min(len(data.val), max(recipe.loop.batch, 64))
-        start = monotonic()
-        evaluate(
-            training.trained_model,
-            DatasetSubset(data.val, range(some)),
-            plan.preprocessing,
-            batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
-            device=plan.device,
-            progress=False,
-        )
-        seconds = (monotonic() - start) * len(data.val) / some / plan.ranks.world_size
-    torch.set_rng_state(before)
+            step = share * step + (1 - share) * measure_step_seconds(trainer, batches)
+        if data.val is not None and len(data.val):
+            some = min(len(data.val), max(recipe.loop.batch, 64))
+            start = monotonic()
+            evaluate(
+                trainer.trained_model,
+                DatasetSubset(data.val, range(some)),
+                plan.preprocessing,
+                batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
+                device=plan.device,
+                progress=False,
+            )
+            seconds = (monotonic() - start) * len(data.val) / some / plan.ranks.world_size
     gpu = plan.device.type == "cuda"
     memory = torch.cuda.max_memory_allocated(plan.device) if gpu else get_peak_memory()
     return plan.ranks.broadcast_object(Throughput(step, seconds, memory))

@@ -208,8 +208,7 @@ class DivergedError(VitrailError):
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(
-            f"the loss became {loss} at step {step}: lower `lr`, set `clip` to 1, or use `precision` float32",
-            fields=("lr", "clip", "precision"),
+            f"the loss became {loss} at step {step}: lower `lr`, set `clip` to 1, or use `precision` float32"
         )
         self.step = step
 

@@ -6,19 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.convnet_tensors import RESNET_NAMES
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    IMAGENET_MEAN_STD,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    check_representable,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.data.preprocessing import Preprocessing
 
@@ -40,15 +31,15 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
+    names = layout.strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
     return "linear.weight" in names and "layer1.0.conv1.weight" in names
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
+    tensors = layout.strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
     head = tensors.get("linear.weight")
     cifar10 = head is not None and len(head) == len(CIFAR10_CLASSES)  # its code supports no other data set
-    model = UntranslatedModel(
+    model = layout.UntranslatedModel(
         layout="akamaster",
         family="resnet",
         tensors=tensors,
@@ -58,19 +49,19 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         preprocessing=make_preprocessing,
         labels=CIFAR10_CLASSES if cifar10 else None,
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """The uncropped image. Its code normalises CIFAR with the mean and std of ImageNet."""
-    return Preprocessing(image_size=config["image_size"], crop=1.0, **IMAGENET_MEAN_STD)
+    return Preprocessing(image_size=config["image_size"], crop=1.0, **layout.IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
-    check_representable("akamaster", {**config, "number of stages": len(config["stages"])}, SUPPORTED_VALUES)
-    rename_and_write_tensors("akamaster", tensors, WRAPPED_NAME_TABLE, 1, path, wrapper="state_dict")
+    layout.check_representable("akamaster", {**config, "number of stages": len(config["stages"])}, SUPPORTED_VALUES)
+    layout.rename_and_write_tensors("akamaster", tensors, WRAPPED_NAME_TABLE, 1, path, wrapper="state_dict")
     return {}
 
 
-LAYOUT = Layout(name="akamaster", matches=matches, read=read, write=write, families=("resnet",))
+LAYOUT = layout.Layout(name="akamaster", matches=matches, read=read, write=write, families=("resnet",))

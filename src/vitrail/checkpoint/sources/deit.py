@@ -6,22 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    IMAGENET_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    PATCH_FAMILIES,
-    STEM_POSITION_VALUES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    check_representable,
-    find_heads_by_width,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
@@ -40,7 +27,7 @@ SUPPORTED_VALUES = {
     "registers": (0,),
     "pool": ("class",),
     "head": ("linear",),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
     "mlp_width": (None,),
     "qkv_bias": (True,),
     "activation": ("gelu", "gelu_tanh"),
@@ -48,7 +35,7 @@ SUPPORTED_VALUES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    names = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     others = {"fc_norm.weight", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
     own = {"head.weight", "dist_token"} & names.keys() and not others & names.keys()
     cait = timm.CAIT_MARKER in names  # timm has the same names without a wrapper
@@ -61,14 +48,14 @@ def matches(contents: RawContents) -> bool:
     )
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     timm.refuse_incompatible_model(contents.path.name)
-    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    tensors = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     cait = timm.CAIT_MARKER in tensors
     # facebook's files have no other keys; others used its code for other models, such as MoCo v3 with 12 heads
     published = not contents.other_keys and not cait
-    heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if published else {}
-    model = UntranslatedModel(
+    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if published else {}
+    model = layout.UntranslatedModel(
         layout="deit",
         family="cait" if cait else "deit",
         tensors=tensors,
@@ -76,23 +63,25 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         known={**heads, **known},
         policy="deit",
         preprocessing=make_preprocessing,
-        fixed_fields=OWNER_FIXED_FIELDS,
+        fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     size = config["image_size"]
     uncropped = max(size) > 224 or "class_depth" in config  # CaiT does not crop at any size
-    return Preprocessing(image_size=size, crop=1.0 if uncropped else 0.875, **IMAGENET_MEAN_STD)
+    return Preprocessing(image_size=size, crop=1.0 if uncropped else 0.875, **layout.IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     cait = description.family == "cait"
     table = WRAPPED_CAIT_TABLE if cait else NAME_TABLE
-    check_representable("deit", description.config, {} if cait else SUPPORTED_VALUES)  # shapes tell all about a CaiT
-    rename_and_write_tensors("deit", tensors, table, description.config["heads"], path, wrapper="model")
+    layout.check_representable(
+        "deit", description.config, {} if cait else SUPPORTED_VALUES
+    )  # shapes tell all about a CaiT
+    layout.rename_and_write_tensors("deit", tensors, table, description.config["heads"], path, wrapper="model")
     return timm.ASSUMED_FIELDS
 
 
-LAYOUT = Layout(name="deit", matches=matches, read=read, write=write, families=(*PATCH_FAMILIES, "cait"))
+LAYOUT = layout.Layout(name="deit", matches=matches, read=read, write=write, families=(*layout.PATCH_FAMILIES, "cait"))

@@ -8,26 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    IMAGENET_MEAN_STD,
-    LAYOUT_NAMED_KEY,
-    OWNER_FIXED_FIELDS,
-    PATCH_FAMILIES,
-    STEM_POSITION_VALUES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    add_zero_prefix_positions,
-    check_representable,
-    find_heads_by_width,
-    insert_zero_register_positions,
-    remove_zero_register_positions,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
@@ -46,7 +29,7 @@ SUPPORTED_VALUES = {
     "pool": ("class",),
     "classes": (0,),
     "distilled": (False,),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
     "head": ("linear",),
     "activation": ("gelu", "gelu_tanh", "swiglu"),
 }
@@ -54,7 +37,7 @@ SUPPORTED_VALUES = {
 
 def get_backbone_tensors(contents: RawContents) -> dict[str, Tensor]:
     """Tensors with the names of the backbone; blocks that training grouped into chunks are numbered consecutively."""
-    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    tensors = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     if "backbone.patch_embed.proj.weight" in tensors:
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
     return {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in tensors.items()}
@@ -74,20 +57,20 @@ def matches(contents: RawContents) -> bool:
     return "patch_embed.proj.weight" in names and bool(own or flat)
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     backbone = get_backbone_tensors(contents)
     tensors = {name: tensor for name, tensor in backbone.items() if not re.fullmatch(PROJECTION_PATTERN, name)}
     head = "head.weight" in backbone
     owned = (  # any other backbone may not be DINO's
-        bool(known.get(LAYOUT_NAMED_KEY) or find_dinov2_tensor_names(backbone))
+        bool(known.get(layout.LAYOUT_NAMED_KEY) or find_dinov2_tensor_names(backbone))
         or contents.wrapper == "teacher"
         or PUBLISHED_FILE_NAME.match(contents.path.name) is not None
     )
     if "register_tokens" in tensors and "pos_embed" in tensors:
-        tensors["pos_embed"] = insert_zero_register_positions(tensors["pos_embed"], tensors["register_tokens"])
+        tensors["pos_embed"] = layout.insert_zero_register_positions(tensors["pos_embed"], tensors["register_tokens"])
     ignored = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION_PATTERN})$", name)]
-    heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
-    model = UntranslatedModel(
+    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
+    model = layout.UntranslatedModel(
         layout="dino",
         family="vit",
         tensors=tensors,
@@ -96,27 +79,27 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         policy="timm" if "register_tokens" in tensors else "dino",  # with registers, DINOv2 antialiases too
         preprocessing=make_preprocessing,
         warnings=["its classification head is ignored: DINO's files have none"] if head else [],
-        fixed_fields=OWNER_FIXED_FIELDS if owned else (),
+        fixed_fields=layout.OWNER_FIXED_FIELDS if owned else (),
         assumed_preprocessing=not owned,
     )
-    return replace(translate_checkpoint(contents, model), ignored=tuple(ignored))
+    return replace(layout.translate_checkpoint(contents, model), ignored=tuple(ignored))
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     size = config["image_size"]
-    return Preprocessing(image_size=size, crop=0.875 if max(size) <= 256 else 1.0, **IMAGENET_MEAN_STD)
+    return Preprocessing(image_size=size, crop=0.875 if max(size) <= 256 else 1.0, **layout.IMAGENET_MEAN_STD)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
-    check_representable("dino", config, SUPPORTED_VALUES)
-    renamed = remove_zero_register_positions(
-        "dino", add_zero_prefix_positions(tensors, config, 1 + config.get("registers", 0)), config
+    layout.check_representable("dino", config, SUPPORTED_VALUES)
+    renamed = layout.remove_zero_register_positions(
+        "dino", layout.add_zero_prefix_positions(tensors, config, 1 + config.get("registers", 0)), config
     )
-    rename_and_write_tensors(
+    layout.rename_and_write_tensors(
         "dino", renamed, SWIGLU_TABLE if config.get("activation") == "swiglu" else NAME_TABLE, config["heads"], path
     )
     return timm.ASSUMED_FIELDS
 
 
-LAYOUT = Layout(name="dino", matches=matches, read=read, write=write, families=PATCH_FAMILIES)
+LAYOUT = layout.Layout(name="dino", matches=matches, read=read, write=write, families=layout.PATCH_FAMILIES)

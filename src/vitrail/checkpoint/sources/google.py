@@ -10,19 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    HALF_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    STEM_POSITION_VALUES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    check_representable,
-    merge_agreeing_fields,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import IDENTITY, NameEntry, TensorTransform, convert_to_their_tensors, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -30,18 +20,14 @@ from vitrail.files import write_atomically
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 POSITIONS, BIG_VISION_POSITIONS = "Transformer/posembed_input/pos_embedding", "pos_embedding"
-OLD_PART_NAMES = (
-    "LayerNorm_0",
-    "MultiHeadDotProductAttention_1",
-    "LayerNorm_2",
-    "MlpBlock_3",
-)  # numbered consecutively
-NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")  # numbered by type
+# numbered consecutively, and by type
+OLD_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
+NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
 SUPPORTED_VALUES = {
     "distilled": (False,),
     "registers": (0,),
     "pool": ("class", "mean", "map"),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
     "layer_scale": (None,),
     "qkv_bias": (True,),
     "activation": ("gelu", "gelu_tanh"),
@@ -165,7 +151,7 @@ def matches(contents: RawContents) -> bool:
     return find_tensor_name_prefix(contents) is not None
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     prefix = find_tensor_name_prefix(contents)
     if prefix is None:
         raise CheckpointError(f"{contents.path} has no embedding/kernel; expected a ViT of Google")
@@ -184,19 +170,19 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
             f"{contents.path} has no {positions}; expected learned positions, not the fixed ones of big_vision"
         )
     owner_fields: dict[str, Any] = {"activation": "gelu_tanh", "constants": "google"}
-    model = UntranslatedModel(
+    model = layout.UntranslatedModel(
         layout="google",
         family="hybrid" if "conv_root/kernel" in tensors else "vit",
         tensors=tensors,
         table=variant.make_name_table(staged="block1/unit1/conv1/kernel" in tensors),
-        known={**owner_fields, **merge_agreeing_fields({"heads": query.shape[1]}, known)},
+        known={**owner_fields, **layout.merge_agreeing_fields({"heads": query.shape[1]}, known)},
         policy="google",
         preprocessing=make_preprocessing,
         ignore="t|b|step|extra/.*",
-        fixed_fields=OWNER_FIXED_FIELDS,
+        fixed_fields=layout.OWNER_FIXED_FIELDS,
         variant={"prefix": prefix, "numbered through": old, "scanned": scanned, "positions": positions},
     )
-    translated = translate_checkpoint(contents, model)
+    translated = layout.translate_checkpoint(contents, model)
     others = tuple(name for name in contents.tensors if not name.startswith(prefix))
     return replace(translated, ignored=(*translated.ignored, *others))
 
@@ -229,16 +215,16 @@ def stack_layers(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """As its authors evaluate: the image is squashed to the size, without a crop."""
     return Preprocessing(
-        image_size=config["image_size"], crop=1.0, fit="squash", interpolation="bilinear", **HALF_MEAN_STD
+        image_size=config["image_size"], crop=1.0, fit="squash", interpolation="bilinear", **layout.HALF_MEAN_STD
     )
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write an .npz of the kind that the model was read from; else of the ViT authors, or of big_vision if needed."""
     config = description.config
-    check_representable("google", config, SUPPORTED_VALUES)
+    layout.check_representable("google", config, SUPPORTED_VALUES)
     if config.get("pool", "class") != "class":
-        check_representable("google", config, {"class_token": (False,)})
+        layout.check_representable("google", config, {"class_token": (False,)})
     if path.suffix != ".npz":
         raise CheckpointError(f"{path} has the suffix {path.suffix!r}; expected a file .npz")
     variant = choose_variant_for_writing(description)
@@ -284,4 +270,4 @@ def array_from_tensor(tensor: Tensor) -> Any:
     return tensor.numpy()
 
 
-LAYOUT = Layout(name="google", matches=matches, read=read, write=write)
+LAYOUT = layout.Layout(name="google", matches=matches, read=read, write=write)

@@ -9,26 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES, RawContents
-from vitrail.checkpoint.layout import (
-    HALF_MEAN_STD,
-    IMAGENET_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    STEM_POSITION_VALUES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    add_zero_prefix_positions,
-    check_representable,
-    get_typed_field,
-    insert_zero_register_positions,
-    merge_agreeing_fields,
-    remove_zero_register_positions,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -93,13 +76,13 @@ NAME_TABLES = {"vit": VIT_TABLE, "deit": DEIT_TABLE, "dinov2": DINO_TABLE, "dino
 SUPPORTED_VALUES = {
     "class_token": (True,),
     "pool": ("class",),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
 }
 
 
 def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
     """Remove the name of the model, which is a prefix of all names but those of the heads."""
-    tensors = strip_common_prefixes(contents.tensors, "module.")
+    tensors = layout.strip_common_prefixes(contents.tensors, "module.")
     prefix = next((p for p in PREFIXES if f"{p}embeddings.cls_token" in tensors), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
@@ -108,9 +91,9 @@ def matches(contents: RawContents) -> bool:
     return "embeddings.patch_embeddings.projection.weight" in strip_model_prefix(contents)
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     tensors, config, warnings = strip_model_prefix(contents), contents.config or {}, list[str]()
-    kind = get_typed_field(config, "model_type", str, detect_model_type(tensors))
+    kind = layout.get_typed_field(config, "model_type", str, detect_model_type(tensors))
     if kind not in NAME_TABLES:
         raise CheckpointError(
             f"{contents.path} has model_type {kind!r} of transformers; expected one of {', '.join(NAME_TABLES)}"
@@ -121,7 +104,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     if ignored:
         warnings.append("the head of a DINOv2 takes two vectors per image, ours takes one: the head is ignored")
     if "embeddings.register_tokens" in tensors and "embeddings.position_embeddings" in tensors:
-        tensors["embeddings.position_embeddings"] = insert_zero_register_positions(
+        tensors["embeddings.position_embeddings"] = layout.insert_zero_register_positions(
             tensors["embeddings.position_embeddings"], tensors["embeddings.register_tokens"]
         )
     distilled = "distillation_classifier.weight" in tensors
@@ -130,23 +113,23 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
     fields = fields_from_config(config, kind, swiglu, "pooler.dense.weight" in tensors)
     processor_fields, processor_warnings = fields_from_processor(contents.preprocessor, kind)
-    model = UntranslatedModel(
+    model = layout.UntranslatedModel(
         layout="hf",
         family="deit" if distilled else "vit",
         tensors=tensors,
         table=SWIGLU_TABLE if swiglu else NAME_TABLES[kind],
-        known=merge_agreeing_fields(fields, known) if config else known,
+        known=layout.merge_agreeing_fields(fields, known) if config else known,
         policy="timm" if kind == "dinov2_with_registers" else "deit",  # with registers, transformers antialiases
         preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **processor_fields),
         ignore=r"embeddings\.mask_token|decoder\..*",
         labels=labels_from_config(config),
         variant={"model_type": kind},
         warnings=[*warnings, *processor_warnings],
-        fixed_fields=OWNER_FIXED_FIELDS if config else ("pool", "trained_size"),
+        fixed_fields=layout.OWNER_FIXED_FIELDS if config else ("pool", "trained_size"),
         default_fields=fields,
         assumed_preprocessing=contents.preprocessor is None,
     )
-    translated = translate_checkpoint(contents, model)
+    translated = layout.translate_checkpoint(contents, model)
     rows, columns = translated.description.config["image_size"]
     cropped, size_warnings = read_processor_output_size(contents.preprocessor or {}), list[str]()
     if cropped not in (None, (rows, columns)):
@@ -172,15 +155,17 @@ def default_norm_eps(kind: str) -> float:
 
 def fields_from_config(config: Mapping[str, Any], kind: str, swiglu: bool, pooled: bool) -> dict[str, Any]:
     """Fields of config.json that the shapes do not tell."""
-    fields: dict[str, Any] = {"norm_eps": get_typed_field(config, "layer_norm_eps", float, default_norm_eps(kind))}
+    fields: dict[str, Any] = {
+        "norm_eps": layout.get_typed_field(config, "layer_norm_eps", float, default_norm_eps(kind))
+    }
     if config:
-        fields["heads"] = get_typed_field(config, "num_attention_heads", int, DEFAULT_HEADS)
+        fields["heads"] = layout.get_typed_field(config, "num_attention_heads", int, DEFAULT_HEADS)
     if "image_size" in config:
         size = config["image_size"]
         fields["image_size"] = tuple(size) if isinstance(size, list) else size
-    if get_typed_field(config, "pooler_act", str, "tanh") != "tanh" and pooled:
+    if layout.get_typed_field(config, "pooler_act", str, "tanh") != "tanh" and pooled:
         raise CheckpointError(f"pooler_act is {config['pooler_act']!r}; expected tanh")
-    activation = get_typed_field(config, "hidden_act", str, "gelu")
+    activation = layout.get_typed_field(config, "hidden_act", str, "gelu")
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"hidden_act is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
     if not swiglu:
@@ -190,7 +175,7 @@ def fields_from_config(config: Mapping[str, Any], kind: str, swiglu: bool, poole
 
 def labels_from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Class names in order; the placeholders LABEL_0, LABEL_1, … are not names."""
-    names = get_typed_field(config, "id2label", dict, {})
+    names = layout.get_typed_field(config, "id2label", dict, {})
     try:
         ordered = [names[key] for key in sorted(names, key=int)]
     except ValueError:
@@ -204,7 +189,7 @@ def labels_from_config(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def read_processor_output_size(processor: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of the images that the processor makes."""
-    cropped = get_typed_field(
+    cropped = layout.get_typed_field(
         processor, "do_center_crop", bool, "crop_size" in processor and "do_center_crop" not in processor
     )
     return parse_processor_size(processor.get("crop_size" if cropped else "size"))
@@ -228,10 +213,10 @@ def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tup
             "middle": "floored",
             "fit": "squash",
             "interpolation": "bilinear",
-            **HALF_MEAN_STD,
+            **layout.HALF_MEAN_STD,
         }
         if kind != "vit":
-            defaults |= {"crop": 0.875, "interpolation": "bicubic", **IMAGENET_MEAN_STD}
+            defaults |= {"crop": 0.875, "interpolation": "bicubic", **layout.IMAGENET_MEAN_STD}
         if kind.startswith("dinov2"):
             defaults["fit"] = "short_side"
         return defaults, []
@@ -242,13 +227,13 @@ def fields_from_processor(processor: Mapping[str, Any] | None, kind: str) -> tup
         "fit": "short_side" if isinstance(size, dict) and "shortest_edge" in size else "squash",
         "middle": "floored",
         "interpolation": PILLOW_RESAMPLING.get(
-            get_typed_field(processor, "resample", int, 3 if kind != "vit" else 2), "bicubic"
+            layout.get_typed_field(processor, "resample", int, 3 if kind != "vit" else 2), "bicubic"
         ),
     }
-    for name, default in HALF_MEAN_STD.items():
+    for name, default in layout.HALF_MEAN_STD.items():
         given = processor.get(f"image_{name}", list(default))
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
-    if get_typed_field(processor, "do_normalize", bool, True) is False:
+    if layout.get_typed_field(processor, "do_normalize", bool, True) is False:
         fields |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     supported = {
         "do_resize": (True,),
@@ -272,14 +257,14 @@ def compute_crop_fraction(cropped: int, resized: int) -> float:
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write a folder for AutoModelForImageClassification, or for AutoModel if the model has no head."""
     config, kind = description.config, choose_model_type(description)
-    check_representable(f"transformers' {kind}", config, SUPPORTED_VALUES)
+    layout.check_representable(f"transformers' {kind}", config, SUPPORTED_VALUES)
     registers = config.get("registers", 0)
     table, renamed = (
         NAME_TABLES[kind],
-        add_zero_prefix_positions(tensors, config, 1 + (registers or config.get("distilled", False))),
+        layout.add_zero_prefix_positions(tensors, config, 1 + (registers or config.get("distilled", False))),
     )
     if kind.startswith("dinov2"):
-        renamed = remove_zero_register_positions("transformers", renamed, config)
+        renamed = layout.remove_zero_register_positions("transformers", renamed, config)
         table = SWIGLU_TABLE if config.get("activation") == "swiglu" else table
     elif registers:
         table = tuple(
@@ -289,7 +274,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     table = tuple(add_entry_prefix(row, prefix) for row in table)
     card = make_hf_config(description, kind)
     make_folder(path)
-    rename_and_write_tensors("hf", renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    layout.rename_and_write_tensors("hf", renamed, table, config["heads"], path / WEIGHT_FILES[0])
     texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
         texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing)
@@ -316,7 +301,7 @@ def choose_model_type(description: Description) -> str:
         kind, allowed = "deit" if config.get("registers") else "vit", {"registers": (0, 1)}
         if config.get("head") == "mlp":
             allowed = {**allowed, "classes": (0,)}
-    check_representable(f"transformers' {kind}", {**config, "has a head": config["classes"] > 0}, allowed)
+    layout.check_representable(f"transformers' {kind}", {**config, "has a head": config["classes"] > 0}, allowed)
     return kind
 
 
@@ -350,7 +335,7 @@ def make_hf_config(description: Description, kind: str) -> dict[str, Any]:
     }
     if kind.startswith("dinov2"):
         expected = compute_swiglu_width(width) if config.get("activation") == "swiglu" else 4 * width
-        check_representable("transformers' dinov2", {"mlp_width": hidden}, {"mlp_width": (expected,)})
+        layout.check_representable("transformers' dinov2", {"mlp_width": hidden}, {"mlp_width": (expected,)})
         data |= {"mlp_ratio": 4, "use_swiglu_ffn": config.get("activation") == "swiglu", "use_mask_token": False}
         data |= {"num_register_tokens": config["registers"]} if config.get("registers") else {}
     else:
@@ -386,4 +371,4 @@ def make_processor_config(preprocessing: Preprocessing) -> dict[str, Any]:
     }
 
 
-LAYOUT = Layout(name="hf", matches=matches, read=read, write=write)
+LAYOUT = layout.Layout(name="hf", matches=matches, read=read, write=write)

@@ -6,22 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    LAYOUT_NAMED_KEY,
-    OWNER_FIXED_FIELDS,
-    PATCH_FAMILIES,
-    STEM_POSITION_VALUES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    check_representable,
-    find_heads_by_width,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
 
@@ -36,14 +23,14 @@ SUPPORTED_VALUES = {
     "qkv_bias": (True,),
     "distilled": (False,),
     "prefix_positions": (True,),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
     "head": ("linear",),
     "activation": ("gelu", "gelu_tanh"),
 }
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    names = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
@@ -51,16 +38,16 @@ def matches(contents: RawContents) -> bool:
     return "patch_embed.proj.weight" in names and own and not hybrid and not others & names.keys()
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
+    tensors = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     owned = (
-        bool(known.get(LAYOUT_NAMED_KEY))
+        bool(known.get(layout.LAYOUT_NAMED_KEY))
         or "norm.weight" not in tensors
         or "decoder_embed.weight" in tensors
         or is_sincos_table(tensors.get("pos_embed"), columns_first=True)
     )
-    heads = find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
-    model = UntranslatedModel(
+    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
+    model = layout.UntranslatedModel(
         layout="mae",
         family="vit",
         tensors=tensors,
@@ -68,18 +55,18 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         known={**heads, **known},
         policy="deit",
         preprocessing=deit.make_preprocessing,
-        fixed_fields=OWNER_FIXED_FIELDS if owned else (),
+        fixed_fields=layout.OWNER_FIXED_FIELDS if owned else (),
         assumed_preprocessing=not owned,
         ignore=DECODER_PATTERN,
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write the encoder or the fine-tuned model; our models have no decoder."""
-    check_representable("mae", description.config, SUPPORTED_VALUES)
-    rename_and_write_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
+    layout.check_representable("mae", description.config, SUPPORTED_VALUES)
+    layout.rename_and_write_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
     return timm.ASSUMED_FIELDS
 
 
-LAYOUT = Layout(name="mae", matches=matches, read=read, write=write, families=PATCH_FAMILIES)
+LAYOUT = layout.Layout(name="mae", matches=matches, read=read, write=write, families=layout.PATCH_FAMILIES)

@@ -11,23 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    IMAGENET_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    PATCH_FAMILIES,
-    STEM_POSITION_VALUES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    add_zero_prefix_positions,
-    check_representable,
-    find_heads_by_width,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import timm
@@ -43,7 +29,7 @@ SUPPORTED_VALUES = {
     "distilled": (False,),
     "pool": ("class",),
     "head": ("linear",),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
     "layer_scale": (None,),
     "mlp_width": (None,),
     "qkv_bias": (True,),
@@ -52,7 +38,7 @@ SUPPORTED_VALUES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_common_prefixes(contents.tensors, "module.")
+    names = layout.strip_common_prefixes(contents.tensors, "module.")
     if ENCODER_PREFIX + PATCH_KERNEL in names:
         return True
     kernel = names.get(PATCH_KERNEL)
@@ -60,35 +46,37 @@ def matches(contents: RawContents) -> bool:
     return known_width and is_sincos_table(names.get("pos_embed"), columns_first=False)
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     """Read the encoder without its projector, or the probe with its head."""
-    tensors, ignored = strip_common_prefixes(contents.tensors, "module."), list[str]()
+    tensors, ignored = layout.strip_common_prefixes(contents.tensors, "module."), list[str]()
     if ENCODER_PREFIX + PATCH_KERNEL in tensors:
         ignored = [n for n in tensors if not n.startswith(ENCODER_PREFIX) or n.startswith(f"{ENCODER_PREFIX}head.")]
         tensors = {n.removeprefix(ENCODER_PREFIX): each for n, each in tensors.items() if n not in ignored}
-    model = UntranslatedModel(
+    model = layout.UntranslatedModel(
         layout="moco",
         family="vit",
         tensors=tensors,
         table=timm.BASE_TABLE,
-        known={**find_heads_by_width(tensors, PATCH_KERNEL, HEADS_BY_WIDTH), **known},
+        known={**layout.find_heads_by_width(tensors, PATCH_KERNEL, HEADS_BY_WIDTH), **known},
         policy="deit",
         preprocessing=make_preprocessing,
-        fixed_fields=OWNER_FIXED_FIELDS,
+        fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
-    return replace(translate_checkpoint(contents, model), ignored=tuple(ignored))
+    return replace(layout.translate_checkpoint(contents, model), ignored=tuple(ignored))
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """As its authors evaluate a probe."""
-    return Preprocessing(image_size=config["image_size"], crop=0.875, interpolation="bilinear", **IMAGENET_MEAN_STD)
+    return Preprocessing(
+        image_size=config["image_size"], crop=0.875, interpolation="bilinear", **layout.IMAGENET_MEAN_STD
+    )
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write the base encoder, or, with a head, a probe that is recognised by its position table."""
     config = description.config
-    check_representable("moco", config, SUPPORTED_VALUES)
-    check_representable("moco", config, {"heads": (HEADS_BY_WIDTH.get(config["width"], config["heads"]),)})
+    layout.check_representable("moco", config, SUPPORTED_VALUES)
+    layout.check_representable("moco", config, {"heads": (HEADS_BY_WIDTH.get(config["width"], config["heads"]),)})
     if config["classes"] and not (
         is_sincos_table(tensors.get("pos_embed"), columns_first=False) and config["width"] in HEADS_BY_WIDTH
     ):
@@ -96,10 +84,10 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
             f"moco can store {config['classes']} classes only with its own position table; expected 0 classes"
         )
     prefix = "module." if config["classes"] else f"module.{ENCODER_PREFIX}"
-    renamed = add_zero_prefix_positions(tensors, config, 1)
+    renamed = layout.add_zero_prefix_positions(tensors, config, 1)
     table = [make_entry([prefix + name for name in row.theirs], row.ours, row.transform) for row in timm.BASE_TABLE]
-    rename_and_write_tensors("moco", renamed, table, config["heads"], path, wrapper="state_dict")
+    layout.rename_and_write_tensors("moco", renamed, table, config["heads"], path, wrapper="state_dict")
     return timm.ASSUMED_FIELDS
 
 
-LAYOUT = Layout(name="moco", matches=matches, read=read, write=write, families=PATCH_FAMILIES)
+LAYOUT = layout.Layout(name="moco", matches=matches, read=read, write=write, families=layout.PATCH_FAMILIES)

@@ -13,19 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.config_from_shapes import ConfigFields, infer_heads, infer_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    IMAGENET_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import NameEntry, TensorTransform, make_entry
 from vitrail.checkpoint.sources import timm
 from vitrail.checkpoint.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
@@ -79,14 +70,14 @@ NAME_TABLES = {
 
 
 def matches(contents: RawContents) -> bool:
-    return "tokens_to_token.project.weight" in strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    return "tokens_to_token.project.weight" in layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
 
 
-def read(contents: RawContents, known: Mapping[str, Any], layout: str = "t2t") -> TranslatedCheckpoint:
-    tensors = strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+def read(contents: RawContents, known: Mapping[str, Any], layout_name: str = "t2t") -> layout.TranslatedCheckpoint:
+    tensors = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     stage = "performer" if f"{FIRST_STAGE}.w" in tensors else "transformer"
-    model = UntranslatedModel(
-        layout=layout,
+    model = layout.UntranslatedModel(
+        layout=layout_name,
         family="t2t",
         tensors=tensors,
         table=NAME_TABLES[stage],
@@ -94,10 +85,10 @@ def read(contents: RawContents, known: Mapping[str, Any], layout: str = "t2t") -
         policy="deit",
         preprocessing=make_preprocessing,
         infer_config=infer_t2t_config,
-        warnings=[SCALE_WARNING] if layout == "t2t" else [],
-        fixed_fields=OWNER_FIXED_FIELDS,
+        warnings=[SCALE_WARNING] if layout_name == "t2t" else [],
+        fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def find_published_heads(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -134,17 +125,17 @@ def infer_t2t_config(
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    return Preprocessing(image_size=config["image_size"], crop=0.9, **IMAGENET_MEAN_STD)
+    return Preprocessing(image_size=config["image_size"], crop=0.9, **layout.IMAGENET_MEAN_STD)
 
 
 def write(
-    tensors: Mapping[str, Tensor], description: Description, path: Path, layout: str = "t2t"
+    tensors: Mapping[str, Tensor], description: Description, path: Path, layout_name: str = "t2t"
 ) -> Mapping[str, Any]:
     config = description.config
-    rename_and_write_tensors(
-        layout, tensors, NAME_TABLES[config["stage"]], config["heads"], path, wrapper="state_dict_ema"
+    layout.rename_and_write_tensors(
+        layout_name, tensors, NAME_TABLES[config["stage"]], config["heads"], path, wrapper="state_dict_ema"
     )
     return {"norm_eps": 1e-5}
 
 
-LAYOUT = Layout(name="t2t", matches=matches, read=read, write=write, families=("t2t",))
+LAYOUT = layout.Layout(name="t2t", matches=matches, read=read, write=write, families=("t2t",))

@@ -9,25 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.convnet_tensors import CONVNET_NAMES as CONVNETS
 from vitrail.checkpoint.convnet_tensors import find_convnet_family
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, WEIGHT_FILES, RawContents
-from vitrail.checkpoint.layout import (
-    HALF_MEAN_STD,
-    IMAGENET_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    TRANSFORMER_FAMILIES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    check_representable,
-    get_typed_field,
-    merge_agreeing_fields,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
@@ -87,25 +73,24 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES)
+    names = layout.strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES)
     return "patch_embed.proj.weight" in names or find_convnet_family(names) is not None
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = unflatten_patch_kernel(strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES))
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
+    tensors = unflatten_patch_kernel(layout.strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES))
     if (convnet := find_convnet_family(tensors)) is not None:
         return read_convnet(contents, tensors, convnet, known)
     if "patch_embed.proj.weight" not in tensors:
         raise CheckpointError(
-            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another `source`",
-            fields=("source",),
+            f"{contents.path} has no patch_embed.proj.weight; expected timm's names, or another `source`"
         )
     card = contents.config or {}
-    name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
+    name = layout.get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
     refuse_incompatible_model(name)
     hybrid = any(each.startswith("patch_embed.backbone.") for each in tensors)
     family = "hybrid" if hybrid else "deit" if "dist_token" in tensors or name.startswith("deit") else "vit"
-    pretrained = get_typed_field(card, "pretrained_cfg", dict, card)
+    pretrained = layout.get_typed_field(card, "pretrained_cfg", dict, card)
     if CAIT_MARKER in tensors:
         family, pretrained = "cait", {"crop_pct": 1.0, **pretrained}
     width = tensors["patch_embed.proj.weight"].shape[0]
@@ -115,8 +100,8 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
     named_fields = {} if family == "cait" else fields_from_model_name(name, family, width)
     only_timm = family in ("cait", "hybrid")  # whose names no other library has
     owned = only_timm or "architecture" in card or find_preset_of_width(name, family, width) is not None
-    card_fields = merge_agreeing_fields(fields_from_timm_config(card, tensors), known)
-    model = UntranslatedModel(
+    card_fields = layout.merge_agreeing_fields(fields_from_timm_config(card, tensors), known)
+    model = layout.UntranslatedModel(
         layout="timm",
         family=family,
         tensors=tensors,
@@ -125,27 +110,27 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         policy="timm",
         preprocessing=lambda config: preprocessing_from_timm_config(config, pretrained, imagenet),
         labels=labels_from_timm_config(card, pretrained),
-        fixed_fields=("heads", *OWNER_FIXED_FIELDS) if owned else (),
+        fixed_fields=("heads", *layout.OWNER_FIXED_FIELDS) if owned else (),
         assumed_preprocessing="mean" not in pretrained and not (owned and tag in (*HALF_TAGS, *IMAGENET_TAGS)),
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def read_convnet(
     contents: RawContents, tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]
-) -> TranslatedCheckpoint:
+) -> layout.TranslatedCheckpoint:
     card = contents.config or {}
-    name = get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
-    pretrained = get_typed_field(card, "pretrained_cfg", dict, card)
+    name = layout.get_typed_field(card, "architecture", str, contents.path.name.split(".")[0])
+    pretrained = layout.get_typed_field(card, "pretrained_cfg", dict, card)
     unsupported = {"architecture": name} if name.startswith(("resnetblur", "resnetaa")) else {}  # fixed filters
-    arguments = get_typed_field(card, "model_args", dict, {})
+    arguments = layout.get_typed_field(card, "model_args", dict, {})
     unsupported |= {key: value for key, value in arguments.items() if key not in SEEN_IN_SHAPES}
     if card.get("global_pool", "avg") != "avg":
         unsupported["global_pool"] = card["global_pool"]
     for key, value in unsupported.items():
         raise CheckpointError(f"{key} is {repr(value)[:40]}, which is not supported; expected a plain {family}")
     defaults = {**CONVNET_DEFAULTS[family], **pretrained}
-    model = UntranslatedModel(
+    model = layout.UntranslatedModel(
         layout="timm",
         family=family,
         tensors=tensors,
@@ -156,7 +141,7 @@ def read_convnet(
         labels=labels_from_timm_config(card, pretrained),
         assumed_preprocessing="mean" not in pretrained,
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def refuse_incompatible_model(name: str) -> None:
@@ -183,14 +168,14 @@ def find_preset_of_width(name: str, family: str, width: int) -> Any:
 def image_size_from_timm_config(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     if "input_size" not in pretrained:
         return {}
-    return {"image_size": tuple(get_typed_field(pretrained, "input_size", list, [])[1:])}
+    return {"image_size": tuple(layout.get_typed_field(pretrained, "input_size", list, [])[1:])}
 
 
 def fields_from_timm_config(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Fields of the folder's config.json that the shapes do not tell."""
-    fields, arguments = dict[str, Any](), get_typed_field(card, "model_args", dict, {})
+    fields, arguments = dict[str, Any](), layout.get_typed_field(card, "model_args", dict, {})
     if "num_heads" in arguments:
-        fields["heads"] = get_typed_field(arguments, "num_heads", int, 0)
+        fields["heads"] = layout.get_typed_field(arguments, "num_heads", int, 0)
     activation = arguments.get("act_layer")
     if activation in ("gelu", "gelu_tanh"):
         fields["activation"] = activation
@@ -223,14 +208,14 @@ def preprocessing_from_timm_config(
     config: Mapping[str, Any], pretrained: Mapping[str, Any], imagenet: bool
 ) -> Preprocessing:
     size = config["image_size"]
-    constants = IMAGENET_MEAN_STD if imagenet else HALF_MEAN_STD
+    constants = layout.IMAGENET_MEAN_STD if imagenet else layout.HALF_MEAN_STD
     return Preprocessing(
         image_size=size,
-        crop=get_typed_field(pretrained, "crop_pct", float, 0.9 if max(size) < 384 else 1.0),
+        crop=layout.get_typed_field(pretrained, "crop_pct", float, 0.9 if max(size) < 384 else 1.0),
         fit="squash" if pretrained.get("crop_mode") == "squash" else "short_side",
         interpolation="bilinear" if pretrained.get("interpolation") == "bilinear" else "bicubic",
-        mean=tuple(get_typed_field(pretrained, "mean", list, list(constants["mean"]))),
-        std=tuple(get_typed_field(pretrained, "std", list, list(constants["std"]))),
+        mean=tuple(layout.get_typed_field(pretrained, "mean", list, list(constants["mean"]))),
+        std=tuple(layout.get_typed_field(pretrained, "std", list, list(constants["std"]))),
     )
 
 
@@ -247,10 +232,10 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     config = description.config
     if description.family in CONVNETS:
         return write_convnet(tensors, description, path)
-    check_representable("timm", config, SUPPORTED_VALUES)
+    layout.check_representable("timm", config, SUPPORTED_VALUES)
     table = CAIT_TABLE if description.family == "cait" else NAME_TABLE
     if path.suffix:
-        rename_and_write_tensors("timm", tensors, table, config["heads"], path)
+        layout.rename_and_write_tensors("timm", tensors, table, config["heads"], path)
         mean_pool = config.get("class_token") and config["pool"] == "mean"
         return ASSUMED_FIELDS | ({"pool": "class"} if mean_pool else {})
     if config.get("distilled") and not config["prefix_positions"]:
@@ -263,10 +248,10 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
 
 def write_convnet(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config, family = description.config, description.family
-    check_representable("timm", config, CONVNET_SUPPORTED_VALUES)
+    layout.check_representable("timm", config, CONVNET_SUPPORTED_VALUES)
     table = tuple(map(make_entry, CONVNETS[family], CONVNETS[family]))
     if path.suffix:
-        rename_and_write_tensors("timm", tensors, table, 1, path)
+        layout.rename_and_write_tensors("timm", tensors, table, 1, path)
         return {}
     presets = next(each.presets for each in load_built_in_families() if each.name == family)
     shape = config.keys() - {"image_size", "channels", "classes"}
@@ -286,7 +271,7 @@ def write_timm_folder(
 ) -> None:
     text = json.dumps(card, indent=2, ensure_ascii=False)
     make_folder(path)
-    rename_and_write_tensors("timm", tensors, table, heads, path / WEIGHT_FILES[0])
+    layout.rename_and_write_tensors("timm", tensors, table, heads, path / WEIGHT_FILES[0])
     write_text(path / CONFIG_FILE, text)
 
 
@@ -351,6 +336,6 @@ def add_preprocessing_and_labels(card: dict[str, Any], description: Description)
     return card
 
 
-LAYOUT = Layout(
-    name="timm", matches=matches, read=read, write=write, families=(*TRANSFORMER_FAMILIES, "cait", *CONVNETS)
+LAYOUT = layout.Layout(
+    name="timm", matches=matches, read=read, write=write, families=(*layout.TRANSFORMER_FAMILIES, "cait", *CONVNETS)
 )

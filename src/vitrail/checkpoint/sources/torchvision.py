@@ -10,24 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.checkpoint import layout
 from vitrail.checkpoint.convnet_tensors import RESNET_NAMES, find_convnet_family, list_batch_norm_names
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.layout import (
-    IMAGENET_MEAN_STD,
-    OWNER_FIXED_FIELDS,
-    STEM_POSITION_VALUES,
-    TRANSFORMER_FAMILIES,
-    Layout,
-    TranslatedCheckpoint,
-    UntranslatedModel,
-    add_zero_prefix_positions,
-    check_representable,
-    find_heads_by_width,
-    rename_and_write_tensors,
-    strip_common_prefixes,
-    translate_checkpoint,
-)
 from vitrail.checkpoint.name_table import NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 
@@ -54,7 +40,7 @@ SUPPORTED_VALUES = {
     "registers": (0,),
     "distilled": (False,),
     "pool": ("class",),
-    **STEM_POSITION_VALUES,
+    **layout.STEM_POSITION_VALUES,
     "layer_scale": (None,),
     "qkv_bias": (True,),
     "channels": (3,),
@@ -97,15 +83,15 @@ NAME_TABLES = {
 
 
 def matches(contents: RawContents) -> bool:
-    names = strip_common_prefixes(contents.tensors, "module.")
+    names = layout.strip_common_prefixes(contents.tensors, "module.")
     return "encoder.pos_embedding" in names or any(map(THEIR_BLOCK_PATTERN.match, names))
 
 
-def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoint:
-    tensors = strip_common_prefixes(contents.tensors, "module.")
+def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
+    tensors = layout.strip_common_prefixes(contents.tensors, "module.")
     family = "regnety" if any(map(THEIR_BLOCK_PATTERN.match, tensors)) else find_convnet_family(tensors) or "vit"
-    heads = find_heads_by_width(tensors, "conv_proj.weight", HEADS_BY_WIDTH)
-    model = UntranslatedModel(
+    heads = layout.find_heads_by_width(tensors, "conv_proj.weight", HEADS_BY_WIDTH)
+    model = layout.UntranslatedModel(
         layout="torchvision",
         family=family,
         tensors={
@@ -116,9 +102,9 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> TranslatedCheckpoin
         known={**heads, **known},
         policy="torchvision",
         preprocessing=make_preprocessing,
-        fixed_fields=OWNER_FIXED_FIELDS,
+        fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
-    return translate_checkpoint(contents, model)
+    return layout.translate_checkpoint(contents, model)
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
@@ -130,26 +116,28 @@ def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
         image_size=size,
         crop=1.0 if large else crop,
         interpolation="bicubic" if large else "bilinear",
-        **IMAGENET_MEAN_STD,
+        **layout.IMAGENET_MEAN_STD,
     )
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     config = description.config
     if description.family == "resnet":
-        check_representable(
+        layout.check_representable(
             "torchvision", {**config, "number of stages": len(config["stages"])}, RESNET_SUPPORTED_VALUES
         )
-        rename_and_write_tensors("torchvision", tensors, NAME_TABLES["resnet"], 1, path)
+        layout.rename_and_write_tensors("torchvision", tensors, NAME_TABLES["resnet"], 1, path)
         return {}
     if description.family == "regnety":
-        check_representable("torchvision", config, {"channels": (3,)})
+        layout.check_representable("torchvision", config, {"channels": (3,)})
         renamed = {OUR_BLOCK_PATTERN.sub(rename_regnety_block, name): each for name, each in tensors.items()}
-        rename_and_write_tensors("torchvision", renamed, make_regnety_table("trunk_output.block#.block#-#."), 1, path)
+        layout.rename_and_write_tensors(
+            "torchvision", renamed, make_regnety_table("trunk_output.block#.block#-#."), 1, path
+        )
         return {}
-    check_representable("torchvision", config, SUPPORTED_VALUES)
-    rename_and_write_tensors(
-        "torchvision", add_zero_prefix_positions(tensors, config, 1), NAME_TABLE, config["heads"], path
+    layout.check_representable("torchvision", config, SUPPORTED_VALUES)
+    layout.rename_and_write_tensors(
+        "torchvision", layout.add_zero_prefix_positions(tensors, config, 1), NAME_TABLE, config["heads"], path
     )
     return {"activation": "gelu", "norm_eps": 1e-6}
 
@@ -158,6 +146,10 @@ def rename_regnety_block(ours: re.Match[str]) -> str:
     return f"trunk_output.block{ours[1]}.block{ours[1]}-{int(ours[2]) - 1}."
 
 
-LAYOUT = Layout(
-    name="torchvision", matches=matches, read=read, write=write, families=(*TRANSFORMER_FAMILIES, "resnet", "regnety")
+LAYOUT = layout.Layout(
+    name="torchvision",
+    matches=matches,
+    read=read,
+    write=write,
+    families=(*layout.TRANSFORMER_FAMILIES, "resnet", "regnety"),
 )

@@ -35,7 +35,7 @@ def write_and_print_benchmark(found: Any, out: Path | None, *, as_json: bool, ta
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         return
-    print(f"{found.machine}; {', '.join(f'{name} {number}' for name, number in found.versions.items())}")
+    print(found.environment)
     print("\n".join(map(str, (found, *tables))))
     if written:
         print(f"\nwritten: {', '.join(map(str, written))}")

@@ -36,7 +36,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         rest, reason = {}, describe_error(error)
     if reason:
-        raise ConfigError(f"{path} cannot be read: {reason}; use `overwrite` to start over", ("overwrite",))
+        raise ConfigError(f"{path} cannot be read: {reason}; use `overwrite` to start over")
     return {name: value for name, value in rest.items() if name != WRITER_KEY}
 
 
@@ -48,8 +48,7 @@ def check_same_job(folder: Path, job: Mapping[str, Any]) -> None:
         if before != now:
             raise ConfigError(
                 f"cannot resume {folder}: it was started with {name} {before!r}, not {now!r}. "
-                "Use the same settings, or `overwrite` to start over.",
-                ("overwrite",),
+                "Use the same settings, or `overwrite` to start over."
             )
 
 

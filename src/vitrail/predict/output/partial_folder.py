@@ -39,7 +39,7 @@ class PartialFolder:
 
     def __init__(self, out: Path, final_paths: Mapping[str, Path]) -> None:
         if out.name in ("", ".."):
-            raise ConfigError(f"`out` {out} is a folder; expected the name of a file for the results", ("out",))
+            raise ConfigError(f"`out` {out} is a folder; expected the name of a file for the results")
         self.out, self.final_paths = out, final_paths
         self.folder = out.with_name(f"{out.name}.partial")
         self.ownership = FolderOwnership(self.folder)
@@ -71,8 +71,7 @@ class PartialFolder:
         existing = next((path for path in self.final_paths.values() if path.exists()), None)
         if self.has_job and not (resume or overwrite):
             raise ConfigError(
-                f"{self.folder} is an unfinished job; use `resume` to continue it, or `overwrite` to start over",
-                ("resume", "overwrite"),
+                f"{self.folder} is an unfinished job; use `resume` to continue it, or `overwrite` to start over"
             )
         if existing is not None and not overwrite:
             if resume and not self.has_job and self.out.exists():
@@ -95,7 +94,7 @@ class PartialFolder:
             return
         if self.folder.is_symlink() or not self.folder.is_dir():
             kind = "a symbolic link" if self.folder.is_symlink() else "not a folder"
-            raise ConfigError(f"{self.folder} is {kind}; {NOTHING_CHANGED}", ("out",))
+            raise ConfigError(f"{self.folder} is {kind}; {NOTHING_CHANGED}")
         try:
             inside = {path.name: path for path in self.folder.iterdir()}
         except FileNotFoundError:  # its owner has just removed it
@@ -105,7 +104,7 @@ class PartialFolder:
             ours = name in expected or is_temporary_job_file(name)
             if not ours or not is_regular_file_without_links(path, empty=name == COMPLETE_MARKER_FILE):
                 raise ConfigError(
-                    f"{self.folder} has {name!r}, which was not written by a vitrail job; {NOTHING_CHANGED}", ("out",)
+                    f"{self.folder} has {name!r}, which was not written by a vitrail job; {NOTHING_CHANGED}"
                 )
 
     def lock(self) -> None:
@@ -181,16 +180,13 @@ class PartialFolder:
         except OSError as error:
             raise WritingError(
                 f"{self.out} cannot be written: {describe_error(error)}; "
-                "finished rows are kept: free some space, then run the same command with `resume`",
-                ("resume",),
+                "finished rows are kept: free some space, then run the same command with `resume`"
             ) from None
 
 
 def file_exists_error(path: Path, *, resume: bool) -> ConfigError:
     how = "`overwrite` together with `resume`" if resume else "`overwrite`"
-    return ConfigError(
-        f"{path} already exists; use {how} to replace it, or choose another name", ("overwrite", "resume")
-    )
+    return ConfigError(f"{path} already exists; use {how} to replace it, or choose another name")
 
 
 def is_regular_file_without_links(path: Path, *, empty: bool = False) -> bool:

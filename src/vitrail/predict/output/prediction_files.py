@@ -62,7 +62,7 @@ class PredictionFile:
                         write_parquet(written, self.top, file)
                 if written.count != self.rows.log.count:
                     raise WritingError(
-                        f"{self.rows.path} was damaged while the job ran; use `resume` to compute the rest", ("resume",)
+                        f"{self.rows.path} was damaged while the job ran; use `resume` to compute the rest"
                     )
         self.partial.finish()
 

@@ -28,8 +28,7 @@ def choose_format(out: Path, given: Format | None, by_suffix: Mapping[str, Forma
     found = given or by_suffix.get(out.suffix.lower())
     if found is None:
         raise ConfigError(
-            f"`out` {out} has none of the suffixes {', '.join(by_suffix)}; use one of them, or set `format`",
-            ("out", "format"),
+            f"`out` {out} has none of the suffixes {', '.join(by_suffix)}; use one of them, or set `format`"
         )
     return found
 
@@ -37,11 +36,9 @@ def choose_format(out: Path, given: Format | None, by_suffix: Mapping[str, Forma
 def choose_prediction_format(out: Path | None, given: PredictionFormat | None) -> PredictionFormat:
     """As `choose_format`; without a file a table by default."""
     if out is None and given == "parquet":
-        raise ConfigError("`format` parquet needs a file: set `out` OUT.parquet", ("format", "out"))
+        raise ConfigError("`format` parquet needs a file: set `out` OUT.parquet")
     if out is not None and given == "table":
-        raise ConfigError(
-            f"`format` table is for terminals; expected csv, jsonl, json or parquet for `out` {out}", ("format", "out")
-        )
+        raise ConfigError(f"`format` table is for terminals; expected csv, jsonl, json or parquet for `out` {out}")
     return given or "table" if out is None else choose_format(out, given, FORMAT_BY_SUFFIX)
 
 
