@@ -1,5 +1,4 @@
-"""Open a model by name: a preset with public weights, a run folder, a checkpoint of any layout, an exported folder or
-.onnx file, hf-hub:… or timm:….
+"""Open a model by name: public weights, a run folder, a checkpoint of any layout, an export, hf-hub:… or timm:….
 
 torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """

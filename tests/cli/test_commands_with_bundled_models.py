@@ -20,7 +20,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes long and is tested with the page."""
     monkeypatch.setattr("vitrail.report.html_page.render_figure", "<figure id={1}>{0.title}</figure>".format)
 
@@ -44,7 +44,7 @@ def test_predict_and_explain_take_example_photos(vitrail_: Run) -> None:
     assert [path.name for path in Path("explained").iterdir()] == ["cat.grad-rollout.png"]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("skip_drawing")
 def test_report_shows_test_images(vitrail_: Run) -> None:
     done = vitrail_("report", MODEL, "--images", 4, "--explained", 1)
     assert (done.code, done.err) == (0, "")
@@ -97,7 +97,7 @@ def test_a_near_miss_is_one_line(vitrail_: Run) -> None:
         assert done.err == "vitrail: vit_fashon does not exist; did you mean the bundled model 'vit_fashion'?\n"
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("skip_drawing")
 def test_a_model_of_rgb_without_data_shows_the_example_photos(vitrail_: Run) -> None:
     model = vitrail.create("vit_tiny_patch16_224", image_size=32, width=12, depth=1, classes=3)
     vitrail.save(model, "model", preprocessing=vitrail.Preprocessing(image_size=32))

@@ -66,9 +66,9 @@ def check_file_of_timm(weights: PretrainedWeights) -> None:
     assert description.family == family.name
     config = build_meta_model(translated, get_built_in_family(family.name, ""), "").config
     changed = {"image_size": config.image_size, "classes": config.classes}
-    if preset_layer_scale := getattr(preset, "layer_scale", None):
+    if getattr(preset, "layer_scale", None) is not None:
+        assert config.layer_scale is not None
         changed["layer_scale"] = config.layer_scale  # its initial value is not in the weights
-        assert (preset_layer_scale is None) == (config.layer_scale is None)
     assert family.configure(preset, **changed) == config
     assert config.classes == weights.classes
     assert config.image_size in (weights.image_size, (weights.image_size,) * 2)

@@ -52,15 +52,15 @@ def test_in_a_terminal_a_progress_bar_is_shown() -> None:
 def test_a_notebook_shows_a_bar_and_then_the_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = FakeNotebook.install(monkeypatch)
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
-    watch = open_progress_callback(None)
-    assert isinstance(watch, NotebookCallback)
-    watch.on_start(START)
-    watch.on_step(20)
-    watch.on_log(STEP)
-    watch.on_log(VALIDATION)
+    callback = open_progress_callback(None)
+    assert isinstance(callback, NotebookCallback)
+    callback.on_start(START)
+    callback.on_step(20)
+    callback.on_log(STEP)
+    callback.on_log(VALIDATION)
     for word in ('value="20" max="100"', "loss 1.5000", "epoch 0.40", "top-1 71.25%"):
         assert word in notebook.shown[-1]
-    watch.on_finish()
+    callback.on_finish()
     assert "top-1 71.25%" in notebook.shown[-1]
     assert "<progress" not in notebook.shown[-1]
 

@@ -26,7 +26,7 @@ from vitrail.errors import CheckpointError, describe_error, missing_package_erro
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
 PREFERRED_WEIGHT_FILES = tuple(name + end for name in WEIGHT_FILES for end in ("", INDEX_SUFFIX))
-CONNECT_SECONDS = 2.5  # to look up the hub or a proxy and to connect to it
+CONNECT_SECONDS = 2.0  # to look up the hub or a proxy and to connect to it
 
 
 class HubUnreachableError(CheckpointError):

@@ -21,13 +21,15 @@ def locate_pretrained_weights(weights: PretrainedWeights, name: str) -> Path:
     for folder in folders:
         if folder.is_dir() and any(path.suffix in WEIGHT_SUFFIXES for path in folder.iterdir()):
             return folder
-    place = f"put {weights.file} from https://huggingface.co/{weights.repository} into {format_path(folders[0])}/"
+    hub_name = f"{hub.HUB_PREFIX}{weights.repository}"
+    file = f"{weights.file} from https://huggingface.co/{weights.repository} into {format_path(folders[0])}/"
     try:
-        return hub.download_model(f"{hub.HUB_PREFIX}{weights.repository}", prefer_cache=True)
+        return hub.download_model(hub_name, prefer_cache=True)
     except hub.HubUnreachableError as error:
-        raise CheckpointError(f"{name} is not downloaded and {error.reason}; {place}") from None
+        raise CheckpointError(f"{name} is not downloaded and {error.reason}. Put {file}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"{name} cannot be downloaded: {error}, or {place}") from None
+        reason = str(error).removeprefix(f"{hub_name}: ")
+        raise CheckpointError(f"{name} cannot be downloaded: {reason}. Or put {file}") from None
 
 
 def list_local_folders(weights: PretrainedWeights) -> list[Path]:

@@ -64,7 +64,7 @@ def convert(
     Parameters
     ----------
     checkpoint
-        A file, a folder, or hf-hub:OWNER/NAME[@REVISION].
+        A file, a folder, a name that `vitrail models` lists, or hf-hub:OWNER/NAME[@REVISION].
     out
         A folder for vitrail, hf or timm; .npz for google; .pth or .safetensors for the others and for timm.
     to

@@ -37,7 +37,7 @@ def inspect_checkpoint(
     Parameters
     ----------
     file
-        A file (.safetensors, .pth, .bin, .npz), a folder, a run, an exported folder, or hf-hub:OWNER/NAME.
+        A file (.safetensors, .pth, .bin, .npz), a folder, a run, an export, a name of `vitrail models`, or hf-hub:….
     source
         The layout, if it should not be detected: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
     tensors

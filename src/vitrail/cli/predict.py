@@ -28,7 +28,7 @@ def predict(
 
     Examples::
 
-        vitrail predict my_model photo.jpg
+        vitrail predict ViT-Ti/16 photo.jpg
         vitrail predict my_model photo.jpg --top 1 --format json
         vitrail predict my_model photos -o predictions.csv
         vitrail predict my_model photos -o predictions.csv --resume
@@ -38,7 +38,7 @@ def predict(
     Parameters
     ----------
     model
-        A folder that `vitrail export` wrote, a run folder, or anything that `vitrail convert` reads.
+        A name that `vitrail models` lists, a folder that `vitrail export` wrote, a run folder, or a checkpoint.
     top
         Classes per image.
     kind

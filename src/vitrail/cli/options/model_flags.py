@@ -9,9 +9,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 Model = Annotated[
-    str, Parameter(help="Run folder, checkpoint of any layout, exported folder or .onnx file, or hf-hub:OWNER/NAME.")
+    str,
+    Parameter(
+        help="Name of a model (`vitrail models`), run folder, checkpoint of any layout, exported folder or .onnx file, "
+        "or hf-hub:OWNER/NAME."
+    ),
 ]
-TorchModel = Annotated[str, Parameter(help="Run folder, checkpoint of any layout, or hf-hub:OWNER/NAME.")]
+TorchModel = Annotated[
+    str,
+    Parameter(help="Name of a model (`vitrail models`), run folder, checkpoint of any layout, or hf-hub:OWNER/NAME."),
+]
 ConfigFields = Annotated[
     list[str] | None,
     Parameter(

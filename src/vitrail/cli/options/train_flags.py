@@ -48,7 +48,7 @@ class TrainFlags:
     model
         A name that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
     init
-        A checkpoint to start from: anything that `vitrail convert` reads, or the folder of a run.
+        Start from public weights (ViT-Ti/16; see `vitrail models`), a run or any checkpoint.
     image_size
         Pixels: 384, or rows x columns: 384x256; the positions of --init are resampled.
     fields
