@@ -1,6 +1,6 @@
 """Tables and names as plain text."""
 
-from vitrail.text import escape_unprintable, format_table, make_printable
+from vitrail.text import escape_unprintable, format_table, make_printable, pluralize
 
 
 def test_columns_stand_left_or_right_and_lines_end_in_no_blanks() -> None:
@@ -22,3 +22,14 @@ def test_unprintable_characters_are_escaped_or_replaced() -> None:
     assert make_printable("a\nb\udcff") == "a?b?"
     assert make_printable("abcdef", 6) == "abcdef"
     assert make_printable("abcdefg", 6) == "abcde…"
+
+
+def test_nouns_agree_with_their_number() -> None:
+    assert [pluralize(number, "epoch") for number in (0, 0.5, 1, 1.0, 2)] == [
+        "epochs",
+        "epochs",
+        "epoch",
+        "epoch",
+        "epochs",
+    ]
+    assert pluralize(3, "class") == "classes"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import ConfigError, missing_package_error
 from vitrail.files import make_folder, write_atomically
+from vitrail.text import pluralize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,13 +86,16 @@ def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
         np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def new_figure(width: float, height: float) -> "Figure":
-    """Create a figure without pyplot, which keeps references to figures and may open windows."""
+def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":
+    """Create a figure without pyplot, which keeps references to figures and may open windows.
+
+    `compressed` keeps axes of a fixed aspect ratio next to their colour bar.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_package_error("drawing a figure", "matplotlib") from None
-    return Figure(figsize=(width, height), dpi=130, layout="constrained", facecolor="white")  # in dark pages too
+    return Figure(figsize=(width, height), dpi=130, layout=layout, facecolor="white")  # in dark pages too
 
 
 def style_axes(axes: "Axes", title: str) -> None:
@@ -99,9 +103,9 @@ def style_axes(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
 
 
-def format_count_with_noun(number: int, noun: str, plural: str | None = None) -> str:
+def format_count_with_noun(number: int, noun: str) -> str:
     """1 image, 1,234 images."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:,} {pluralize(number, noun)}"
 
 
 def sanitize_label(text: str, max_length: int = 30) -> str:

@@ -54,12 +54,16 @@ def open_model(
     >>> loaded.labels[0], loaded.preprocessing.image_size
     ('T-shirt/top', (28, 28))
     """
+    if not isinstance(fields, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`fields` is {repr(fields)[:60]}; expected a dictionary such as {{'heads': 3}}", ("fields",))
     if isinstance(model, LoadedModel):
         refuse_config_fields(fields, model.source, "already loaded")
         return change_loaded_model(model, preprocessing, labels, device, threads)
     if not isinstance(model, str | Path):
         return wrap_module(model, fields, preprocessing, labels, device)
     name = str(model)
+    if not model:
+        raise CheckpointError("the model is ''; expected a name, a path, a module or a LoadedModel from open_model")
     if name.startswith(TIMM_PREFIX):
         refuse_config_fields(fields, name, "built by timm")
         loaded = open_timm_model(name.removeprefix(TIMM_PREFIX))
@@ -350,8 +354,10 @@ def move_to_device_for_eval(module: Any, device: "str | torch.device | None") ->
     """The module in eval mode, on the device if one is given."""
     if device is None:
         return module.eval()
+    import torch
+
     try:
-        return module.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
+        return module.to(torch.device(device)).eval()
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError if torch was built without CUDA
         reason = describe_error(error)
         raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {reason}") from None

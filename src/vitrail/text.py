@@ -37,6 +37,11 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
+def pluralize(number: float, noun: str) -> str:
+    """The noun in the form that the number needs: 1 epoch, 0.5 epochs."""
+    return noun if number == 1 else f"{noun}{'es' * noun.endswith('ss') or 's'}"
+
+
 def abbreviate_list(names: Collection[str], most: int = 4) -> str:
     """Join the first `most` names with commas, and say how many more there are."""
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

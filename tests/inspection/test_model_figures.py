@@ -223,7 +223,7 @@ def test_model_is_not_changed() -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^batch is 0; expected 1 or more$"):
+    with pytest.raises(ConfigError, match=r"`batch` is 0; expected 1 or more"):
         look(explainer(), batch=0)
     with pytest.raises(ConfigError, match=r"^unknown figure 'filter'; did you mean 'filters'\?$"):
         _ = look(explainer())["filter"]

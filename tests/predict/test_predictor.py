@@ -174,11 +174,11 @@ def test_what_cannot_predict_is_refused(make: Callable[[], Any], says: str) -> N
 @pytest.mark.parametrize("count", [0, -1, 2.0, "3", True, None])
 def test_counts_are_whole_numbers(saved: Path, count: Any) -> None:
     predictor = Predictor(saved)
-    with pytest.raises(ConfigError, match="top is"):
+    with pytest.raises(ConfigError, match="`top` is"):
         predictor.predict(picture(), top=count)
-    with pytest.raises(ConfigError, match="top is"):
+    with pytest.raises(ConfigError, match="`top` is"):
         predictor.predict_all([], top=count)
-    with pytest.raises(ConfigError, match="batch is"):
+    with pytest.raises(ConfigError, match="`batch` is"):
         predictor.predict_all([], batch=count)
 
 

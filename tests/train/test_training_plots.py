@@ -32,13 +32,17 @@ def make_log(evaluations: int) -> list[dict[str, float]]:
     return [*training, *validation]
 
 
+def any_axes(figure: Any) -> list[Any]:
+    return figure.axes
+
+
 def legend_texts(axes_or_figure: Any) -> list[str]:
     return [text.get_text() for legend in axes_or_figure.legends for text in legend.get_texts()]
 
 
 def test_curves_of_one_run() -> None:
     """Training and validation loss in one panel from 0, accuracy on a scale that is not narrow."""
-    losses, accuracy = draw_training_curves({"one": make_log(3)}).axes
+    losses, accuracy = any_axes(draw_training_curves({"one": make_log(3)}))
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["training", "validation"]
     training, validation = losses.lines
     assert (len(training.get_xdata()), list(validation.get_ydata())) == (30, [1, 1 / 2, 1 / 3])
@@ -120,7 +124,7 @@ def test_reliability_diagram(tmp_path: Path) -> None:
     tally.add_batch(torch.randn(50, 3), torch.randint(3, (50,)))
     plot_reliability_diagram(tally.compute_evaluation("abc").bins, tmp_path / "reliability.png")
     assert is_drawn(tmp_path / "reliability.png")
-    left, right = draw_reliability_diagram(tally.compute_evaluation("abc").bins).axes
+    left, right = any_axes(draw_reliability_diagram(tally.compute_evaluation("abc").bins))
     names = [text.get_text() for text in left.get_legend().get_texts()]
     assert names == ["accuracy", "gap to the mean confidence", "perfect calibration"]
     assert right.get_title("left") == "50 images by confidence"

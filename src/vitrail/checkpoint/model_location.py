@@ -23,8 +23,7 @@ MIN_NAME_SIMILARITY = 0.7  # of a model that is suggested for a path that does n
 
 def locate_or_download_checkpoint(path: str | Path) -> Path:
     """The file or folder of a model, which is downloaded if it is on the hub."""
-    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CheckpointError(f"the checkpoint is {path!r}; expected a path or a name")
+    check_is_path(path)
     refuse_image_as_model(path)
     if hub.is_hub_name(path):
         return hub.download_model(str(path))
@@ -37,8 +36,15 @@ def locate_or_download_checkpoint(path: str | Path) -> Path:
     return Path(path)
 
 
+def check_is_path(path: object) -> None:
+    if not isinstance(path, str | Path) or not str(path):
+        given = repr(path) if isinstance(path, str | int | float | None) else f"a {type(path).__name__}"
+        raise CheckpointError(f"the checkpoint is {given}; expected a path or a name")
+
+
 def find_named_weights(name: str | Path) -> PretrainedWeights | None:
     """The public weights of a name; None for another name. An existing path and a bundled model win over a preset."""
+    check_is_path(name)
     if hub.is_hub_name(name):
         return find_weights_by_repository(str(name).removeprefix(hub.HUB_PREFIX).partition("@")[0])
     if os.path.lexists(name) or find_bundled_model(name) is not None:

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from vitrail.checkpoint.files.checksums import checksum_tensors
 from vitrail.data.photos.views import make_photo_views
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
 from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
@@ -73,6 +73,7 @@ def export_model(
     >>> vitrail.Predictor("shipped").predict("example:cat").top[0].index < 10  # runs without torch
     True
     """
+    check_export_arguments(model, folder, preprocessing, to)
     folder = Path(folder)
     check_target_folder(folder, overwrite=overwrite)
     if to != "torch-export":
@@ -109,6 +110,19 @@ def export_model(
                 about = replace(about, agreement={"pictures": checked.images, "same": checked.same})
             write_description_and_onnx_metadata(place, about)
     return about, checked
+
+
+def check_export_arguments(model: object, folder: object, preprocessing: object, to: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}; expected a module: vitrail.open_model(name).model")
+    if not isinstance(folder, str | Path):
+        raise ConfigError(f"the folder is {folder!r}; expected a string or a Path")
+    if not isinstance(preprocessing, Preprocessing):
+        raise ConfigError(
+            f"`preprocessing` is {preprocessing!r}; expected vitrail.Preprocessing(…)", ("preprocessing",)
+        )
+    if to not in get_args(ExportFormat):
+        raise unknown_name_error("export format", to, get_args(ExportFormat))
 
 
 def convert_to_float32(model: nn.Module) -> nn.Module:

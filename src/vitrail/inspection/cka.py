@@ -60,7 +60,7 @@ def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
     undefined = [str(state) for state in range(len(matrix)) if np.isnan(matrix[state, state])]
 
     def draw() -> "Figure":
-        figure = new_figure(FIGURE_WIDTH, 4.6)
+        figure = new_figure(FIGURE_WIDTH, 4.6, "compressed")
         axes = figure.subplots()
         axes.set_facecolor(GREY)  # shows through NaN
         lowest = min(0.0, float(np.nanmin([*matrix.ravel(), 0.0])))

@@ -84,8 +84,8 @@ def resolve_options(
         head = resolve_index(number, min(each.heads for each in layers), "head")
     if options.token != HEAD_TOKEN and method in ("pool", "norms"):
         raise ConfigError(f"token {options.token!r} cannot be combined with method {method!r}; leave it out")
-    if not 0 <= options.discard < 1:
-        raise ConfigError(f"discard is {options.discard}; expected 0 or more, and less than 1")
+    if not isinstance(options.discard, int | float) or not 0 <= options.discard < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"discard is {options.discard!r}; expected 0 or more, and less than 1")
     if options.discard and method != "rollout":
         raise ConfigError(
             f"discard {options.discard} cannot be combined with method {method!r}; it applies to 'rollout'"
@@ -161,7 +161,7 @@ def find_token_index(token: str, model: Any, prefix: int, grid: tuple[int, int])
         return None
     if token in names:
         return names.index(token)
-    parts = token.split(",")
+    parts = str(token).split(",")
     if len(parts) == 2 and all(part.strip().isdecimal() and len(part) < 9 for part in parts):
         row, column = map(int, parts)
         if row < grid[0] and column < grid[1]:

@@ -34,6 +34,9 @@ from vitrail.inspection.token_statistics import (
     token_norms,
     token_similarity,
 )
+from vitrail.loading import LoadedModel
+from vitrail.models.checks import check_count
+from vitrail.predict.predictor import Predictor
 
 Arrays = list[NDArray[Any]]  # one per batch
 OCCLUSION_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # removed share of the patches
@@ -61,7 +64,7 @@ class ModelFigures:
 
 
 def look(
-    model: str | Path | nn.Module | Explainer,
+    model: str | Path | nn.Module | LoadedModel | Predictor | Explainer,
     images: Iterable[Any] = (),
     *,
     batch: int = 4,
@@ -75,10 +78,11 @@ def look(
 
     >>> figures = vitrail.look("vit_fashion")
     >>> [each.name for each in figures.figures]
-    ['filters', 'positions']
+    ['position_similarity', 'filters']
     """
-    if batch < 1:
-        raise ConfigError(f"batch is {batch}; expected 1 or more")
+    check_count("batch", batch)
+    if isinstance(images, str | bytes) or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")
     explainer = model if isinstance(model, Explainer) else Explainer(model)
     options = explainer.resolve_options(options or ExplainOptions(method=explainer.default_method))
     figures, notes = draw_weight_figures(explainer.model)

@@ -20,7 +20,7 @@ MAX_FIGURE_HEIGHT = 20  # inches, unless panels would become too small
 COLOUR_BAR_WIDTH, PREDICTIONS_WIDTH = 0.9, 2.3  # inches
 BRIGHTEST_QUANTILE = 0.95  # end of the scale, so that single patches do not darken the rest
 MIN_BLENDED_SIDE = 384  # pixels: a map over a smaller photo would be coarse
-SHADE, GLOW = np.array((0.03, 0.04, 0.06)), np.array((0.25, 0.14, 0.03))  # of what is not attended, and of what is
+SHADE, GLOW = np.array((0.03, 0.04, 0.06)), np.array((0.3, 0.17, 0.04))  # of what is not attended, and of what is
 PixelBox = tuple[float, float, float, float]  # left, top, right, bottom
 TopClass = tuple[str, float, bool]  # name, probability, whether it is the explained class
 
@@ -110,7 +110,8 @@ def blend(photo: NDArray[Any], strength: NDArray[Any]) -> NDArray[Any]:
     """Dim the photo (…, 3) to dark grey where the strength (…) is 0, add a warm glow where it is 1; both are 0 to 1."""
     share = strength[..., None]
     grey = photo.mean(-1, keepdims=True) * 0.38 + SHADE
-    return np.clip(share * photo + (1 - share) * grey + share**2 * GLOW, 0, 1)
+    glow = share**2 * GLOW * (1.6 - photo.mean(-1, keepdims=True))  # stronger on dark parts, where it is all there is
+    return np.clip(share * photo + (1 - share) * grey + glow, 0, 1)
 
 
 def draw_scale(

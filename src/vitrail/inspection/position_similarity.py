@@ -65,7 +65,7 @@ def plot_position_similarity(similarity: NDArray[Any]) -> CaptionedFigure:
 
     def draw() -> "Figure":
         aspect = joined.shape[0] / joined.shape[1]
-        figure = new_figure(FIGURE_WIDTH, float(np.clip(6.8 * aspect, 1.6, 6.2)) + 0.6)
+        figure = new_figure(FIGURE_WIDTH, float(np.clip(6.8 * aspect, 1.6, 6.2)) + 0.6, "compressed")
         axes = figure.subplots()
         image = axes.imshow(joined, cmap=COLOUR_MAP, vmin=min(0.0, lowest), vmax=1, interpolation="nearest")
         figure.suptitle(f"position similarity, {h}×{w} patches", fontsize=11, x=0.02, ha="left")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import ConfigError
-from vitrail.models.checks import pair
+from vitrail.models.checks import check_count, pair
 from vitrail.text import format_table
 
 FLOAT_BYTES = 4
@@ -69,13 +69,12 @@ class ModelSummary:
 def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSummary:
     """Summarise a model of any family, with layers down to `depth` levels.
 
-    >>> summary = vitrail.summarize(vitrail.create("ViT-B/16"))  # print it for the table
+    >>> summary = vitrail.summarize(vitrail.create("ViT-Ti/16"))  # print it for the table
     >>> summary.parameters
-    86567656
+    5717416
     """
-    for name, number in (("batch", batch), ("depth", depth)):
-        if number < 1:
-            raise ConfigError(f"`{name}` is {number}; expected 1 or more")
+    check_count("batch", batch)
+    check_count("depth", depth)
     config: Any = getattr(model, "config", None)
     if not is_dataclass(config) or isinstance(config, type):
         raise ConfigError(f"{type(model).__name__} has no config; expected a model as built by `vitrail.create`")

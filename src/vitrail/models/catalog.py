@@ -31,9 +31,11 @@ def create(name: str, /, **fields: Any) -> "ImageModel":
 def list_models(pattern: str = "*") -> list[str]:
     """Names of all presets that match by name or alias, with * and ? as in a shell.
 
-    >>> vitrail.list_models("deit_tiny*")
+    >>> vitrail.list_models("deit_tiny_*_224")
     ['deit_tiny_distilled_patch16_224', 'deit_tiny_patch16_224']
     """
+    if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the pattern is {pattern!r}; expected a string, for example 'deit*'")
     named = {name for family in load_built_in_families() for name in family.presets if fnmatchcase(name, pattern)}
     aliased = {
         name

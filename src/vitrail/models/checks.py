@@ -34,6 +34,12 @@ def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
+def check_count(name: str, value: object) -> None:
+    """An argument that is a whole number of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"`{name}` is {value!r}; expected 1 or more", fields=(name,))
+
+
 def check_fields(config: "DataclassInstance") -> None:
     """Check types, choices and ranges of all fields, first in `__post_init__`; sizes become pairs, lists tuples."""
     hints = cached_type_hints(type(config))

@@ -18,6 +18,7 @@ from vitrail.export.description import OUTPUT_KINDS, OutputKind
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loading import GivenPreprocessing, LoadedModel, open_model
 from vitrail.machine import count_cores
+from vitrail.models.checks import check_count
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
 from vitrail.progress import progress_bar
@@ -68,6 +69,10 @@ class Predictor:
             raise unknown_name_error("engine", engine, ENGINE_NAMES)
         if output not in (None, *OUTPUT_KINDS):
             raise unknown_name_error("output", output, OUTPUT_KINDS)
+        for name, count in (("streams", streams), ("threads", 1 if threads is None else threads)):
+            check_count(name, count)
+        if not isinstance(limits, ImageLimits):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"`limits` is {limits!r}; expected ImageLimits(pixels=…, bytes=…)", ("limits",))
         self.limits, self.scaled, self.merge = limits, scaled, merge
         self.loaded = open_model(
             model, fields=fields, preprocessing=preprocessing, labels=labels, device=device, threads=threads
@@ -89,10 +94,12 @@ class Predictor:
     def predict(self, image: Any, top: int = 5) -> Prediction:
         """The top classes of an image: a path, bytes, a Pillow image, an array or a tensor.
 
-        >>> print(vitrail.Predictor("vit_fashion").predict("example:cat", top=1))
-        37.2 %  Bag
+        >>> photo = vitrail.open_data("fashion").val.source(9)
+        >>> print(vitrail.Predictor("vit_fashion").predict(photo, top=2))
+        79.0 %  Ankle boot
+        13.5 %  Sneaker
         """
-        check_positive_integer("top", top)
+        check_count("top", top)
         check_output_is_logits(self)
         return self.prediction_from_logits(self.engine.run(np.stack([self.prepare_image(image)]))[0], top)
 
@@ -107,7 +114,7 @@ class Predictor:
         >>> [len(each.top) for each in predictor.predict_all(["example:cat", "example:rocket"], top=3)]
         [3, 3]
         """
-        check_positive_integer("top", top)
+        check_count("top", top)
         check_output_is_logits(self)
         rows = iterate_values(self.engine, self.prepare_image, images, batch, progress)
         return (self.prediction_from_logits(values, top) for values in rows)
@@ -196,7 +203,7 @@ def iterate_values(
     engine: Engine, prepare: PrepareImage, images: Iterable[Any], batch: int, progress: bool | None
 ) -> Iterator[NDArray[np.float32]]:
     """The engine's output for each image; the arguments are checked at once."""
-    check_positive_integer("batch", batch)
+    check_count("batch", batch)
     # the rows of a single array would be taken for grey images
     one = isinstance(images, str | bytes | Path) or getattr(images, "ndim", 4) < 4
     if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -274,8 +281,3 @@ def open_cached_export(
         return ExportedModel(get(), streams=streams, threads=threads)
     except CheckpointError:
         return ExportedModel(get(rebuild=True), streams=streams, threads=threads)
-
-
-def check_positive_integer(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")

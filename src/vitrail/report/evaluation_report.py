@@ -80,7 +80,7 @@ def build_result_sections(evaluated: EvaluatedImages) -> list[PageSection]:
     overview = PageSection(
         title="Results",
         text=f"{evaluated.found.name}: {format_count_with_noun(result.images, 'validation image')}"
-        f" of {format_count_with_noun(len(result.per_class), 'class', 'classes')}.{shown}",
+        f" of {format_count_with_noun(len(result.per_class), 'class')}.{shown}",
         table=build_accuracy_table(result),
     )
     per_class = PageSection(title="Accuracy per class", table=build_class_table(result, classes))

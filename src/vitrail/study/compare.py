@@ -23,6 +23,7 @@ from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.inspection.capture import capture_tokens
 from vitrail.loading import LoadedModel, open_model
+from vitrail.models.checks import check_count
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.train.evaluate import temporary_eval_mode
 from vitrail.train.evaluation_data import (
@@ -92,10 +93,11 @@ def compare(
     start = perf_counter()
     if isinstance(models, str | Path | Teacher | LoadedModel):
         models = [models]
+    if not isinstance(models, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the models are {repr(models)[:60]}; expected a list of names or LoadedModels")
     if not models:
         raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint, or timm:NAME")
-    if batch < 1:
-        raise ConfigError(f"`batch` is {batch}; expected 1 or more")
+    check_count("batch", batch)
     opened = [open_compared_model(each) for each in models]
     splits = open_comparison_data(opened, data)
     compared = [

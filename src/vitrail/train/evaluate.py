@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -9,18 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import ImageDataset
+from vitrail.data.datasets import DatasetSplits, ImageDataset
 from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.loading import LoadedModel
+from vitrail.models.checks import check_count
 from vitrail.progress import track_progress
 from vitrail.train.distributed import Ranks
 from vitrail.train.metrics import Evaluation, MetricAccumulator
 
 
 def evaluate(
-    model: Any,
+    model: nn.Module | LoadedModel,
     dataset: ImageDataset | TorchDataset,
     preprocessing: Preprocessing | None = None,
     *,
@@ -37,22 +40,27 @@ def evaluate(
 ) -> Evaluation:
     """Compute accuracy, loss, calibration and confusion. The train/eval mode of the model is restored afterwards.
 
-    `classes` is the number of the model's classes, by default that of its `config`. `mapping` has the model's class for
-    each class of the data if they differ, `labels` the names of the model's classes, by default those of the data.
-    Unreadable images are skipped and listed in the result, or raise an error if `strict`. By default, a progress bar is
-    shown in a notebook and on a terminal; a function is called after each batch with its number of images.
-    `on_logits` is called with the indices and logits of each batch. With several processes, each evaluates a share; all
-    return the same result.
+    A model from `vitrail.open_model` has its preprocessing, class names and number of classes; for a module,
+    `preprocessing` is by default no crop and pixels from −1 to 1, and `classes` that of its `config`. `mapping` has the
+    model's class for each class of the data if they differ, `labels` the names of the model's classes, by default those
+    of the data. Unreadable images are skipped and listed in the result, or raise an error if `strict`. By default, a
+    progress bar is shown in a notebook and on a terminal; a function is called after each batch with its number of
+    images. `on_logits` is called with the indices and logits of each batch. With several processes, each evaluates a
+    share; all return the same result.
 
     >>> loaded, data = vitrail.open_model("vit_fashion"), vitrail.open_data("fashion")
-    >>> found = vitrail.evaluate(loaded.model, data.val, loaded.preprocessing)
+    >>> found = vitrail.evaluate(loaded, data.val)
     >>> found.images, found.top1 > 0.85
     (1000, True)
     """
     start, ranks = perf_counter(), ranks or Ranks()
-    dataset = dataset if isinstance(dataset, ImageDataset) else TorchDatasetAdapter(dataset)
-    preprocessing = preprocessing or default_preprocessing(model)
-    tally, skipped = MetricAccumulator(classes or model.config.classes), list[str]()
+    check_count("batch", batch)
+    if isinstance(model, LoadedModel):
+        preprocessing, labels = preprocessing or model.preprocessing, labels or model.labels
+        model, classes = model.module, classes or model.classes
+    dataset = adapt_dataset(dataset)
+    preprocessing = check_preprocessing(model, preprocessing)
+    tally, skipped = MetricAccumulator(classes or get_config(model).classes), list[str]()
     to_model = None if mapping is None else torch.tensor(mapping)
     with (
         wrap_dead_worker_errors(workers),
@@ -83,14 +91,34 @@ def evaluate(
     return tally.compute_evaluation(names, skipped=skipped, seconds=perf_counter() - start)
 
 
+def adapt_dataset(dataset: Any) -> ImageDataset:
+    if isinstance(dataset, ImageDataset):
+        return dataset
+    if isinstance(dataset, str | Path | DatasetSplits) or not hasattr(dataset, "__getitem__"):
+        kind = type(dataset).__name__
+        raise DataError(f"the data is a {kind}; expected images with labels, such as vitrail.open_data(…).val")
+    return TorchDatasetAdapter(dataset)
+
+
+def check_preprocessing(model: Any, given: Preprocessing | None) -> Preprocessing:
+    if not isinstance(given, Preprocessing | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`preprocessing` is {given!r}; expected vitrail.Preprocessing(…)", ("preprocessing",))
+    return given or default_preprocessing(model)
+
+
 def default_preprocessing(model: Any) -> Preprocessing:
     """Preprocessing for a model that specifies none: no crop, pixels from −1 to 1."""
+    config = get_config(model)
+    grey = (0.5,) * config.channels
+    return Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
+
+
+def get_config(model: Any) -> Any:
     config: Any = getattr(model, "config", None)
     if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
         kind = type(model).__name__
         raise ConfigError(f"{kind} has no config; expected a model whose config has image_size, channels and classes")
-    grey = (0.5,) * config.channels
-    return Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
+    return config
 
 
 @contextmanager

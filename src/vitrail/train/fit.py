@@ -12,6 +12,7 @@ from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError
+from vitrail.models.checks import check_count
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.distributed import Ranks, resolve_device
@@ -60,6 +61,12 @@ def fit(
     if not isinstance(recipe, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(recipe).__name__
         raise ConfigError(f"recipe is a {kind}; expected a name, or vitrail.open_recipe(…).with_settings(…)")
+    if steps is not None:
+        check_count("steps", steps)
+    if not isinstance(run, RunFolder | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`run` is {run!r}; expected a RunFolder from vitrail.train.run_folder", ("run",))
+    if callback is not None and not all(hasattr(callback, name) for name in ("on_start", "on_step", "on_log")):
+        raise ConfigError(f"the callback is a {type(callback).__name__}; expected on_start, on_step, on_log, on_finish")
     if teacher is not None and objective is not None:
         raise ConfigError("pass either objective or teacher, not both: the teacher's loss is the recipe's")
     if teacher is not None and transform is not None:

@@ -97,7 +97,7 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
     counts, classes = counts[np.ix_(seen, seen)], len(seen)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(max(4.5, 1.5 + 0.42 * classes), 13.0)
-    figure = new_figure(max(side + 1.2, FIGURE_WIDTH), side)
+    figure = new_figure(max(side + 1.2, FIGURE_WIDTH), side, "compressed")
 
     from matplotlib.colors import Normalize, PowerNorm
 
@@ -139,19 +139,20 @@ def draw_reliability_diagram(bins: Sequence[CalibrationBin]) -> "Figure":
     figure = new_figure(FIGURE_WIDTH, 4)
     left, right = figure.subplots(1, 2)
     images, error = sum(each.images for each in bins), 0.0
+    gap_style: dict[str, Any] = {"facecolor": "none", "edgecolor": RED, "hatch": "////", "linewidth": 0.8}
     for each in bins:
         if each.accuracy is not None and each.confidence is not None:
             error += abs(each.accuracy - each.confidence) * each.images / images
             width = each.high - each.low
             low, high = sorted((each.accuracy, each.confidence))
             left.bar(each.low, each.accuracy, width, align="edge", color=BLUE, alpha=0.85, edgecolor="white")
-            left.bar(each.low, high - low, width, bottom=low, align="edge", color=RED, alpha=0.35, edgecolor=RED)
+            left.bar(each.low, high - low, width, bottom=low, align="edge", **gap_style)
             right.bar(each.low, each.images / images * 100, width, align="edge", color=GREY, edgecolor="white")
     (diagonal,) = left.plot((0, 1), (0, 1), "--", color=GREY, linewidth=1)
 
     from matplotlib.patches import Patch
 
-    accuracy, gap = Patch(color=BLUE, alpha=0.85), Patch(facecolor=RED, alpha=0.35, edgecolor=RED)
+    accuracy, gap = Patch(color=BLUE, alpha=0.85), Patch(**gap_style)
     names = ("accuracy", "gap to the mean confidence", "perfect calibration")
     left.legend((accuracy, gap, diagonal), names, loc="upper left", fontsize=8, framealpha=0.9)
     left.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")

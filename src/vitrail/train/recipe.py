@@ -211,6 +211,8 @@ def open_recipe(name: str) -> Recipe:
     >>> recipe.loop.epochs
     1
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the recipe is {name!r}; expected a name, for example 'fashion', or a .yaml file")
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES_FOLDER / f"{name}.yaml"
     if path.parent == RECIPES_FOLDER and name not in list_builtin_recipe_names():
         raise unknown_name_error("recipe", name, list_builtin_recipe_names())

@@ -22,6 +22,7 @@ from vitrail.text import TableCells, format_duration, make_printable
 from vitrail.train.log import LogRecord, ParsedLog
 
 MAX_CELL_LENGTH = 40  # characters
+MAIN_FIELDS = ("width", "depth", "heads", "patch_size", "image_size")  # of a config, named first
 DATA_FIELDS = ("classes", "channels")  # of a config, that follow from the data
 
 
@@ -161,7 +162,8 @@ def describe_model(plan: Mapping[str, Any]) -> str:
     changed: Mapping[str, Any] = get_mapping(recipe, "fields")
     if name == family and name in FAMILIES:  # started from a checkpoint, which has a config but no name
         name, changed = find_nearest_preset(name, get_mapping(about, "config"))
-    fields = [f"{key} {value}" for key, value in changed.items() if key not in DATA_FIELDS]
+    names = [*filter(changed.__contains__, MAIN_FIELDS), *(key for key in changed if key not in MAIN_FIELDS)]
+    fields = [f"{key} {changed[key]}" for key in names if key not in DATA_FIELDS]
     return ", ".join([shorten_path(name), *fields])
 
 

@@ -1,0 +1,113 @@
+"""Results in a report: they agree with the evaluation, and samples of every class are shown."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.figure_checks import check_figure
+from support.saved_models import LABELS, write_model_folder
+from support.toy_datasets import write_class_folders
+
+from vitrail.loading import LoadedModel, open_torch_model
+from vitrail.report.evaluation_report import (
+    EvaluatedImages,
+    build_result_sections,
+    build_training_section,
+    evaluate_images,
+    select_samples,
+)
+from vitrail.report.html_page import PageSection
+from vitrail.train.evaluation_data import open_labelled_images, select_images
+from vitrail.train.run_list import RunSummary
+
+SIZES = {"ants": 8, "bees": 1, "cats": 5}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_class_folders(tmp_path_factory.mktemp("images") / "photos", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return open_torch_model(write_model_folder(tmp_path_factory.mktemp("models") / "model", patch_size=16))
+
+
+@pytest.fixture(scope="module")
+def evaluated(loaded: LoadedModel, data: Path) -> EvaluatedImages:
+    return evaluate_images(loaded, open_labelled_images(loaded, str(data)), batch=4)
+
+
+def rows(section: PageSection) -> Any:
+    assert section.table is not None
+    return section.table[1]
+
+
+def test_predictions_agree_with_the_evaluation(evaluated: EvaluatedImages) -> None:
+    right = evaluated.predictions == evaluated.labels
+    assert right.mean() == pytest.approx(evaluated.result.top1)
+    assert np.bincount(evaluated.labels).tolist() == [*SIZES.values()]
+    assert ((evaluated.confidences >= 1 / 3) & (evaluated.confidences <= 1)).all()
+
+
+def test_samples_of_every_class_are_correct_and_wrong(evaluated: EvaluatedImages) -> None:
+    for index in range(len(LABELS)):
+        right, wrong = select_samples(evaluated, index)
+        assert (evaluated.labels[[*right, *wrong]] == index).all()
+        assert (evaluated.predictions[right] == index).all()
+        assert (evaluated.predictions[wrong] != index).all()
+        assert len(right) + len(wrong) == min(4, len(right)) + min(4, len(wrong)) > 0
+        confidences = evaluated.confidences[wrong]
+        assert (np.diff(confidences) <= 0).all(), "the most confident first"
+
+
+def test_result_sections(evaluated: EvaluatedImages) -> None:
+    overview, per_class, plots, samples = build_result_sections(evaluated)
+    assert "14 validation images of 3 classes" in overview.text
+    assert ("top-1 accuracy", f"{evaluated.result.top1:.2%}") in rows(overview)
+    assert not any(name.startswith("top-5") for name, _ in rows(overview)), "always 100 % for three classes"
+    assert [row[:2] for row in rows(per_class)] == [(name, str(count)) for name, count in SIZES.items()]
+    assert [figure.name for figure in plots.figures] == ["confusion", "reliability"]
+    assert [figure.name for figure in samples.figures] == ["samples-1"]
+    check_figure(plots.figures[0], "True class", "Predicted class")
+    check_figure(plots.figures[1], "confidence", "accuracy")
+    drawn = samples.figures[0].draw()
+    (axes,) = drawn.axes
+    assert len(axes.images) == sum(len(each) for each in samples.figures[0].arrays.values())
+    assert set(LABELS) <= {text.get_text() for text in axes.texts}
+    assert samples.figures[0].to_png().startswith(b"\x89PNG")
+
+
+def test_classes_of_the_data_that_the_model_does_not_have(loaded: LoadedModel, tmp_path: Path) -> None:
+    found = open_labelled_images(loaded, str(write_class_folders(tmp_path / "others", dogs=1, birds=1)))
+    assert found.mapping is None
+    assert "2 of the data's 2 classes" in found.no_mapping_reason
+    assert found.labels == ("birds", "dogs")
+
+
+def test_few_images_are_of_different_classes(loaded: LoadedModel, data: Path) -> None:
+    chosen = select_images(loaded, str(data), 3, by_class=True)
+    assert [each.label for each in chosen.items] == list(LABELS)
+    assert chosen.labelled is not None
+    assert [each.label for each in select_images(loaded, str(data), 3).items] != list(LABELS)
+
+
+def test_training_section() -> None:
+    records = ({"step": 1, "epoch": 0.5, "loss": 2.0}, {"step": 2, "epoch": 1.0, "val_top1": 0.5, "val_loss": 1.5})
+    run = RunSummary(
+        name="one", folder=Path("one"), state="finished", model="ViT-Ti/16", teacher="big", step=2, records=records
+    )
+    section = build_training_section(run)
+    assert dict(rows(section)) == {
+        "model": "ViT-Ti/16",
+        "distilled from": "big",
+        "epochs": "1",
+        "steps": "2",
+        "training loss": "2.0000",
+        "validation loss": "1.5000",
+        "validation top-1, last": "50.00%",
+        "validation top-1, best": "50.00%",
+    }
+    assert [figure.name for figure in section.figures] == ["curves"]
+    assert build_training_section(RunSummary(name="one", folder=Path("one"), state="stopped")).figures == []
