@@ -59,7 +59,7 @@ def test_config_error_is_a_vitrail_error() -> None:
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it() -> None:
-    error = missing_package_error("`peers` timm", "timm", "parity", ("peers",))
+    error = missing_package_error("`peers` timm", "timm", "parity")
     assert str(error) == "`peers` timm needs timm, which is not installed; run: pip install 'vitrail[parity]'"
     assert error.fields == ("peers",)
     assert str(missing_package_error("a figure", "matplotlib")).endswith("; run: pip install matplotlib")

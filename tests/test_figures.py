@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.figures import CaptionedFigure, format_count_with_noun, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,11 +97,3 @@ def test_sanitize_label() -> None:
     assert sanitize_label("ants & bees") == "ants & bees"
     assert sanitize_label("蜂\n\udcff") == "□□□"
     assert sanitize_label("a" * 40, 10) == "a" * 9 + "…"
-
-
-def test_pluralize() -> None:
-    assert [format_count_with_noun(number, "image") for number in (0, 1, 1234)] == [
-        "0 images",
-        "1 image",
-        "1,234 images",
-    ]

@@ -1,6 +1,6 @@
 """Tables and names as plain text."""
 
-from vitrail.text import escape_unprintable, format_table, make_printable, pluralize
+from vitrail.text import escape_unprintable, format_count, format_table, make_printable
 
 
 def test_columns_stand_left_or_right_and_lines_end_in_no_blanks() -> None:
@@ -24,12 +24,11 @@ def test_unprintable_characters_are_escaped_or_replaced() -> None:
     assert make_printable("abcdefg", 6) == "abcde…"
 
 
-def test_nouns_agree_with_their_number() -> None:
-    assert [pluralize(number, "epoch") for number in (0, 0.5, 1, 1.0, 2)] == [
-        "epochs",
-        "epochs",
-        "epoch",
-        "epoch",
-        "epochs",
+def test_counts_have_the_right_plural() -> None:
+    assert [format_count(count, "epoch") for count in (1, 1.0, 0.5, 2)] == [
+        "1 epoch",
+        "1 epoch",
+        "0.5 epochs",
+        "2 epochs",
     ]
-    assert pluralize(3, "class") == "classes"
+    assert [format_count(count, "class") for count in (1, 1000)] == ["1 class", "1,000 classes"]

@@ -57,12 +57,10 @@ def describe_error(error: BaseException) -> str:
     return " ".join(str(reason).split())[:200]
 
 
-def missing_package_error(
-    what: str, package: str, extra: str | None = None, fields: tuple[str, ...] = ()
-) -> ConfigError:
+def missing_package_error(what: str, package: str, extra: str | None = None) -> ConfigError:
     """Error for a package that is not installed, with the command that installs it, by its extra if it is in one."""
     command = f"pip install {package}" if extra is None else f"pip install 'vitrail[{extra}]'"
-    return ConfigError(f"{what} needs {package}, which is not installed; run: {command}", fields)
+    return ConfigError(f"{what} needs {package}, which is not installed; run: {command}")
 
 
 def unknown_name_error(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import ConfigError, missing_package_error
 from vitrail.files import make_folder, write_atomically
-from vitrail.text import pluralize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,11 +100,6 @@ def new_figure(width: float, height: float, layout: Literal["constrained", "comp
 def style_axes(axes: "Axes", title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=11, loc="left")
-
-
-def format_count_with_noun(number: int, noun: str) -> str:
-    """1 image, 1,234 images."""
-    return f"{number:,} {pluralize(number, noun)}"
 
 
 def sanitize_label(text: str, max_length: int = 30) -> str:

@@ -242,7 +242,10 @@ def open_timm_model(name: str) -> LoadedModel:
     except ImportError:
         raise missing_package_error(f"{TIMM_PREFIX}{name}", "timm", "parity") from None
     except Exception as error:  # for instance a RuntimeError, if torchvision does not fit torch
-        raise ConfigError(f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}") from None
+        raise ConfigError(
+            f"{TIMM_PREFIX}{name}: timm cannot be imported: {describe_error(error)}; reinstall it "
+            "together with torchvision, for this version of torch"
+        ) from None
     try:
         model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # unknown, not downloaded, damaged: timm has an exception for each
@@ -359,5 +362,13 @@ def move_to_device_for_eval(module: Any, device: "str | torch.device | None") ->
     try:
         return module.to(torch.device(device)).eval()
     except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError if torch was built without CUDA
-        reason = describe_error(error)
-        raise ConfigError(f"device is {str(device)!r}; expected one that torch can use: {reason}") from None
+        raise unusable_device_error(str(device), error) from None
+
+
+def unusable_device_error(name: str, error: Exception | None = None) -> ConfigError:
+    """The error about a device that does not exist; torch's reason is given only for a real kind of device."""
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps") or error is None:
+        return ConfigError(f"`device` {name} is not a device. Use cpu, cuda, cuda:1 or mps.", ("device",))
+    reason = describe_error(error).partition(". ")[0].rstrip(".")
+    return ConfigError(f"`device` {name} cannot be used: {reason}. Use `device` cpu.", ("device",))

@@ -31,6 +31,27 @@ def describe_machine() -> str:
     return f"{next(iter(names), platform.processor() or platform.machine())}, {count} core{'s' * (count != 1)}"
 
 
+def describe_hardware() -> dict[str, str]:
+    """System, processor, cores, and what torch was built for and can use. Imports torch."""
+    import platform  # slow to import
+
+    facts = {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": describe_machine(),
+        "cores": f"{count_cores()} of {os.cpu_count()} usable",
+    }
+    try:
+        import torch
+    except Exception as error:  # a broken installation is what the report is for
+        return facts | {"torch": f"cannot be imported: {' '.join(str(error).split())}"}
+    cuda = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+    return facts | {
+        "threads of torch": str(torch.get_num_threads()),
+        "torch built for": f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU",
+        "GPU": ", ".join(cuda) or ("Apple (mps)" if torch.backends.mps.is_available() else "none"),
+    }
+
+
 def read_resident_bytes(name: str) -> int:
     """Resident memory of this process on Linux: VmRSS now, VmHWM its peak."""
     return read_proc_kilobytes(PROCESS_STATUS_FILE, name) * 1024

@@ -37,9 +37,10 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-def pluralize(number: float, noun: str) -> str:
-    """The noun in the form that the number needs: 1 epoch, 0.5 epochs."""
-    return noun if number == 1 else f"{noun}{'es' * noun.endswith('ss') or 's'}"
+def format_count(count: float, noun: str) -> str:
+    """A number with its noun: 1 image, 2,000 images, 0.5 epochs."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:.4g}"
+    return f"{number} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def abbreviate_list(names: Collection[str], most: int = 4) -> str:

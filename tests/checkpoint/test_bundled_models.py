@@ -95,7 +95,7 @@ def test_an_existing_path_wins_over_a_name(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("open_by_name", [vitrail.load, vitrail.open_model, vitrail.Predictor, vitrail.describe])
 @pytest.mark.parametrize("name", ["vit_fashon", "vit-fashion", "ViT_Fashion"])
 def test_a_near_miss_suggests_the_name(open_by_name: Callable[[str], Any], name: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"^{name} does not exist; did you mean .*'vit_fashion'\?$"):
+    with pytest.raises(CheckpointError, match=rf"^{name} .*; did you mean .*'vit_fashion'\?$"):
         open_by_name(name)
 
 

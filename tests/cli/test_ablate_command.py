@@ -182,7 +182,7 @@ def test_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixtur
         (f"{TINY} --without flip --teacher photos --teacher-cache cache", "with random augmentation"),
         (f"{TINY} --without flip --seeds 0", "--seeds 0"),
         (f"{TINY} --without flip --out photos/val/ants/0.png", "0.png is a file"),
-        (f"{TINY} --without flip --device gpu", "device is 'gpu'"),
+        (f"{TINY} --without flip --device gpu", "gpu is not a device"),
         (f"{TINY} --without flip --minutes 1", "either `minutes` or `epochs`"),
         (TINY.replace("scratch", "deitt") + " --all", "did you mean 'deit'"),
     ],

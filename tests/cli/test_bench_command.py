@@ -80,7 +80,7 @@ def test_engine_of_an_export_is_chosen(vitrail_: Run, exported: Path) -> None:
 
 
 BAD = {
-    "": "no models; expected at least one",
+    "": "bench needs MODELS.",
     "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/16'?",
     "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
     "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers separated by commas",

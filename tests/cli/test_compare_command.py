@@ -127,7 +127,6 @@ def test_invalid_arguments_are_one_line_errors(photos: Path, teacher: Path, tmp_
     write_class_folders(tmp_path / "unvalidated" / "train", ants=2, bees=2)
     (tmp_path / "unvalidated" / "val").mkdir()
     for words, message in (
-        ((), r"^no models; expected at least one"),
         ((teacher,), r"^no `data`; expected fashion, or a folder of images"),
         ((teacher, "--data", tmp_path / "nowhere"), r"nowhere' does not exist; expected 'fashion'"),
         ((teacher, tmp_path / "nowhere", "--data", photos), r"nowhere does not exist; expected a checkpoint"),
@@ -136,7 +135,7 @@ def test_invalid_arguments_are_one_line_errors(photos: Path, teacher: Path, tmp_
         ((teacher, headless, "--data", photos), r"headless has no head, so it cannot predict classes"),
         ((teacher, "--data", photos, "--batch", "0"), r"^--batch 0; expected at least 1$"),
         ((teacher, "--data", photos, "--workers", "-1"), r"^--workers -1; expected at least 0$"),
-        ((teacher, "--data", photos, "--device", "gpu"), r"^device is 'gpu'; expected auto, cpu"),
+        ((teacher, "--data", photos, "--device", "gpu"), r"gpu is not a device"),
     ):
         with pytest.raises(VitrailError, match=message):
             run("compare", *words)

@@ -135,7 +135,7 @@ def test_cells_that_spreadsheets_take_for_formulas_are_escaped(vitrail_: Run, tm
     words = ("predict", export, *names, "-o", "out.csv", "--labels", "labels.txt")
     stop_before_renaming(vitrail_, *words)
     result = vitrail_(*words, "--resume")
-    assert "5 images are done, of which 1 could not be read" in result.err
+    assert "5 images done, of which 1 could not be read" in result.err
     cells = [cell for line in Path("out.csv").read_text().splitlines()[1:] for cell in line.split(",")]
     assert not [cell for cell in cells if cell[:1] in tuple("=+-@")]
     assert {"./=SUM(A1).png", "./+1.png", "./@x.png", "./-y.png", "./=none.png"} <= set(cells)

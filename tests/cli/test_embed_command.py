@@ -104,11 +104,11 @@ def test_job_is_complete_after_random_kills(
 BAD = {
     "photos": "features need a file; set -o to features.npy or features.parquet",
     "photos -o f.csv": "-o f.csv has none of the suffixes .npy, .parquet; use one of them, or set --format",
-    "-o f.npy": "no images; expected at least one",
+    "-o f.npy": "embed needs IMAGES.",
     "photos -o there.npy": "there.npy already exists; use --overwrite to replace it",
     "photos -o named.npy": "named.files.csv already exists; use --overwrite",
-    "photos -o f.npy --features cls": 'Invalid value "cls" for --features.',
-    "photos -o f.npy --top 1": "unknown option '--top'",
+    "photos -o f.npy --features cls": "--features 'cls' is not one of",
+    "photos -o f.npy --top 1": "Unknown option --top",
 }
 
 

@@ -233,9 +233,9 @@ BAD = {
     "--method attention --discard 0.5": "discard 0.5 cannot be combined with method 'attention'",
     "--method norms --check": "--check with --method norms, which is not attention; use another method",
     "--method attention --head all --check": "--check of all layers or heads; choose one --layer and one --head",
-    "--method gradcam": 'Invalid value "gradcam" for --method',
+    "--method gradcam": "--method 'gradcam' is not one of",
     "--labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
-    "--device gpu": "device is 'gpu'; expected auto, cpu",
+    "--device gpu": "--device gpu is not a device. Use cpu, cuda",
 }
 
 
@@ -261,7 +261,7 @@ def test_invalid_paths_are_one_line_errors(
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         ((convnet, photo, *out), "ResNet has no attention layers; expected a transformer"),
         (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs timm's code, whose layers differ; use its"),
-        ((model, *out), "no images; expected at least one file, folder"),
+        ((model, *out), "explain needs IMAGES."),
         (
             (model, tmp_path / "empty", *out),
             f"'{tmp_path / 'empty'}' has no images; expected some in it or its subfolders",

@@ -93,7 +93,7 @@ def test_an_interrupted_job_says_how_to_resume(vitrail_: Run, model: Path, photo
     result = vitrail_("predict", model, "many", "-o", "out.csv", "--resume", *words)
     assert result.code == 0
     assert drop_engine_notes(result.err) == (
-        f"vitrail: note: resuming: {done} images are done, of which 0 could not be read\n"
+        f"vitrail: note: resuming: {done} images done, of which 0 could not be read\n"
     )
     assert [row["file"] for row in rows_of(Path("out.csv").read_text())] == [
         f"many/{Path(name).name}" for name in names

@@ -117,7 +117,7 @@ BAD = {
     "--batch 0": "--batch 0; expected at least 1",
     "--data nowhere": "'nowhere' does not exist; expected 'fashion'",
     "--data empty": "empty has no images; expected ",
-    "--device gpu": "device is 'gpu'; expected auto, cpu",
+    "--device gpu": "--device gpu is not a device. Use cpu, cuda",
     "-o photos/0.png": "cannot make the folder photos/0.png: ",
     "-o photos/0.png/inside": "cannot make the folder photos/0.png/inside: ",
 }

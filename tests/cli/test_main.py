@@ -34,11 +34,11 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("words", "lesson"),
     [
-        ((), "List the models: parameters, GMACs, resolution, public weights and their top-1."),
-        (("--help",), "vitrail summary ViT-B/16"),
+        ((), "List the models and their public weights."),
+        (("--help",), "vitrail COMMAND --help"),
         (("models", "--help"), "vitrail models 'deit*'"),
         (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
-        (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json"),
+        (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint vit_fashion --tensors --json"),
     ],
 )
 def test_help_shows_examples(words: tuple[str, ...], lesson: str) -> None:
@@ -122,7 +122,7 @@ def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: 
         ),
         ((intact, "--set", "path=3"), "vitrail: unknown config field 'path'; "),
         ((intact, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
-        ((), 'vitrail: Command "inspect-checkpoint" parameter FILE requires an argument'),
+        ((), "vitrail: inspect-checkpoint needs MODEL."),
     ):
         done = vitrail_("inspect-checkpoint", *words)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
@@ -165,10 +165,10 @@ def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: 
         ),
         (("summary", "ViT-B/16", "--classes", "1.5"), "vitrail: classes is 1.5; expected a whole number"),
         (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' has no preset; expected {EXAMPLE}:mixer_tiny or another"),
-        (("summary",), 'vitrail: Command "summary" parameter MODEL requires an argument'),
+        (("summary",), "vitrail: summary needs MODEL."),
         (("models", "vitt*"), "vitrail: unknown model 'vitt*'; did you mean "),
-        (("sumary", "ViT-B/16"), 'vitrail: Unknown command "sumary"'),
-        (("models", "--jsn"), "vitrail: Unknown option: --jsn. Did you mean --json?"),
+        (("sumary", "ViT-B/16"), "vitrail: Unknown command 'sumary'. Did you mean vitrail summary?"),
+        (("models", "--jsn"), "vitrail: Unknown option --jsn. Did you mean --json?"),
     ],
 )
 def test_user_error_is_one_line_and_exit_code_2(vitrail_: Run, words: tuple[str, ...], message: str) -> None:

@@ -159,7 +159,7 @@ def test_missing_preprocessing_is_assumed_with_a_warning(tmp_path: Path) -> None
         (lambda: Predictor(toy(channels=1), preprocessing=PREPROCESSING), "has 3 channels; expected 1"),
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels=["a"]), "1 labels for 7 classes"),
         (lambda: Predictor(toy(), preprocessing=PREPROCESSING, labels="abcdefg"), "expected a list of strings"),
-        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, device="toaster"), "device is 'toaster'"),
+        (lambda: Predictor(toy(), preprocessing=PREPROCESSING, device="toaster"), "toaster is not a device"),
         (lambda: Predictor("no/such/folder"), "does not exist"),
         (lambda: Predictor(7), "the model is 7; expected a name, a path"),  # pyright: ignore[reportArgumentType]
     ],

@@ -123,7 +123,7 @@ def test_bfloat16_and_one_channel_models(dataset: ArrayDataset) -> None:
 
 
 def test_unknown_device_is_refused(dataset: ArrayDataset) -> None:
-    with pytest.raises(ConfigError, match=r"^device is 'nowhere'; expected one that torch can use: "):
+    with pytest.raises(ConfigError, match=r"nowhere is not a device"):
         evaluate(toy(), dataset, SEEN_AS, device="nowhere")
 
 

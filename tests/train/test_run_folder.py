@@ -91,7 +91,7 @@ def test_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", {}).append_to_log({"step": 1})
     with pytest.raises(CheckpointError, match="already holds a run"):
         RunFolder.create(tmp_path / "run", {})
-    with pytest.raises(CheckpointError, match=r"holds no run\.json"):
+    with pytest.raises(CheckpointError, match=r"is not a run: it has no run\.json"):
         RunFolder(tmp_path / "other").load_plan()
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):

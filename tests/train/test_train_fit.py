@@ -316,7 +316,7 @@ def test_invalid_arguments_are_one_line_errors() -> None:
         fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=64)), device="cpu")
     with pytest.raises(DataError, match="no images to train on"):
         fit(model(), replace(data(), train=None), PLAIN, device="cpu")
-    with pytest.raises(ConfigError, match="device is 'gpu'"):
+    with pytest.raises(ConfigError, match="gpu is not a device"):
         fit(model(), data(), PLAIN, device="gpu")
     with pytest.raises(ConfigError, match="a model of 3 classes; expected 4"):
         fit(model(classes=3), data(), PLAIN, device="cpu")

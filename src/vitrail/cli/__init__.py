@@ -12,26 +12,31 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from vitrail import __version__
-from vitrail.cli.output.help_text import reflow_docstring
+from vitrail.cli.options.groups import COMMON
+from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
+from vitrail.cli.usage_errors import check_command, describe_usage_error
 from vitrail.errors import VitrailError, describe_error
 from vitrail.machine import bound_spinning
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 
-COMMANDS = (
-    *("train", "distill", "eval", "compare", "runs", "ablate"),
-    *("predict", "embed", "export", "bench"),
-    *("explain", "look", "report", "lessons"),
-    *("study cost", "study positions"),
-    *("models", "summary", "inspect-checkpoint", "convert"),
-)
-GROUP_HELP = {
-    "study": "Run an experiment about architectures and compare it with the paper.\n\n"
-    "What layers cost as the sequence grows: vitrail study cost -o cost; which position embeddings a ViT needs: "
-    "vitrail study positions --data fashion --epochs 1",
+COMMAND_GROUPS = {  # headings of `vitrail --help`
+    "Train": ("train", "distill", "runs"),
+    "Evaluate": ("eval", "compare", "bench"),
+    "Predict and ship": ("predict", "embed", "export"),
+    "Look inside": ("explain", "look", "report"),
+    "Models and checkpoints": ("models", "summary", "inspect-checkpoint", "convert"),
+    "Study": ("ablate", "study cost", "study positions", "lessons"),
+    "This installation": ("env", "completion"),
 }
+COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
+TOP_HELP = """Train, explain and ship Vision Transformers.
+
+First steps, without a download: vitrail predict vit_fashion example:cat, and vitrail train, which takes a minute.
+Every command has examples: vitrail COMMAND --help."""
+GROUP_HELP = {"study": "Run an experiment about architectures and compare it with a paper."}
 LONG_RUNNING_COMMANDS = ("train", "distill", "ablate", "study")  # they continue if nobody reads their output
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from"}  # of fields whose option has another name
@@ -41,26 +46,25 @@ USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, e
 def build_app(names: Sequence[str] = COMMANDS) -> App:
     table = App(
         name="vitrail",
-        help="Train, explain and ship Vision Transformers. Train: vitrail train, then vitrail eval and vitrail runs. "
-        "Classify photos: vitrail predict MODEL PHOTO.jpg; without torch: vitrail export MODEL OUT. "
-        "See what a model attends to: vitrail explain MODEL PHOTO.jpg, vitrail report MODEL. "
-        "Compare architectures: vitrail study cost, vitrail study positions. "
-        "List models: vitrail models 'vit_base*', vitrail summary ViT-B/16. "
-        "Open a file of weights: vitrail inspect-checkpoint FILE, then vitrail convert FILE my_model --to vitrail",
+        help=TOP_HELP,
         version=f"vitrail {__version__}",
         version_flags=["--version"],
         help_format="plaintext",
+        help_formatter=HelpFormatter(),
+        group_arguments=Group("Arguments", sort_key=0),
+        group_parameters=COMMON,
     )
-    groups = dict[str, App]()
-    for name in names:
-        first, _, second = name.partition(" ")
-        if not second:
-            table.command(load_command(name), name=name)
-            continue
-        if first not in groups:
-            groups[first] = App(name=first, help=GROUP_HELP[first], help_format="plaintext")
-            table.command(groups[first])
-        groups[first].command(load_command(name), name=second)
+    table["--help"].group = table["--version"].group = Group("Options", sort_key=len(COMMAND_GROUPS))
+    for number, (title, members) in enumerate(COMMAND_GROUPS.items()):
+        group = Group(title, sort_key=number)
+        for place, name in enumerate(members):
+            parent, _, child = name.partition(" ")
+            if child and name in names and parent not in table:
+                table.command(App(name=parent, help=GROUP_HELP[parent], group=group, sort_key=place))
+            if child and name in names:
+                table[parent].command(load_command(name), name=child, sort_key=place)
+            elif name in names:
+                table.command(load_command(name), name=name, group=group, sort_key=place)
     return table
 
 
@@ -96,6 +100,7 @@ def main() -> NoReturn:
     os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports a json.py in the current folder
     try:
         words = sys.argv[1:]
+        check_command(words, COMMANDS)
         if words[:1] and words[0] in LONG_RUNNING_COMMANDS:
             sys.stdout, sys.stderr = (
                 wrap_stdio_against_broken_pipe(sys.stdout),
@@ -105,14 +110,16 @@ def main() -> NoReturn:
         build_app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
     except (VitrailError, CycloptsError) as error:
-        text = name_options(str(error), getattr(error, "fields", ()))
+        told = describe_usage_error(error) if isinstance(error, CycloptsError) else str(error)
+        text = name_options(told, getattr(error, "fields", ()))
         print(f"vitrail: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
-            f"vitrail: {error.name} is not installed; install it, or use a folder that `vitrail export` wrote",
+            f"vitrail: {error.name} is not installed; run: pip install vitrail, or use a folder that `vitrail export` "
+            "wrote",
             file=sys.stderr,
         )
         sys.exit(2)

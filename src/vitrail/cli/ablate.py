@@ -30,18 +30,18 @@ def ablate(
     flags: Annotated[StudyFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Train a recipe as it is, and again with one ingredient left out or replaced, and compare (DeiT's table 8).
+    """Measure what each ingredient of a recipe contributes.
 
-    The other flags are those of `train` and `distill` and apply to every run: --epochs to each, and --minutes too, so
-    that a row with slower steps takes fewer of them. Each run has a folder in --out, for `vitrail runs`; table.json,
-    table.md and ablation.png are next to them. The same command again resumes: finished runs are kept, stopped runs
-    continue bit-identically. Ctrl-C saves a checkpoint before it stops.
+    The recipe is trained as it is, and again with one ingredient left out or replaced (DeiT's table 8). The other
+    options are those of `vitrail train` and `vitrail distill` and apply to every run, including --epochs and --minutes;
+    [recipe: …] shows the values of fashion. Each run has a folder in --out, for `vitrail runs`; table.json, table.md
+    and ablation.png are next to them. The same command again resumes: finished runs are kept, and stopped runs continue
+    with bit-identical results.
 
     Examples::
 
         vitrail ablate fashion --without flip --without smoothing --epochs 0.1 --set depth=1
-        vitrail ablate fashion --with optimizer=sgd,lr=0.1 --with depth=2 --seeds 2 --epochs 0.1 --set depth=1
-        vitrail ablate fashion --teacher runs/demo --without distill --with distill=soft --epochs 0.1 --set depth=1
+        vitrail ablate fashion --with optimizer=sgd,lr=0.1 --with depth=2 --epochs 0.1 -o runs/changed
         vitrail ablate deit --all --data photos --model DeiT-Ti --batch 4 --dry-run
 
     Parameters
@@ -49,11 +49,11 @@ def ablate(
     recipe
         A name that `vitrail train --recipe` takes, or a .yaml file of your own.
     without
-        An ingredient to leave out, for a row of its own; may be repeated: mixup, cutmix, erase, flip, policy
-        (randaugment, autoaugment), jitter, repeats, smoothing, crop, ema, clip, layer_decay, warmup, weight_decay,
-        dropout, stochastic_depth, whiten, early_size, distill (no teacher), init (the same model from scratch).
+        Leave out an ingredient, in a row of its own: mixup, cutmix, erase, flip, policy (randaugment, autoaugment),
+        jitter, repeats, smoothing, crop, ema, clip, layer_decay, warmup, weight_decay, dropout, stochastic_depth,
+        whiten, early_size, distill (no teacher), init (the same model from scratch). May be repeated.
     replaced
-        Settings or fields of the model for a row of its own, as NAME=VALUE,NAME=VALUE; may be repeated.
+        Change settings or config fields, in a row of its own. May be repeated.
     each
         Add a row without each ingredient of the recipe.
     """

@@ -1,5 +1,9 @@
 """vitrail bench: measure how fast models run on this machine."""
 
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
@@ -8,7 +12,7 @@ from vitrail.errors import ConfigError
 
 
 def bench(
-    *models: str,
+    *models: Annotated[str, Parameter(required=True)],
     engines: str | None = None,
     batches: str = "1,8",
     threads: str = "2",
@@ -24,20 +28,20 @@ def bench(
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure how fast models run on this machine: images per second, latency, memory, start-up time.
+    """Measure how fast models run on this machine.
 
-    Engines and other libraries take turns in random order, round after round, so that a busy moment of the machine
-    affects all of them. Ratios are computed within each round; the table shows the median and the quartiles, relative
-    to the first line of each group, which is another library if one is named. Latency is that of a complete batch,
-    with percentiles over all calls. Memory and start-up time are those of a new process until its first prediction. A
-    batch that can be split is also measured with one stream per thread: onnx × 2. Inputs are noise; decoding and
-    resizing are not included. If timm is installed, `vitrail bench ViT-B/16 --peers timm --batches 1` compares with it.
+    Prints images per second, latency, memory and start-up time. Engines and other libraries take turns in random order,
+    round after round, so that a busy moment of the machine affects all of them. Ratios are computed within each round;
+    the table shows the median and the quartiles, relative to the first line of each group, which is another library if
+    one is named. Latency is that of a complete batch, with percentiles over all calls. Memory and start-up time are
+    those of a new process until its first prediction. A batch that can be split is also measured with one stream per
+    thread: onnx × 2. Inputs are noise; decoding and resizing are not included.
 
     Examples::
 
-        vitrail bench my_model --engines eager --batches 1 --rounds 3
+        vitrail bench vit_fashion --engines eager --batches 1 --rounds 3
         vitrail bench ViT-Ti/16 --engines eager --image-size 32,64 --batches 1 --rounds 3 --starts 0
-        vitrail bench my_model --engines eager,onnx --batches 1,4 --threads 1,2 --seconds 0.1 --starts 0 -o speed
+        vitrail bench vit_fashion --engines eager,onnx --seconds 0.1 --starts 0 -o speed
 
     Parameters
     ----------
@@ -45,8 +49,7 @@ def bench(
         Models: a name that `vitrail models` lists, with random weights; a checkpoint, a run folder, hf-hub:OWNER/NAME;
         or an exported folder or .onnx file, which has one engine.
     engines
-        Engines, separated by commas: eager, compiled, onnx, int8. compiled takes a minute to start. [default:
-        eager,onnx,int8]
+        Engines, separated by commas: eager, compiled, onnx, int8. compiled starts slowly. [default: eager,onnx,int8]
     batches
         Batch sizes, separated by commas.
     threads
@@ -54,7 +57,7 @@ def bench(
     image_size
         Image sizes, separated by commas: 224,384 or 384x256. Positions are resampled. [default: the model's own]
     peers
-        Other libraries, separated by commas: timm, transformers. They run the same weights and must be installed.
+        Other libraries that run the same weights, separated by commas: timm, transformers. [default: none]
     rounds
         Number of rounds. [default: as many as fit into --seconds]
     seconds
@@ -66,10 +69,6 @@ def bench(
     out
         Folder for bench.json, bench.txt and bench.png.
     """
-    if not models:
-        raise ConfigError(
-            "no models; expected at least one: a name such as ViT-Ti/16, a checkpoint, an exported folder"
-        )
     if rounds is not None and seconds is not None:
         raise ConfigError("--rounds with --seconds; use one of them")
     sizes = [None] if image_size is None else [parse_size(each) for each in split_commas(image_size, "--image-size")]

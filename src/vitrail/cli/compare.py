@@ -1,6 +1,5 @@
 """vitrail compare: measure how often models disagree."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -10,13 +9,14 @@ from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder, print_report
-from vitrail.errors import ConfigError
 
 
 def compare(
-    *models: Annotated[str, Parameter(help="One or more models, as for `vitrail eval`, or timm:NAME.")],
+    *models: Annotated[
+        str, Parameter(required=True, help="Models as for `vitrail eval`, or timm:NAME, which timm downloads.")
+    ],
     data: flags.Data = None,
-    out: Path | None = None,
+    out: flags.OptionalOut = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     overwrite: flags.Overwrite = False,
@@ -26,25 +26,25 @@ def compare(
     strict: flags.Strict = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Compare models: the share of images that each pair of models, heads and the ground truth classifies differently.
+    """Measure how accurate models are and how often they disagree.
 
-    A model with a distillation token counts three times: its class head, its distillation head and their mean; the
-    similarity of its two tokens is shown per layer. Every model receives the images with its own preprocessing and
-    chooses among the classes of the data. Uses the same images as `vitrail eval`. Files are written only with --out.
+    Prints accuracy, and the share of images that each pair of models, heads and the ground truth classifies
+    differently. A model with a distillation token counts three times: its class head, its distillation head and
+    their mean; the similarity of its two tokens is shown per layer. Every model receives the images with its own
+    preprocessing and chooses among the classes of the data. Uses the same images as `vitrail eval`. Files are
+    written only with --out.
 
     Examples::
 
-        vitrail compare runs/demo
-        vitrail compare runs/demo runs/demo/model --data fashion --out results
-        vitrail compare runs/demo --data fashion --json
+        vitrail compare vit_fashion --data fashion
+        vitrail compare vit_fashion runs/demo --data fashion --out results
+        vitrail compare runs/demo --json
 
     Parameters
     ----------
     out
         Folder for comparison.png and comparison.json.
     """
-    if not models:
-        raise ConfigError("no models; expected at least one: a run folder, a checkpoint, an export or timm:NAME")
     check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)

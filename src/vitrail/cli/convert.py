@@ -7,9 +7,13 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import parse_fields, parse_size, read_labels_file
 from vitrail.files import refuse_existing_outputs
 
+Layout = Literal[
+    "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster", "t2t", "t2t_by_width"
+]
 LOAD_SNIPPETS = {  # how the result is opened
     "vitrail": "vitrail.load({path!r})",
     "timm": 'timm.create_model("local-dir:{path}", pretrained=True)',
@@ -18,48 +22,34 @@ LOAD_SNIPPETS = {  # how the result is opened
 
 
 def convert(
-    checkpoint: str,
+    checkpoint: Annotated[str, Parameter(name="MODEL")],
     out: Path,
     /,
     *,
-    to: Literal[
-        "vitrail",
-        "timm",
-        "hf",
-        "torchvision",
-        "google",
-        "deit",
-        "dino",
-        "mae",
-        "moco",
-        "akamaster",
-        "t2t",
-        "t2t_by_width",
-    ],
+    to: Layout,
     source: Annotated[str | None, Parameter(name="--from")] = None,
     image_size: flags.ImageSize = None,
-    patch_size: str | None = None,
+    patch_size: Annotated[str | None, Parameter(group=MODEL)] = None,
     classes: int | None = None,
-    policy: Literal["timm", "deit", "google", "torchvision", "dino"] | None = None,
+    policy: Annotated[Literal["timm", "deit", "google", "torchvision", "dino"] | None, Parameter(group=MODEL)] = None,
     dtype: Literal["float32", "float16", "bfloat16"] | None = None,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     overwrite: flags.Overwrite = False,
 ) -> None:
-    """Convert a checkpoint of any layout to another, and report what happened to every tensor.
+    """Convert a checkpoint of any layout to another.
 
-    Reads Google's .npz; .pth, .bin and .safetensors of timm, facebook's DeiT, DINO, MAE, MoCo v3, torchvision,
-    akamaster and T2T-ViT; folders of transformers, timm and vitrail; and hf-hub:OWNER/NAME[@REVISION]. Nothing in a
-    file is executed.
+    Reports what happened to every tensor. Reads Google's .npz; .pth, .bin and .safetensors of timm, facebook's
+    DeiT, DINO, MAE, MoCo v3, torchvision, akamaster and T2T-ViT; folders of transformers, timm and vitrail; and
+    hf-hub:OWNER/NAME[@REVISION]. Nothing in a file is executed.
 
     Examples::
 
-        vitrail convert weights.pth my_vitrail --to vitrail
-        vitrail convert weights.pth for_transformers --to hf --labels labels.txt
-        vitrail convert my_model larger --to vitrail --image-size 64 --policy deit
-        vitrail convert my_model weights.npz --to google
-        vitrail convert my_model half --to vitrail --dtype float16
+        vitrail convert vit_fashion weights.npz --to google
+        vitrail convert weights.pth my_vit --to vitrail
+        vitrail convert vit_fashion for_transformers --to hf
+        vitrail convert vit_fashion larger --to vitrail --image-size 56 --dtype float16
 
     Parameters
     ----------
@@ -70,16 +60,15 @@ def convert(
     to
         Layout to write.
     source
-        Layout to read, if it should not be detected: vitrail, timm, hf, torchvision, google, deit, dino, mae, moco,
-        akamaster, t2t, or t2t_by_width for a T2T-ViT whose attention was scaled by its full width.
+        Layout to read, as for --to. t2t_by_width scales attention by the full width. [default: detected]
     patch_size
-        Resample the patch kernel as FlexiViT does: 16, or 16x8.
+        Resample the patch kernel as FlexiViT does: 16, or 16x8. [default: the model's own]
     classes
-        Replace the head by one for this many classes, which starts at zero; 0 removes it.
+        Replace the head by one for this many classes, which starts at zero; 0 removes it. [default: keep it]
     policy
-        How positions are resampled: timm, deit, google, torchvision, dino. [default: as the authors of the checkpoint]
+        How positions are resampled. [default: as the authors of the checkpoint do]
     dtype
-        Cast the weights: float32, float16 or bfloat16. [default: as in the checkpoint]
+        Cast the weights. [default: keep their dtype]
     """
     given, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
     for name, text in (("image_size", image_size), ("patch_size", patch_size)):

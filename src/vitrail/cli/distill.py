@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.groups import DISTILLATION
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import RunFlags, TeacherCache, TeacherModel
 from vitrail.cli.train import start_or_resume
@@ -12,29 +13,32 @@ from vitrail.cli.train import start_or_resume
 def distill(
     *,
     teacher: TeacherModel = None,
-    teacher_fields: Annotated[list[str] | None, Parameter(name="--teacher-set", negative=())] = None,
+    teacher_fields: Annotated[
+        list[str] | None,
+        Parameter(name="--teacher-set", negative=(), group=DISTILLATION),
+    ] = None,
     teacher_cache: TeacherCache = None,
     flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
     settings: Annotated[DistillRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Train a small model with a trained one as its teacher (DeiT). Runs, recipes and flags are those of `train`.
+    """Train a small model with a trained one as its teacher (DeiT).
 
-    The teacher receives the same views as the student, augmented and mixed, in its own normalisation and size. Its
-    classes are matched with the data's by name. In a student with a distillation token (deit_*_distilled_*) one token
-    learns the labels and the other the teacher, and the prediction is the mean of both heads; any other model learns
-    both with its one head. Afterwards `vitrail compare` shows which models disagree.
+    Runs, recipes and options are those of `vitrail train`; [recipe: …] shows the values of fashion. The teacher
+    receives the same augmented images as the student, in its own size and normalization; classes are matched by name.
+    In a student with a distillation token (deit_*_distilled_*), one token learns the labels and the other the teacher,
+    and the prediction is the mean of both heads. Any other student learns both with its one head. `vitrail compare`
+    shows afterwards where the models disagree.
 
     Examples::
 
-        vitrail distill --teacher runs/demo --epochs 1
-        vitrail distill --teacher runs/demo --distill soft --epochs 1
-        vitrail distill --data photos --teacher runs/teacher --init student --epochs 1 --batch 4
+        vitrail distill --teacher vit_fashion --epochs 1
+        vitrail distill --teacher vit_fashion --distill soft --epochs 1
         vitrail distill --resume runs/demo
 
     Parameters
     ----------
     teacher_fields
-        A config field that the teacher's file does not specify, as FIELD=VALUE; may be repeated.
+        Set a config field that the teacher's file does not specify: heads=3. May be repeated.
     """
     start_or_resume(
         flags or RunFlags(),

@@ -1,9 +1,11 @@
 """vitrail eval: measure a model on labelled images."""
 
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
@@ -15,9 +17,9 @@ def eval(  # noqa: A001
     /,
     *,
     data: flags.Data = None,
-    real: Path | None = None,
-    out: Path | None = None,
-    head: Literal["both", "class", "distill"] | None = None,
+    out: flags.OptionalOut = None,
+    real: flags.RealLabels = None,
+    head: Annotated[Literal["both", "class", "distill"] | None, Parameter(group=MODEL)] = None,
     image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -28,25 +30,24 @@ def eval(  # noqa: A001
     strict: flags.Strict = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Evaluate a model: top-1, top-5, loss, calibration, the worst classes and the most confused pairs.
+    """Evaluate a model on labelled images.
 
-    Uses the validation part of the data: all images of a folder without one, and for the data of a run the images
-    that the run was not trained on. Files are written only with --out.
+    Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs. Uses the
+    validation part of the data: all images of a folder without one, and for the data of a run the images that the
+    run was not trained on. Files are written only with --out.
 
     Examples::
 
-        vitrail eval runs/demo
-        vitrail eval runs/demo --data fashion --out results
-        vitrail eval runs/demo --data fashion --json
+        vitrail eval vit_fashion --data fashion
+        vitrail eval vit_fashion --data fashion --out results
+        vitrail eval runs/demo --json
 
     Parameters
     ----------
-    real
-        ReaL labels of the ImageNet validation images, a .json file; the images must have their ImageNet names.
     out
         Folder for confusion.png, reliability.png and evaluation.json.
     head
-        For a model with a distillation token: the mean of both heads, or one of them.
+        For a model with a distillation token: the mean of both heads, or one of them. [default: both]
     """
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
     if image_size is not None:

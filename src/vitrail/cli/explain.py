@@ -9,14 +9,10 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer
-from vitrail.cli.options.predict_flags import Images, check_misspelt_options
+from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.output.messages import print_error, print_note
 from vitrail.cli.output.progress import progress_bar
-
-OPTION_NAMES = (
-    *("out", "method", "layer", "head", "from", "token", "class", "discard", "check", "labels", "set"),
-    *("preprocessing", "overwrite", "svg", "arrays", "device", "json"),
-)
+from vitrail.cli.usage_errors import check_arguments
 
 
 def explain(
@@ -40,20 +36,19 @@ def explain(
     device: flags.Device = "auto",
     as_json: flags.Json = False,
 ) -> None:
-    """Draw what a model attends to: each photo stays bright where it does and is darkened elsewhere.
+    """Draw what a model attends to in each photo.
 
-    grad-rollout follows the attention through all layers and keeps what contributes to a class; rollout keeps all;
-    attention shows a layer and its heads; pool shows the weights of attention pooling; norms shows token norms,
-    which reveal artefacts in models without registers. An image that cannot be read is reported and skipped; the exit
-    code is 2.
+    The photo stays bright where the model attends and is darkened elsewhere. grad-rollout follows the attention
+    through all layers and keeps what contributes to a class; rollout keeps all; attention shows a layer and its
+    heads; pool shows the weights of attention pooling; norms shows token norms, which reveal artefacts in models
+    without registers. An image that cannot be read is reported and skipped; the exit code is then 2.
 
     Examples::
 
-        vitrail explain my_model photo.jpg
-        vitrail explain my_model photo.jpg --class 3 --check
-        vitrail explain my_model photo.jpg --method attention --layer all --head all -o maps --svg --arrays
-        vitrail explain my_model photo.jpg --method attention --layer 0 --from 1,2
-        vitrail explain runs/demo photo.jpg --json
+        vitrail explain vit_fashion example:cat
+        vitrail explain vit_fashion example:cat --class 3 --check -o checked
+        vitrail explain vit_fashion example:cat --method attention --layer all --head all -o maps --svg
+        vitrail explain vit_fashion photos -o explained_photos --json
 
     Parameters
     ----------
@@ -67,17 +62,15 @@ def explain(
     head
         Head from 0, -1 for the last; mean, max or min of all heads; or all, each in its own map.
     token
-        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN
-        from 0,0.
+        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN.
     of_class
         The class to explain, by number or name. [default: the top class]
     discard
         Share of the smallest entries in each row of a rollout's attention to treat as noise: 0.9, for example.
     check
-        Check whether the map means anything: the probability of the class without the 30 % most and least attended
-        patches.
+        Print the probability of the class without the 30 % most and the 30 % least attended patches.
     """
-    check_misspelt_options(images, OPTION_NAMES)
+    check_arguments("explain", checkpoint, images)
 
     from vitrail.inspection.explain_files import explain_arguments
     from vitrail.inspection.explain_options import ExplainOptions, default_method

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels_file
 from vitrail.cli.output.messages import print_error, print_notes
 from vitrail.errors import ConfigError
 from vitrail.files import refuse_existing_outputs
+from vitrail.text import format_count
 
 
 def export(
@@ -20,45 +22,46 @@ def export(
     to: Literal["onnx", "onnx-int8", "torch-export"] = "onnx",
     features: Literal["class", "mean", "tokens"] | None = None,
     image_size: flags.ImageSize = None,
-    dynamic: Annotated[bool, Parameter(negative=())] = False,
-    portable: Annotated[bool, Parameter(negative=())] = False,
-    merge: int = 0,
+    dynamic: Annotated[bool, Parameter(negative=(), group=MODEL)] = False,
+    portable: Annotated[bool, Parameter(negative=(), group=MODEL)] = False,
+    merge: Annotated[int, Parameter(group=MODEL)] = 0,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     check: Annotated[list[str] | None, Parameter(negative=())] = None,
     overwrite: flags.Overwrite = False,
 ) -> None:
-    """Export a model to a folder that predicts without torch: model.onnx, config.json with labels and preprocessing.
+    """Export a model to a folder that predicts without torch.
 
-    The file takes pixels as Pillow gives them, uint8 (batch, rows, columns, channels), in batches of any size;
-    normalisation is part of its first layer. Before the folder appears, the export is compared with torch on eight
-    built-in photos, views of them, noise and the images of --check. An exact export differs by less than 1e-4; for
-    int8, the number of images with the same top class is printed.
+    The folder has model.onnx, and config.json with labels and preprocessing. The file takes pixels as Pillow gives
+    them, uint8 (batch, rows, columns, channels), in batches of any size; normalization is part of its first layer.
+    Before the folder appears, the export is compared with torch on eight photos of the package, views of them, noise
+    and the images of --check. An exact export differs by less than 1e-4; for int8, the number of images with the same
+    top class is printed.
 
     Examples::
 
-        vitrail export my_model for_the_box
-        vitrail export my_model small --to onnx-int8 --check photos/val/bees
-        vitrail export my_model of_any_size --dynamic --features mean
+        vitrail export vit_fashion exported
+        vitrail export vit_fashion small --to onnx-int8 --check photos
+        vitrail export vit_fashion features --features mean
 
     Parameters
     ----------
     out
         Folder to write.
     to
-        onnx; onnx-int8, which is smaller and about twice as fast, but not exact; torch-export, for torch.export.load.
+        Format. onnx-int8 is smaller and about twice as fast, but not exact; torch-export is for torch.export.load.
     features
         Export features instead of classes, for `vitrail embed`: the class token, the mean of the patches, or all
-        tokens.
+        tokens. [default: classes]
     dynamic
         Accept any multiple of the patch size. By default the size is fixed, which is slightly faster.
     portable
         Use only operators of the ONNX standard, for other runtimes than ONNX Runtime.
     merge
-        Merge this many similar tokens per layer: faster and less exact.
+        Number of similar tokens to merge in each layer: faster and less exact.
     check
-        Images or folders to check the export on as well; may be repeated.
+        Images or folders to check the export on as well. May be repeated.
     """
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
     if image_size is not None:
@@ -105,8 +108,8 @@ def export(
     size = f"any multiple of {exported.multiple}" if exported.multiple else f"{rows}×{columns}"
     print(f"{out}: {to}, {exported.output}, images of {size}, any batch")
     if to == "onnx-int8":
-        print(f"agrees with fp32 on {checked.same} of {checked.images} images")
+        print(f"agrees with fp32 on {checked.same} of {format_count(checked.images, 'image')}")
     else:
-        print(f"equals torch on {checked.images} images within {checked.difference:.1e}")
+        print(f"equals torch on {format_count(checked.images, 'image')} within {checked.difference:.1e}")
     if to != "torch-export":
         print(f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg")

@@ -13,7 +13,7 @@ from vitrail.errors import CheckpointError
 
 
 def inspect_checkpoint(
-    file: str,
+    file: Annotated[str, Parameter(name="MODEL")],
     /,
     *,
     source: Annotated[str | None, Parameter(name="--from")] = None,
@@ -21,25 +21,25 @@ def inspect_checkpoint(
     tensors: Annotated[bool, Parameter(negative=())] = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Show the contents of a checkpoint: layout, architecture, shapes, dtypes, head, checksums, suspicious values.
+    """Show the contents of a checkpoint.
 
-    Nothing in the file is executed. If the layout is unknown or no model can be built from the file, the reason and
-    the tensors are shown. For a run or an exported folder, the checksum of every file is verified. Exits with code 2
-    if a file is damaged.
+    Shows layout, architecture, shapes, dtypes, head, checksums and suspicious values. Nothing in the file is
+    executed. If the layout is unknown or no model can be built from the file, the reason and the tensors are shown.
+    Suspicious values, such as NaN, are named. For a run or an exported folder, the checksum of every file is
+    verified. Exits with code 2 if a file is damaged.
 
     Examples::
 
-        vitrail inspect-checkpoint my_model
+        vitrail inspect-checkpoint vit_fashion
         vitrail inspect-checkpoint runs/demo
-        vitrail inspect-checkpoint weights.pth --tensors
-        vitrail inspect-checkpoint weights.pth --from deit --set heads=3 --json
+        vitrail inspect-checkpoint vit_fashion --tensors --json
 
     Parameters
     ----------
     file
         A file (.safetensors, .pth, .bin, .npz), a folder, a run, an export, a name of `vitrail models`, or hf-hub:….
     source
-        The layout, if it should not be detected: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco.
+        Layout: vitrail, timm, deit, google, hf, torchvision, dino, mae, moco. [default: detected]
     tensors
         List every tensor with its mean, deviation, minimum and maximum instead of grouping the blocks.
     """

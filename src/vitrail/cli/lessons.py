@@ -15,14 +15,14 @@ def lessons(
     arrays: flags.Arrays = False,
     overwrite: flags.Overwrite = False,
 ) -> None:
-    """Draw teaching plots: GELU and similar activations, learning rate schedules, sinusoidal positions.
+    """Draw plots that teach parts of a Vision Transformer.
 
-    Each plot is computed by the code that the models use, and has a caption that explains it.
+    Activations such as GELU, learning rate schedules, sinusoidal positions. Each plot is computed by the code that
+    the models use, and has a caption that explains it.
 
     Examples::
 
-        vitrail lessons -o lessons
-        vitrail lessons -o lessons --svg --arrays
+        vitrail lessons -o plots --svg --arrays
         vitrail lessons -o lessons.html
 
     Parameters

@@ -35,9 +35,8 @@ def look(
 
     Examples::
 
-        vitrail look runs/demo --images 4
-        vitrail look my_model -o figures --svg
-        vitrail look my_model --data photos --images 4 --arrays
+        vitrail look vit_fashion --images 4
+        vitrail look vit_fashion --data photos --images 4 -o figures --svg --arrays
 
     Parameters
     ----------

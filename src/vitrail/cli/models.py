@@ -13,10 +13,11 @@ from vitrail.text import format_table
 def models(
     pattern: str = "*", /, *, pretrained: Annotated[bool, Parameter(negative=())] = False, as_json: flags.Json = False
 ) -> None:
-    """List the models: parameters, GMACs, resolution, public weights and their top-1.
+    """List the models and their public weights.
 
-    GMACs are the multiply-adds of convolutions, matrix products and attention for one image. Commands that take a
-    model open public weights by name: MODEL for the default ones, which are shown, or MODEL.TAG.
+    Shows parameters, GMACs, resolution, weights and their top-1. GMACs are the multiply-adds of convolutions,
+    matrix products and attention for one image. Commands that take a model open public weights by name: MODEL for
+    the default ones, which are shown, or MODEL.TAG.
 
     Examples::
 

@@ -27,17 +27,16 @@ def report(
     batch: flags.Batch = 4,
     device: flags.Device = "auto",
 ) -> None:
-    """Write a page about a model or a run that opens in any browser.
+    """Write an HTML page about a model or a run.
 
-    With labelled images: accuracy in total and per class, confusion matrix, calibration, samples of every class. For
-    a run: its training curves. For every model: predictions, maps of what it attends to, attention distances, filters,
-    positions and a summary. A single file with everything in it: it needs no network and no server, has a light and a
-    dark theme, and can be read on a phone.
+    With labelled images: accuracy in total and per class, confusion matrix, calibration, samples of every class.
+    For a run: its training curves. For every model: predictions, maps of what it attends to, attention distances,
+    filters, positions and a summary. A single file that opens in any browser, without a network, on a phone too.
 
     Examples::
 
-        vitrail report runs/demo --images 4 -o report.html
-        vitrail report my_model --data photos --images 4 --explained 2
+        vitrail report vit_fashion --images 4
+        vitrail report runs/demo --data fashion --images 4 --explained 2 -o run.html
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ def report(
     evaluate
         Measure the accuracy on all labelled images.
     out
-        The page, a file name that ends in .html.
+        File name of the page; it ends in .html.
     """
     check_minimum("--explained", explained, 0)
     check_minimum("--batch", batch, 1)

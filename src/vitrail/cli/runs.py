@@ -12,14 +12,14 @@ def runs(
     folder: Path = Path("runs"),
     /,
     *,
-    out: Path | None = None,
+    out: flags.OptionalOut = None,
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
-    """List the runs in a folder: model, data, recipe, steps, validation accuracy, losses, time, state.
+    """List the runs in a folder with their accuracy and state.
 
-    val top-1 and val loss are those of the last evaluation on the validation images, best top-1 the highest of all
-    evaluations, and train loss is the loss on the training images. A distilled run also has the name of its teacher.
+    Validation top-1 and loss are those of the last evaluation, best top-1 is the highest of all evaluations, and train
+    loss is the loss on the training images. A distilled run also has the name of its teacher.
     A run is finished, stopped at a step (killed, or still training), or damaged, with the reason.
 
     Examples::
@@ -31,9 +31,9 @@ def runs(
     Parameters
     ----------
     folder
-        A folder of runs, or one run.
+        Folder of runs, or one run.
     out
-        A file for a plot of training loss, validation loss and validation accuracy: .png, .svg or .pdf.
+        File for a plot of training loss, validation loss and validation accuracy: .png, .svg or .pdf.
     """
     from vitrail.train.run_list import list_run_cells, read_run_summaries
 

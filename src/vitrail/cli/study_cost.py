@@ -18,19 +18,19 @@ def cost(
     overwrite: flags.Overwrite = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure time and memory of layers as the sequence grows, and compare fitted exponents with their O(·).
+    """Measure time and memory of layers as the sequence grows.
 
     Full attention as one fused kernel and with all its scores in memory, Linformer, axial and windowed attention, an
     LSTM and a convolution, from 64 to 16,384 tokens: table 1 of Attention Is All You Need (arXiv 1706.03762), measured.
-    Attention is timed from q, k, v to its output, without the linear maps around it, which are O(n·d²) for all of
-    them. Time is CPU time of one thread, in rounds in which all layers take turns in random order, so a busy machine
-    is fine; an exponent is fitted in each round, and the table shows the median. Memory is what a layer reads plus the
-    peak growth of the process while it runs.
+    Fitted exponents are compared with the O(·) of theory. Attention is timed from q, k, v to its output, without the
+    linear maps around it, which are O(n·d²) for all of them. Time is CPU time of one thread, in rounds in which all
+    layers take turns in random order, so a busy machine is fine; an exponent is fitted in each round, and the table
+    shows the median.
 
     Examples::
 
         vitrail study cost --tokens 64,1024,2304 --budget 2
-        vitrail study cost --tokens 64,1024 --width 32 --budget 1 -o cost
+        vitrail study cost --tokens 64,1024,2304 --width 32 --budget 1 -o cost
 
     Parameters
     ----------

@@ -17,15 +17,16 @@ def positions(
     flags: Annotated[StudyFlags | None, Parameter(name="*")] = None,
     settings: Annotated[RecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Train the same ViT without positions and with each kind, and compare with the paper (ViT's table 8).
+    """Compare position embeddings by training a ViT with each.
 
-    Eight runs from scratch for each seed: no positions; learned 1-D and 2-D ones, added at the stem, before every
+    Eight runs from
+    scratch for each seed (ViT's table 8): no positions; learned 1-D and 2-D ones, added at the stem, before every
     layer, or before every layer from a shared table; relative ones (offsets in rows and columns, in the paper along
-    the sequence). All kinds are trained with one seed before the next seed starts. The other flags are those of `train`
-    and apply to every run: --epochs to each, or --minutes, so that one with slower steps takes fewer of them. Each
-    run has a folder in --out, for `vitrail runs`; table.json, table.md and positions.png are next to them. The same
-    command again resumes: finished runs are kept, stopped runs continue bit-identically. Ctrl-C saves a checkpoint
-    before it stops.
+    the sequence). All kinds are trained with one seed before the next seed starts. The other options are those of
+    `vitrail train` and apply to every run, including --epochs and --minutes; [recipe: …] shows the values of
+    fashion. Each run has a folder in --out, for `vitrail runs`; table.json, table.md and positions.png are next to
+    them. The same command again resumes: finished runs are kept, and stopped runs continue with bit-identical
+    results. Press Ctrl-C to save and stop.
 
     Examples::
 
@@ -35,15 +36,15 @@ def positions(
     Parameters
     ----------
     recipe
-        A name that `vitrail train --recipe` takes, or a .yaml file of your own. By default `fashion` for that data,
-        else `positions`, a small ViT of 32 pixels and patch 4, trained briefly without augmentation.
+        A name that `vitrail train --recipe` takes, or a .yaml file of your own. positions is a small ViT of 32 pixels
+        and patch size 4, trained briefly without augmentation. [default: fashion for that data, else positions]
     """
     flags = flags or StudyFlags()
     if flags.init is not None:
-        raise ConfigError(f"--init {flags.init}; expected none: a checkpoint was trained with its own positions")
+        raise ConfigError(f"--init {flags.init} cannot be used here: a checkpoint was trained with its own positions")
     for item in flags.fields or ():
         if parse_field(item)[0] in ("positions", "positions_at"):
-            raise ConfigError(f"--set {item}; expected none: each row has its own")
+            raise ConfigError(f"--set {item} cannot be used here: each row has its own positions")
     embedded = flags.data in (None, "fashion") and flags.model is None
     chosen = flags.resolve_recipe(recipe or ("fashion" if embedded else "positions"), collect_given_flags(settings))
     seeds = flags.list_seeds(chosen)

@@ -14,36 +14,35 @@ def summary(
     model: str,
     /,
     *,
-    image_size: Annotated[str | None, Parameter(help="Image size: 384, or rows x columns: 384x256.")] = None,
+    image_size: str | None = None,
     classes: str | None = None,
-    fields: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative=(), help="Set a config field, as FIELD=VALUE. May be repeated."),
-    ] = None,
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     batch: int = 1,
     depth: int = 2,
     as_json: flags.Json = False,
 ) -> None:
-    """Show a model layer by layer: output shape, parameters, MACs; totals with bare parameters, memory estimate.
+    """Show a model layer by layer.
 
-    Nothing is computed or downloaded, so large models take no longer than small ones. The summary lists all config
-    fields.
+    Shows output shapes, parameters, MACs, totals with bare parameters, and a memory estimate. Nothing is computed
+    or downloaded, so large models take no longer than small ones. The config fields, which --set changes, are
+    listed at the end.
 
     Examples::
 
         vitrail summary ViT-B/16
         vitrail summary vit_base_patch16_224 --image-size 384x256 --classes 10
-        vitrail summary DeiT-Ti-distilled --depth 9
         vitrail summary ViT-S/16 --set positions=rotary --set pool=mean
-        vitrail summary examples/own_family.py:mixer_tiny
 
     Parameters
     ----------
     model
-        A name or alias that `vitrail models` lists, a run or a checkpoint, or a family of your own:
-        package.module:preset, file.py:preset.
+        Name or alias that `vitrail models` lists, run, checkpoint, or family of your own: file.py:preset.
+    image_size
+        Image size: 384, or rows x columns: 384x256. [default: that of the model]
     classes
-        Number of outputs of the head.
+        Number of outputs of the head. [default: that of the model]
+    fields
+        Set a config field. May be repeated.
     batch
         Batch size for shapes, MACs and memory.
     depth

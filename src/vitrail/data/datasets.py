@@ -126,8 +126,6 @@ def open_data(
         train, val, split_notes = split_dataset(train, seed, val_share)
         notes += [f"{name}: {note}" for note in split_notes]
     classes = next(each.classes for each in (train, val) if each is not None)
-    if len(classes) == 1:
-        notes.append(f"{name}: only one class, {classes[0]!r}; there is nothing to classify")
     return DatasetSplits(name=name, train=train, val=val, classes=classes, notes=tuple(map(escape_unprintable, notes)))
 
 

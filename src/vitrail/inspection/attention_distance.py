@@ -15,10 +15,10 @@ from vitrail.figures import (
     GREY,
     RED,
     CaptionedFigure,
-    format_count_with_noun,
     new_figure,
     style_axes,
 )
+from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def plot_attention_distance(
     counts = (~np.isnan(distances)).sum(-1)
     means = np.divide(np.nansum(distances, -1), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     layers, heads = distances.shape
-    sample = f"{format_count_with_noun(images, 'image')} of {image_size[0]}×{image_size[1]} pixels"
+    sample = f"{format_count(images, 'image')} of {image_size[0]}×{image_size[1]} pixels"
 
     def draw() -> "Figure":
         figure = new_figure(FIGURE_WIDTH, 4.4)

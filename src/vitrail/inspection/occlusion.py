@@ -18,12 +18,12 @@ from vitrail.figures import (
     GREY,
     RED,
     CaptionedFigure,
-    format_count_with_noun,
     new_figure,
     style_axes,
 )
 from vitrail.inspection.capture import find_attention_layers, force_eager
 from vitrail.layers.attention import Attention, SelfAttention
+from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,7 +144,7 @@ def plot_occlusion(
         axes.set(xlabel="patches removed (%)", ylabel="mean class probability", ylim=(0, None))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(title="order of removal", alignment="left", frameon=False)
-        style_axes(axes, f"occlusion check, {format_count_with_noun(images, 'image')}")
+        style_axes(axes, f"occlusion check, {format_count(images, 'image')}")
         return figure
 
     return CaptionedFigure(
@@ -156,7 +156,7 @@ def plot_occlusion(
             "removing the most attended patches lowers it sooner than removing the least attended ones. The gap is "
             f"largest at {shares[largest]:.0%} of the patches: {most.mean(0)[largest]:.3f} without the most attended, "
             f"{least.mean(0)[largest]:.3f} without the least attended. "
-            f"Mean over {format_count_with_noun(images, 'image')}{'; bands show its standard error' * (images > 1)}."
+            f"Mean over {format_count(images, 'image')}{'; bands show its standard error' * (images > 1)}."
         ),
         arrays={"shares": shares, **curves},
         draw=draw,

@@ -16,10 +16,10 @@ from vitrail.figures import (
     COLOURS,
     FIGURE_WIDTH,
     CaptionedFigure,
-    format_count_with_noun,
     new_figure,
     style_axes,
 )
+from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
         for number, (line, name) in enumerate(zip(prefix_norms.T, names, strict=True)):
             colour = COLOURS[1 + number % (len(COLOURS) - 1)]
             left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"{name} token")
-        style_axes(left, f"token norms, {format_count_with_noun(images, 'image')}")
+        style_axes(left, f"token norms, {format_count(images, 'image')}")
         left.set(xlabel=STATES_LABEL, ylabel="token norm")
         plotted = np.concatenate([levels.ravel(), prefix_norms.ravel()])
         if np.nanmin(plotted) > 0 and np.nanmax(plotted) > 20 * np.nanmin(plotted):
@@ -99,7 +99,7 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
         return figure
 
     caption = (
-        f"Token norms {STATES_LABEL}, over {format_count_with_noun(images, 'image')}. Left: median and quantiles of the"
+        f"Token norms {STATES_LABEL}, over {format_count(images, 'image')}. Left: median and quantiles of the"
         f" patches{' and the mean of each prefix token' if prefix else ''}. Right: mean norm of the patches by position"
         f" after the last block. {describe_outliers(share)}"
     )

@@ -117,8 +117,8 @@ def open_on_fastest_engine(
     )
     if fixed and len(predictors) == 1:
         found = next(iter(predictors.values()))
-        if options.engine == "auto" and count < MIN_IMAGES_TO_MEASURE and not notes:
-            notes.append(f"engine {found.engine.name}: nothing measured for {count} image{'s' * (count > 1)}")
+        if options.engine == "auto" and 1 < count < MIN_IMAGES_TO_MEASURE and not notes:
+            notes.append(f"engine {found.engine.name}: nothing measured for {count} images")
         return EngineChoice(found, batch, tuple(notes))
     return choose_fastest_engine(model, predictors, options, batch, notes)
 

@@ -20,6 +20,7 @@ from vitrail.data.formats.class_folders import SymlinkGuard, is_folder_entry, is
 from vitrail.data.image_items import ImageItem
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.text import format_count
 
 STDIN = "-"
 MAX_NAMES_IN_MEMORY = 100_000  # names of one folder in memory: one with a million files is read ten times
@@ -229,8 +230,9 @@ def unreadable_images_error(
     failed: int, total: int, problems: Sequence[str] = (), where: object | None = None
 ) -> DataError | None:
     """The error at the end of a job that skipped some of its images; `where` has the results of the others."""
-    counts = [f"{failed} of {total} images"] * bool(failed) + [f"{len(problems)} of the arguments"] * bool(problems)
-    others = "" if where is None else f"; the results of the others are in {where}"
+    counts = [f"{failed} of {format_count(total, 'image')}"] * bool(failed)
+    counts += [f"{len(problems)} of the arguments"] * bool(problems)
+    others = "" if where is None or failed == total else f"; the results of the others are in {where}"
     return DataError(f"{' and '.join(counts)} could not be read{others}") if counts else None
 
 

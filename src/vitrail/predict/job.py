@@ -41,6 +41,7 @@ from vitrail.predict.output.row_formats import (
 )
 from vitrail.predict.pipeline import ImageResult
 from vitrail.predict.predictor import Predictor
+from vitrail.text import format_count
 
 ResultSink = PredictionFile | FeatureFile | PredictionPrinter
 ENGINE_SAMPLE_SIZE = 32  # images of the job on which engines are compared
@@ -101,7 +102,7 @@ class PredictJob:
             for problem in summary.problems:
                 self.on_error(DataError(problem))
             if summary.repeated:
-                self.on_note(f"{summary.repeated} of the images were given twice; each is processed once")
+                self.on_note(f"{format_count(summary.repeated, 'image')} given twice; each is processed once")
             with self.report_interrupt(partial):
                 engine = self.open_engine(listing, summary)
                 job = {} if partial is None else self.describe(kind, engine.predictor)
@@ -161,7 +162,7 @@ class PredictJob:
     ) -> JobResult:
         done, failed, start = sink.done, sink.failed, monotonic()
         if done:
-            self.on_note(f"resuming: {len(done)} images are done, of which {failed} could not be read")
+            self.on_note(f"resuming: {format_count(len(done), 'image')} done, of which {failed} could not be read")
             self.note_changed_images(listing, done)
         left = (each for each in listing if each.name not in done) if done else iter(listing)
         single = is_single_image(summary) and self.out is None
@@ -190,7 +191,7 @@ class PredictJob:
             if is_regular_image_file(each) and done.has_changed(each.name, compute_file_stamp(each.source)):
                 changed, example = changed + 1, example or each.name
         if changed:
-            count = f"{changed:,} images" if changed > 1 else "1 image"
+            count = format_count(changed, "image")
             self.on_note(
                 f"{count} changed after processing, for example {example!r}; their rows describe the old "
                 "contents: use `overwrite` to start over"

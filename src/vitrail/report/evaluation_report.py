@@ -12,10 +12,10 @@ from vitrail.checkpoint.class_mapping import split_label
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import DataError
-from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, format_count_with_noun, new_figure, sanitize_label
+from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
 from vitrail.loading import LoadedModel
 from vitrail.report.html_page import PageSection
-from vitrail.text import TableCells, format_duration
+from vitrail.text import TableCells, format_count, format_duration
 from vitrail.train.evaluate import evaluate
 from vitrail.train.evaluation_data import LabelledImages
 from vitrail.train.metrics import Evaluation
@@ -79,8 +79,8 @@ def build_result_sections(evaluated: EvaluatedImages) -> list[PageSection]:
     shown = "" if len(classes) == len(result.per_class) else f" The {len(classes)} with the lowest accuracy are listed."
     overview = PageSection(
         title="Results",
-        text=f"{evaluated.found.name}: {format_count_with_noun(result.images, 'validation image')}"
-        f" of {format_count_with_noun(len(result.per_class), 'class')}.{shown}",
+        text=f"{evaluated.found.name}: {format_count(result.images, 'validation image')}"
+        f" of {format_count(len(result.per_class), 'class')}.{shown}",
         table=build_accuracy_table(result),
     )
     per_class = PageSection(title="Accuracy per class", table=build_class_table(result, classes))

@@ -7,14 +7,13 @@ from typing import Any
 from vitrail import __version__
 from vitrail.data.image_items import ImageItem, spread_over_labels
 from vitrail.errors import DataError
-from vitrail.figures import format_count_with_noun
 from vitrail.inspection.explain import Explainer, Explanation
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
 from vitrail.report.evaluation_report import EvaluatedImages, build_result_sections, build_training_section
 from vitrail.report.html_page import PageSection
-from vitrail.text import TableCells
+from vitrail.text import TableCells, format_count
 from vitrail.train.run_list import RunSummary
 
 TOP_PREDICTIONS = 3  # in the table of predictions
@@ -89,11 +88,11 @@ def build_model_report(
 
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int, evaluated: EvaluatedImages | None) -> str:
     size = format_shape(summary.input[2:])
-    sample = f" Figures over {format_count_with_noun(images, 'image')}." if images else ""
+    sample = f" Figures over {format_count(images, 'image')}." if images else ""
     classes = f", {explainer.loaded.classes:,} classes" if explainer.loaded.classes else ", without a head"
     accuracy = ""
     if evaluated is not None:
-        count = format_count_with_noun(evaluated.result.images, "validation image")
+        count = format_count(evaluated.result.images, "validation image")
         accuracy = f" Top-1 accuracy {evaluated.result.top1:.2%} on {count} of {evaluated.found.name}."
     return (
         f"{summary.model}, {summary.parameters / 1e6:.1f} million parameters, images of {size} pixels{classes}."

@@ -54,7 +54,7 @@ def check_peers_installed(peers: tuple[str, ...]) -> None:
         if name not in PEERS:
             raise unknown_name_error("peer", name, PEERS)
         if find_spec(name) is None:
-            raise missing_package_error(f"`peers` {name}", name, "parity", ("peers",))
+            raise missing_package_error(f"`peers` {name}", name, "parity")
 
 
 class ModelFiles:

@@ -12,7 +12,6 @@ from vitrail.figures import (
     COLOURS,
     GREY,
     CaptionedFigure,
-    format_count_with_noun,
     new_figure,
     sanitize_label,
     style_axes,
@@ -194,7 +193,7 @@ def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
         model, size, batch, threads = case
         # the end of a long path says most
         name = model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
-        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), format_count_with_noun(threads, "thread")
+        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH)(threads, "thread")
         title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
         left.text(0.01, top - 0.55, title, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.errors import ConfigError
+from vitrail.loading import unusable_device_error
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,12 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda", "mps"):
-            raise ConfigError(f"device is {name!r}; expected auto, cpu, cuda, cuda:1 or mps")
+            raise unusable_device_error(name)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", ranks.local_rank)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
-        reason = str(error).splitlines()[0][:100]
-        raise ConfigError(f"device is {name!r}; expected auto, cpu, cuda, cuda:1 or mps: {reason}") from None
+        raise unusable_device_error(name, error) from None
     return device
 
 

@@ -11,9 +11,9 @@ from vitrail.data.fashion import FASHION_CLASSES
 from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, spread_over_labels
 from vitrail.data.photos import EXAMPLE_PREFIX, list_example_photos
 from vitrail.errors import ConfigError, DataError
-from vitrail.figures import format_count_with_noun
 from vitrail.loading import LoadedModel
 from vitrail.predict.image_list import collect_images
+from vitrail.text import format_count
 
 RGB_CHANNELS = 3
 
@@ -104,7 +104,7 @@ def take_example_photos(loaded: LoadedModel, count: int) -> SelectedImages:
     photos = list_example_photos()
     chosen = [photos[n] for n in evenly_spaced_indices(len(photos), count)]
     items = [ImageItem(path, f"{EXAMPLE_PREFIX}{path.stem}") for path in chosen]
-    shown = format_count_with_noun(len(items), "example photo")
+    shown = format_count(len(items), "example photo")
     return SelectedImages(items=items, notes=[f"no `data`, so the figures show {shown}"])
 
 

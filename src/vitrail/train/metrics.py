@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import DataError, VitrailError
-from vitrail.text import format_table, make_printable, pluralize
+from vitrail.text import format_count, format_table, make_printable
 
 CALIBRATION_BINS = 15  # for the calibration error, as in Guo 2017 (arXiv 1706.04599)
 MAX_CLASSES_IN_CONFUSION = 4096  # a confusion matrix of this many classes takes 128 MB; larger ones are not computed
@@ -104,7 +104,7 @@ class Evaluation:
         five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # always 100 % for five classes or fewer
         speed = f", {self.images / self.seconds:,.0f} images/s" if self.seconds else ""
         line = f"top-1 {self.top1:.2%}{five}, loss {self.loss:.4f}, calibration error {self.calibration_error:.4f}"
-        line = f"{line}; {self.images:,} {pluralize(self.images, 'image')}{speed}"
+        line = f"{line}; {format_count(self.images, 'image')}{speed}"
         if self.real is None:
             return line
         return f"{line}\nReaL top-1 {self.real:.2%} of the {self.real_images:,} images that have ReaL labels"

@@ -64,7 +64,7 @@ class Plan:
         if classes < 2:
             only = ", ".join(self.data.classes)
             raise DataError(
-                f"{self.data.name} has one class ({only}); expected at least two: are the class folders further down?"
+                f"{self.data.name} has one class ({only}); expected at least two, each in a folder of its own"
             )
         if config.classes != classes:
             raise ConfigError(
@@ -205,7 +205,8 @@ def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
     recipe = request.recipe
     if recipe.model is None:
         raise ConfigError(
-            "no model is named; expected `model`, such as ViT-Ti/16, a `recipe` that names one, or `init`"
+            "no model is named; use `init` to fine-tune one (`init` vit_tiny_patch16_224), or `model` to train from "
+            "scratch (`model` ViT-Ti/16)"
         )
     family, preset = find_preset(recipe.model, trusted=request.trusted)
     images = data.train.images if isinstance(data.train, ArrayDataset) else None

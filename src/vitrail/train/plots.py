@@ -12,13 +12,13 @@ from vitrail.figures import (
     FIGURE_WIDTH,
     GREY,
     RED,
-    format_count_with_noun,
     new_figure,
     sanitize_label,
     save_figure,
     style_axes,
 )
 from vitrail.files import write_text
+from vitrail.text import format_count
 from vitrail.train.metrics import CalibrationBin, Evaluation
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def draw_reliability_diagram(bins: Sequence[CalibrationBin]) -> "Figure":
     left.legend((accuracy, gap, diagonal), names, loc="upper left", fontsize=8, framealpha=0.9)
     left.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
     style_axes(left, f"calibration error {error:.4f}")
-    style_axes(right, f"{format_count_with_noun(images, 'image')} by confidence")
+    style_axes(right, f"{format_count(images, 'image')} by confidence")
     right.set(xlim=(0, 1), xlabel="confidence", ylabel="images (%)")
     return figure
 

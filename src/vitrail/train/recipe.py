@@ -26,7 +26,7 @@ class OptimizationSettings:
     """Optimizer, learning rate schedule and frozen layers."""
 
     optimizer: Literal["adamw", "sgd", "muon"] = field_with_help(
-        "adamw", "adamw, sgd, or muon (for hidden matrices, with AdamW for the other weights)."
+        "adamw", "Optimizer; muon is for hidden matrices, with AdamW for the other weights."
     )
     lr: float = field_with_help(1e-3, "Peak learning rate.")
     lr_batch: int = field_with_help(
@@ -47,7 +47,9 @@ class OptimizationSettings:
     )
     clip: float = field_with_help(0.0, "Clip the norm of all gradients to this value; 0 disables it.", MAY_BE_ZERO)
     train_blocks: int | None = field_with_help(
-        None, "Train only the head and this many of the last blocks; 0 is a linear probe.", MAY_BE_ZERO
+        None,
+        "Train only the head and this many of the last blocks; 0 is a linear probe, none trains all blocks.",
+        MAY_BE_ZERO,
     )
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ class LoopSettings:
     compile: bool = field_with_help(False, "Compile the model with torch.compile.")
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
     save_every: int = field_with_help(
-        0, "Steps between checkpoints; 0: automatic, taking at most 5 % of the time.", MAY_BE_ZERO
+        0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO
     )
     early_size: int = field_with_help(
         0,
@@ -108,7 +110,7 @@ class DistillationSettings:
         "Token that learns from the teacher. auto: the distillation token if there is one, else the class token.",
     )
     teacher_weight: float | None = field_with_help(
-        None, "Share of the teacher in the loss (lambda); default: 0.5 for hard, 0.1 for soft.", SHARE
+        None, "Share of the teacher in the loss (lambda); none is 0.5 for hard and 0.1 for soft.", SHARE
     )
     temperature: float = field_with_help(3.0, "Temperature of soft distillation (tau), by which logits are divided.")
 

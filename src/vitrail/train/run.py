@@ -21,7 +21,7 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
-from vitrail.text import format_duration, pluralize
+from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
 from vitrail.train.distributed import Ranks, join_process_group, resolve_device
@@ -78,7 +78,7 @@ def start_run(
         with run.hold_lock() if ranks.is_first else nullcontext():
             if ranks.is_first:
                 RunFolder.create(run.folder, plan.to_json())
-            runtime.report(f"run    {run.folder}: {', '.join(describe_length(plan))}")
+            runtime.report(f"run    {run.folder}: {format_length(plan)}")
             train_and_save(run, plan, runtime)
 
 
@@ -221,37 +221,35 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
     parameters = sum(weight.numel() for weight in plan.model.parameters())
     size = "×".join(map(str, plan.model.config.image_size))
     start = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
-    default, count, val_count = Recipe().to_flat_dict(), len(plan.train_images), len(data.val or ())
     hidden = (*HIDDEN_SETTINGS, *(list_setting_names("distillation") if request.teacher is None else ()))
+    default = Recipe().to_flat_dict()
     settings = [
         f"{name} {value}"
         for name, value in recipe.to_flat_dict().items()
         if value != default[name] and name not in hidden
     ]
     return [
-        f"data   {data.name}: {count} training {pluralize(count, 'image')}, "
-        f"{val_count} validation {pluralize(val_count, 'image')}, {len(data.classes)} classes",
+        f"data   {data.name}: {format_count(len(plan.train_images), 'training image')}, "
+        f"{format_count(len(data.val or ()), 'validation image')}, {format_count(len(data.classes), 'class')}",
         f"model  {plan.model_name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {start}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
-        f"device {plan.device}, {plan.workers} {pluralize(plan.workers, 'worker')}",
+        f"device {plan.device}, {format_count(plan.workers, 'worker')}",
     ]
-
-
-def describe_length(plan: Plan) -> tuple[str, str]:
-    """960 steps, 16 epochs."""
-    return f"{plan.steps} {pluralize(plan.steps, 'step')}", f"{plan.epochs:.4g} {pluralize(plan.epochs, 'epoch')}"
 
 
 def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
     loop = plan.recipe.loop
     total = speed.estimate_seconds(plan.steps, plan.steps_per_epoch, loop.eval_every)
-    steps, epochs = describe_length(plan)
     return [
         f"speed  {loop.batch / speed.step_seconds:.1f} images/s, {speed.step_seconds:.3f} s per step of {loop.batch}; "
         f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
-        f"time   {steps} ({epochs}) {'takes' if plan.steps == 1 else 'take'} about {format_duration(total)}",
+        f"time   about {format_duration(total)} for {format_length(plan)}",
     ]
+
+
+def format_length(plan: Plan) -> str:
+    return f"{format_count(plan.steps, 'step')}, {format_count(plan.epochs, 'epoch')}"
 
 
 def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
@@ -259,5 +257,4 @@ def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
         return []
     more = f" … and {len(skipped) - MAX_LISTED_IMAGES} more" if len(skipped) > MAX_LISTED_IMAGES else ""
     lines = [f"       {reason}" for reason in skipped[:MAX_LISTED_IMAGES]]
-    images = pluralize(len(skipped), "image")
-    return [f"skipped {len(skipped)} {images} that could not be read:", *lines, *([more] if more else [])]
+    return [f"skipped {format_count(len(skipped), 'image')} that could not be read:", *lines, *([more] if more else [])]

@@ -102,7 +102,9 @@ class RunFolder:
         try:
             return read_plan(self.folder)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.folder} holds no {PLAN_FILE}; expected the folder of a run") from None
+            raise CheckpointError(
+                f"{self.folder} is not a run: it has no {PLAN_FILE}; expected a folder that `vitrail train` wrote"
+            ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.folder / PLAN_FILE} cannot be read: {describe_error(error)}; expected what `vitrail "

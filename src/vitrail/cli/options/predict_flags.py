@@ -1,19 +1,21 @@
 """The options that `predict` and `embed` share, and the job that they describe."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.model_flags import ConfigFields, Device, OptionalOut, PreprocessingFields
 from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
-from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.cli.usage_errors import check_arguments
+from vitrail.errors import ConfigError
+from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from vitrail.export.description import OutputKind
@@ -22,8 +24,9 @@ Images = Annotated[
     str,
     Parameter(
         allow_leading_hyphen=True,  # for - alone
-        help="Images, folders with all their subfolders, patterns in quotes (** is any number of folders), or - for an "
-        "image on standard input. URLs are not fetched.",
+        required=True,
+        help="Images, folders with all their subfolders, patterns in quotes ('photos/**/*.png'), photos of the package "
+        "(example:cat), or - for an image on standard input. URLs are not downloaded.",
     ),
 ]
 
@@ -36,13 +39,13 @@ class PredictFlags:
     Parameters
     ----------
     out
-        File for the results. It appears when it is complete; until then finished rows are in OUT.partial.
+        File for the results. It appears when it is complete; until then, finished rows are in OUT.partial.
     resume
         Continue from OUT.partial. Each image is processed exactly once.
     overwrite
-        Replace OUT, and start over if there is an OUT.partial; together with --resume only the former.
+        Replace OUT. Without --resume, an OUT.partial is deleted, too.
     engine
-        auto measures once which is the fastest here; eager and compiled are torch, onnx and int8 exported models.
+        Engine: eager and compiled are torch, onnx and int8 exported models. auto measures once which is the fastest.
     exact
         Allow only engines within 0.0001 of the model in float32, and decode images at full size.
     fast
@@ -54,37 +57,32 @@ class PredictFlags:
     threads
         Threads per stream. [default: automatic]
     merge
-        Merge this number of similar tokens in each layer: faster and less accurate.
+        Number of similar tokens to merge in each layer: faster and less accurate.
     max_pixels
-        Skip images with more pixels before they are decoded. By default the limit depends on the format, so that
-        no image takes more than about 1 GB: 178,956,970 for JPEG (89,478,485 at full size), 67,108,864 for progressive
-        JPEG, PNG, GIF, TIFF and BMP, 50,331,648 for WebP.
+        Skip images with more pixels, before they are decoded. [default: the pixels of about 1 GB]
     max_bytes
-        Skip files with more bytes before they are read.
+        Skip files with more bytes, before they are read.
     """
 
     out: OptionalOut = None
     resume: Annotated[bool, Parameter(negative=())] = False
     overwrite: Annotated[bool, Parameter(negative=())] = False
-    engine: Literal["auto", "eager", "compiled", "onnx", "int8"] = "auto"
-    exact: Annotated[bool, Parameter(negative=())] = False
-    fast: Annotated[bool, Parameter(negative=())] = False
-    batch: int | None = None
-    streams: int | None = None
-    threads: int | None = None
-    merge: int = 0
-    max_pixels: int | None = None
-    max_bytes: int = 2**28
+    engine: Annotated[Literal["auto", "eager", "compiled", "onnx", "int8"], Parameter(group=SPEED)] = "auto"
+    exact: Annotated[bool, Parameter(negative=(), group=SPEED)] = False
+    fast: Annotated[bool, Parameter(negative=(), group=SPEED)] = False
+    batch: Annotated[int | None, Parameter(group=SPEED)] = None
+    streams: Annotated[int | None, Parameter(group=SPEED)] = None
+    threads: Annotated[int | None, Parameter(group=SPEED)] = None
+    merge: Annotated[int, Parameter(group=SPEED)] = 0
+    max_pixels: Annotated[int | None, Parameter(group=DATA)] = None
+    max_bytes: Annotated[int, Parameter(group=DATA)] = 2**28
     device: Device = "auto"
     fields: ConfigFields = None
     preprocessing: PreprocessingFields = None
 
-    def run_job(
-        self, model: str, images: Sequence[str], output: "OutputKind", own_flags: Sequence[str], **settings: Any
-    ) -> None:
-        """Check the options, run the job and print what it did; `own_flags` are the command's further options."""
-        shared = ("set" if each.name == "fields" else each.name for each in fields(self))
-        check_misspelt_options(images, (*shared, *own_flags))
+    def run_job(self, command: str, model: str, images: Sequence[str], output: "OutputKind", **settings: Any) -> None:
+        """Check the options, run the job and print what it did."""
+        check_arguments(command, model, images)
         for name in ("max_pixels", "max_bytes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
@@ -121,7 +119,9 @@ class PredictFlags:
             **settings,
         ).run()
         if result.out is not None:
-            done = "complete" if result.was_complete else f"{result.images:,} images, {result.seconds:.1f} s"
+            done = (
+                "complete" if result.was_complete else f"{format_count(result.images, 'image')}, {result.seconds:.1f} s"
+            )
             print(f"{result.out}: {done}")
         result.raise_if_failed()
 
@@ -132,12 +132,3 @@ class PredictFlags:
         from vitrail.cli.output.progress import progress_bar
 
         return progress_bar(total)
-
-
-def check_misspelt_options(images: Sequence[str], options: Sequence[str]) -> None:
-    """Refuse misspelt options, which are parsed as images because - stands for standard input."""
-    for each in images:
-        if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
-            raise unknown_name_error(
-                "option", each.partition("=")[0], [f"--{name.replace('_', '-')}" for name in options]
-            )

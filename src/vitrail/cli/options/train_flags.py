@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.model_flags import Device, OptionalOut
+from vitrail.cli.options.groups import DATA, DISTILLATION, MODEL, SPEED
+from vitrail.cli.options.model_flags import Device, OptionalOut, RealLabels
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
@@ -22,15 +23,16 @@ RATE_FIELDS = ("dropout", "stochastic_depth")  # config fields of the model that
 TeacherModel = Annotated[
     str | None,
     Parameter(
-        help="A trained model to learn from: the folder of a run, anything that `vitrail convert` reads (a convnet "
-        "too: `vitrail models 'resnet*'`), or timm:NAME, which timm fetches."
+        help="Trained model to learn from: a run folder, anything that `vitrail convert` reads (a convnet, too: "
+        "`vitrail models 'resnet*'`), or timm:NAME, which timm downloads.",
     ),
 ]
 TeacherCache = Annotated[
     Path | None,
     Parameter(
-        help="A folder for the teacher's logits, so that each image is predicted once, in this run and in others; for "
-        "training without augmentation, where an image looks the same each time."
+        group=DISTILLATION,
+        help="Folder for the teacher's logits, so that it predicts each image only once, in this run and in others. "
+        "Only for training without augmentation.",
     ),
 ]
 
@@ -43,53 +45,51 @@ class TrainFlags:
     Parameters
     ----------
     data
-        fashion (bundled), or a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, of which a part is used
-        for validation; CIFAR-10 or -100, MNIST files; ImageNet.
+        Folder with one subfolder per class (train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg), CIFAR-10 or -100,
+        MNIST files, ImageNet, or 'fashion', which is bundled. [default: fashion]
     model
-        A name that `vitrail models` lists, or a family of your own: package.module:preset, file.py:preset.
+        Architecture to train from scratch: a name that `vitrail models` lists, or a family of your own:
+        package.module:preset, file.py:preset. [default: the recipe's]
     init
         Start from public weights (ViT-Ti/16; see `vitrail models`), a run or any checkpoint.
     image_size
-        Pixels: 384, or rows x columns: 384x256; the positions of --init are resampled.
+        Image size: 384, or rows x columns: 384x256. The positions of --init are resampled. [default: the model's]
     fields
-        Any field of the model's config, as FIELD=VALUE; may be repeated.
+        Set a config field of the model: depth=6. May be repeated.
     dropout
-        Dropout rate of the model.
+        Dropout rate. [default: the model's]
     stochastic_depth
-        Rate at which the last block is skipped; it grows linearly from 0 at the first block.
+        Rate at which the last block is skipped (drop path), growing from 0 at the first block. [default: the model's]
     workers
-        Processes that load images (default: automatic).
+        Processes that load images. [default: automatic]
     threads
-        CPU threads, or auto: measured at the start, since fewer are faster on a busy machine. A resumed run keeps its
-        number.
+        CPU threads. A resumed run keeps its number. [default: measured at the start]
     cache
-        Cache decoded images in memory if they take at most this many gigabytes (default: 1); 0 disables it.
+        Gigabytes of decoded images to keep in memory at most; 0 disables the cache. [default: 1]
     val_share
-        Share of a folder without a validation part that is used for validation (default: 0.2).
-    real
-        ReaL labels of ImageNet's validation images, a .json file.
+        Share of the images for validation, if the folder has no validation part. [default: 0.2]
     strict
-        Stop at an unreadable image; by default it is skipped and named at the end.
+        Stop at an unreadable image instead of skipping it.
     trust_code
         Code that a run or a recipe file may import: FILE.py:NAME or MODULE:NAME for a model of your own, timm:NAME for
-        a teacher from timm. Code is imported only if it is named here or by --model; may be repeated.
+        a teacher from timm. May be repeated.
     """
 
     data: str | None = None
     model: str | None = None
     init: str | None = None
-    image_size: str | None = None
-    fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
-    dropout: float | None = None
-    stochastic_depth: float | None = None
+    image_size: Annotated[str | None, Parameter(group=MODEL)] = None
+    fields: Annotated[list[str] | None, Parameter(name="--set", negative=(), group=MODEL)] = None
+    dropout: Annotated[float | None, Parameter(group=MODEL)] = None
+    stochastic_depth: Annotated[float | None, Parameter(group=MODEL)] = None
     device: Device = "auto"
-    workers: int | None = None
-    threads: int | Literal["auto"] = "auto"
-    cache: float | None = None
-    val_share: float | None = None
-    real: Path | None = None
-    strict: Annotated[bool, Parameter(negative=())] = False
-    trust_code: Annotated[list[str] | None, Parameter(negative=())] = None
+    workers: Annotated[int | None, Parameter(group=SPEED)] = None
+    threads: Annotated[int | Literal["auto"], Parameter(group=SPEED, show_choices=False, show_default=False)] = "auto"
+    cache: Annotated[float | None, Parameter(group=DATA)] = None
+    val_share: Annotated[float | None, Parameter(group=DATA)] = None
+    real: RealLabels = None
+    strict: Annotated[bool, Parameter(negative=(), group=DATA)] = False
+    trust_code: Annotated[list[str] | None, Parameter(negative=(), group=MODEL)] = None
 
     @property
     def given_rates(self) -> dict[str, float]:
@@ -140,12 +140,12 @@ class RunFlags(TrainFlags):
     Parameters
     ----------
     recipe
-        fashion, cifar10-cpu, cifar10-distill, positions, finetune, probe, vit, deit, scratch, or a .yaml file of your
-        own. By default finetune with --init, fashion for that data, else scratch.
+        Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, probe, vit, deit, scratch, or a
+        .yaml file of your own. [default: finetune with --init, fashion for that data, else scratch]
     out
-        The folder of the run (default: a new one in runs/).
+        Folder of the run. [default: a new folder in runs/]
     resume
-        The folder of a run to resume, bit-identical to a run that was never stopped.
+        Folder of a run to continue, with bit-identical results.
     dry_run
         Check data, model, memory and speed, estimate the time, and write nothing.
     """
@@ -175,13 +175,13 @@ class StudyFlags(TrainFlags):
     Parameters
     ----------
     seeds
-        Runs of each row, with seeds from 0 (or --seed); the table has their mean ± standard deviation.
+        Runs per row, with seeds from --seed on; the table shows mean ± standard deviation.
     out
-        The folder of the study (default: RECIPE-ablation or DATA-positions in runs/).
+        Folder of the study. [default: RECIPE-ablation or DATA-positions in runs/]
     dry_run
         Check and print the rows, and write nothing.
     as_json
-        Print the table as JSON, and everything else on stderr.
+        Print the table as JSON; everything else is printed on stderr.
     """
 
     seeds: int = 1

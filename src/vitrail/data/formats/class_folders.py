@@ -13,7 +13,7 @@ from vitrail.data.array_dataset import check_label_range
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.formats.imagenet_real import RealLabels, match_real_labels
 from vitrail.errors import DataError, describe_error
-from vitrail.text import abbreviate_list
+from vitrail.text import abbreviate_list, format_count
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TRAIN_FOLDER_NAMES = ("train", "training")
@@ -90,10 +90,11 @@ class ClassFolderScan:
         if empty:
             yield f"{self.folder}: no images in {join_names(empty)}; skipped"
         if self.images_outside:
-            yield f"{self.folder}: {self.images_outside} images are outside the class folders; skipped"
+            yield f"{self.folder}: skipped {format_count(self.images_outside, 'image')} outside the class folders"
         if self.other_files:
             example = min(self.other_files)
-            yield f"{self.folder}: {len(self.other_files)} files are not images, for example {example!r}; skipped"
+            count = format_count(len(self.other_files), "file")
+            yield f"{self.folder}: skipped {count} other than images, for example {example!r}"
 
 
 def read_class_folders(
@@ -152,7 +153,9 @@ def scan_class_folders(root: Path) -> ClassFolderScan:
         else:
             scan.other_files.append(name)
     if not scan.classes:
-        given = f"{scan.images_outside} images but no class folders" if scan.images_outside else "no images"
+        given = (
+            f"{format_count(scan.images_outside, 'image')} but no class folders" if scan.images_outside else "no images"
+        )
         raise DataError(f"{root} has {given}; expected {EXPECTED_CLASS_FOLDERS}")
     return scan
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from vitrail.errors import DataError, unknown_name_error
+from vitrail.errors import DataError
 
 PHOTO_FOLDER = Path(__file__).parent
 EXAMPLE_PREFIX = "example:"
@@ -20,5 +20,5 @@ def locate_example_photo(source: str | Path) -> str | Path:
         return source
     photos = {EXAMPLE_PREFIX + path.stem: path for path in list_example_photos()}
     if name not in photos:
-        raise DataError(str(unknown_name_error("example photo", name, photos)))
+        raise DataError(f"unknown example photo; expected one of {', '.join(photos)}")
     return photos[name]

@@ -1,0 +1,78 @@
+"""vitrail env: versions, machine and settings, for bug reports."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from vitrail import __version__, machine
+from vitrail.cli.options import model_flags as flags
+
+PACKAGES = ("torch", "numpy", "pillow", "safetensors", "matplotlib", "huggingface_hub", "cyclopts", "rich", "pyyaml")
+EXTRAS = {  # optional packages: the extra that installs them, or none
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
+    "pyarrow": "embed",
+    "tensorboard": "log",
+    "simplejpeg": "fast",
+    **dict.fromkeys(("tokenizers", "sacrebleu"), "text"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus-client"), "serve"),
+    **dict.fromkeys(("timm", "transformers", "torchvision"), None),
+}
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+def env(*, as_json: flags.Json = False) -> None:
+    """Show versions and hardware, for a bug report.
+
+    The report has no names of users or hosts and no tokens; folders below the home folder start with ~.
+
+    Examples::
+
+        vitrail env
+        vitrail env --json
+    """
+    sections = {
+        "Versions": {"vitrail": __version__, "python": platform.python_version()}
+        | dict(map(describe_package, PACKAGES)),
+        "Optional packages": dict(describe_package(*each) for each in EXTRAS.items()),
+        "Machine": machine.describe_hardware(),
+        "Caches": describe_caches(),
+        "Variables": {name: os.environ.get(name, "not set") for name in VARIABLES},
+    }
+    if as_json:
+        print(json.dumps(sections, indent=2))
+        return
+    for title, facts in sections.items():
+        print("\n".join((title, *(f"  {name:<21}{value}" for name, value in facts.items()))))
+
+
+def describe_package(name: str, extra: str | None = None) -> tuple[str, str]:
+    """Its name and its version, or how to install it."""
+    try:
+        return name, version(name)
+    except PackageNotFoundError:
+        return name, "not installed" if extra is None else f"not installed; pip install 'vitrail[{extra}]'"
+
+
+def describe_caches() -> dict[str, str]:
+    """The folders of vitrail and huggingface_hub with their sizes."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from vitrail.predict.engine_cache import get_cache_folder
+
+    folders = {"vitrail": get_cache_folder(), "huggingface_hub": Path(HF_HUB_CACHE)}
+    return {name: f"{hide_home(path)}, {describe_size(path)}" for name, path in folders.items()}
+
+
+def describe_size(folder: Path) -> str:
+    if not folder.is_dir():
+        return "does not exist"
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return f"{sum(path.stat().st_size for path in files) / 1e6:,.1f} MB in {len(files)} file{'s' * (len(files) != 1)}"
+
+
+def hide_home(path: Path) -> str:
+    """The path with ~ for the home folder; a path elsewhere may contain names, so only its end is shown."""
+    home = Path.home()
+    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else f"…/{path.name}"

@@ -1,0 +1,100 @@
+"""Errors in a command line, each on one line. Names of other tools are known: --learning-rate is --lr."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import CycloptsError, Token, UnknownCommandError, UnknownOptionError
+from cyclopts.exceptions import CoercionError, MissingArgumentError, RepeatArgumentError, UnusedCliTokensError
+
+from vitrail.errors import ConfigError
+
+SYNONYMS_FILE = Path(__file__).with_name("names_in_other_tools.json")  # our names: those of other tools
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+NUMBER_NAMES: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+def describe_usage_error(error: CycloptsError) -> str:
+    """What is wrong with the command line and what to do, on one line."""
+    chain = " ".join(error.command_chain or ())
+    command, page = f"vitrail {chain}".strip(), f"See vitrail {chain} --help."
+    name = "" if error.argument is None else error.argument.name
+    name = name if name.startswith("-") else name.upper()
+    match error:
+        case UnknownCommandError():
+            names = [each for each in error.app or () if not each.startswith("-")]
+            return describe_unknown_command((error.unused_tokens or [""])[0], names, command)
+        case UnknownOptionError():
+            given = error.token.keyword or error.token.value
+            return describe_unknown_option(given, list_names(error.argument_collection), command)
+        case CoercionError(token=Token() as token):
+            return f"{token.keyword or name} {token.value!r} is not {describe_type(error.target_type, token.value)}"
+        case MissingArgumentError(keyword=str() as keyword):
+            return f"{keyword} needs a value. {page}"
+        case MissingArgumentError():
+            return f"{chain} needs {name}. {page}"
+        case RepeatArgumentError():
+            return f"{error.token.keyword} is given more than once. Give it once."
+        case UnusedCliTokensError():
+            return f"Unexpected argument {(error.unused_tokens or [''])[0]!r}. {page}"
+        case _:
+            return str(error)
+
+
+def describe_type(hint: Any, given: str) -> str:
+    """What a value should have been: a number, or one of some words."""
+    if get_origin(hint) is not Literal:
+        names = [NUMBER_NAMES.get(each) or str(*get_args(each)) or each.__name__ for each in get_args(hint) or (hint,)]
+        return f"{' or '.join(names)}."
+    words = [str(each) for each in get_args(hint)]
+    nearest = get_close_matches(given, words, n=1)
+    return f"one of {', '.join(words)}.{f' Did you mean {nearest[0]}?' if nearest else ''}"
+
+
+def list_names(arguments: Iterable[Any]) -> list[str]:
+    """The options of a command, and its arguments in capitals."""
+    return [name if name.startswith("-") else name.upper() for each in arguments for name in each.names if each.parse]
+
+
+def describe_unknown_option(given: str, known: Iterable[str], command: str) -> str:
+    names, given = list(known), given.partition("=")[0]
+    plain = f"-{given}" if len(given) > 2 and not given.startswith("--") else given  # -lr
+    nearest = find_nearest(plain.replace("_", "-"), names, "options")
+    if nearest is not None and nearest.isupper():
+        return f"Unknown option {given}. {nearest} is an argument, without a name: see {command} --help."
+    return f"Unknown option {given}. {f'Did you mean {nearest}?' if nearest else f'See {command} --help.'}"
+
+
+def check_command(words: list[str], commands: Iterable[str]) -> None:
+    """Refuse an unknown command before any command is imported."""
+    parents = [*dict.fromkeys(name.partition(" ")[0] for name in commands), "--help", "--version"]
+    if words and not words[0].startswith("-") and words[0] not in parents:
+        raise ConfigError(describe_unknown_command(words[0], parents, "vitrail"))
+
+
+def describe_unknown_command(given: str, known: Iterable[str], command: str) -> str:
+    nearest = find_nearest(given.lower(), known, "commands")
+    return f"Unknown command {given!r}. {f'Did you mean {command} {nearest}?' if nearest else f'See {command} --help.'}"
+
+
+def find_nearest(given: str, known: Iterable[str], kind: Literal["commands", "options"]) -> str | None:
+    """The known name that is meant: by its name in other tools, else by its spelling."""
+    names, synonyms = list(known), json.loads(SYNONYMS_FILE.read_text("utf-8"))[kind]
+    meant = [ours for ours, others in synonyms.items() if given in others.split() and ours.split()[0] in names]
+    same = [given] if given in names else []
+    return next(iter((*same, *meant, *get_close_matches(given, names, n=1, cutoff=0.7))), None)
+
+
+def check_arguments(command: str, model: str, images: Sequence[str]) -> None:
+    """Refuse an image in the place of the model, and misspelt options, which are parsed as images like - for stdin."""
+    if model.startswith("example:") or (model.lower().endswith(IMAGE_SUFFIXES) and os.path.isfile(model)):  # noqa: PTH113
+        raise ConfigError(f"{model} is an image. The model comes first: vitrail {command} MODEL {model}")
+    for each in images:
+        if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
+            from vitrail.cli import build_app
+
+            names = list_names(build_app([command])[command].assemble_argument_collection())
+            raise ConfigError(describe_unknown_option(each, names, f"vitrail {command}"))
