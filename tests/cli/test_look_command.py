@@ -13,7 +13,7 @@ from support.toy_datasets import write_class_folders, write_image
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.model_figures import look
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

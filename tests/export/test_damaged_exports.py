@@ -16,8 +16,8 @@ from vitrail.export import atomic_folder as folders
 from vitrail.export.atomic_folder import check_target_folder, remove_export, write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
+from vitrail.files import get_cache_folder
 from vitrail.locks import InUseError
-from vitrail.predict.engine_cache import get_cache_folder
 from vitrail.predict.engine_selection import EngineOptions, open_on_fastest_engine
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), dtype=np.uint8)

@@ -21,10 +21,11 @@ from support.toy_exports import (
 from vitrail.errors import CheckpointError
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loading import LoadedModel, open_torch_model
+from vitrail.files import get_cache_folder
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import open_torch_model
 from vitrail.predict.engine_cache import (
     export_cache_path,
-    get_cache_folder,
     get_or_write_cached_export,
     get_or_write_int8_export,
     read_engine_speeds,

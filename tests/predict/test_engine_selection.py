@@ -17,8 +17,9 @@ from vitrail.data.image_items import ImageItem
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.export.description import CONFIG_FILE
 from vitrail.export.exported_model import ExportedModel
+from vitrail.files import get_cache_folder
 from vitrail.predict import engine_selection
-from vitrail.predict.engine_cache import get_cache_folder, write_engine_speeds
+from vitrail.predict.engine_cache import write_engine_speeds
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
 from vitrail.predict.model_checksums import compute_model_key
 

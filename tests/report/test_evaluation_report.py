@@ -9,7 +9,8 @@ from support.figure_checks import check_figure
 from support.saved_models import LABELS, write_model_folder
 from support.toy_datasets import write_class_folders
 
-from vitrail.loading import LoadedModel, open_torch_model
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import open_torch_model
 from vitrail.report.evaluation_report import (
     EvaluatedImages,
     build_result_sections,

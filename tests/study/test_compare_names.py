@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.study.compare import shorten_model_names
 
 

@@ -86,7 +86,7 @@ def split_label(label: str) -> list[str]:
 def check_class_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
     """The labels, if there is one text per class."""
     given: Any = labels
-    if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(each, str) for each in labels):
+    if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
         raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of strings")
     if len(labels) != classes:
         raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one per class")

@@ -59,7 +59,7 @@ def describe_caches() -> dict[str, str]:
     """The folders of vitrail and huggingface_hub with their sizes."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from vitrail.predict.engine_cache import get_cache_folder
+    from vitrail.files import get_cache_folder
 
     folders = {"vitrail": get_cache_folder(), "huggingface_hub": Path(HF_HUB_CACHE)}
     return {name: f"{hide_home(path)}, {describe_size(path)}" for name, path in folders.items()}

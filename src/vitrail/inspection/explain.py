@@ -45,7 +45,8 @@ from vitrail.inspection.rollout import (
     token_rollout,
 )
 from vitrail.inspection.token_statistics import token_norms
-from vitrail.loading import GivenPreprocessing, LoadedModel, open_torch_model
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import GivenPreprocessing, open_torch_model
 from vitrail.predict.predictions import (
     ClassProbability,
     Prediction,

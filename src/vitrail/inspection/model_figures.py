@@ -34,7 +34,7 @@ from vitrail.inspection.token_statistics import (
     token_norms,
     token_similarity,
 )
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.models.checks import check_count
 from vitrail.predict.predictor import Predictor
 

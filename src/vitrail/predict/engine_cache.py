@@ -16,7 +16,7 @@ from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
 from vitrail.files import get_cache_folder, read_text, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
 SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrite each other's

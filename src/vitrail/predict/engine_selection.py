@@ -18,7 +18,8 @@ from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loading import GivenPreprocessing, LoadedModel, download_if_missing, open_model
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import GivenPreprocessing, download_if_missing, open_model
 from vitrail.machine import count_cores, describe_machine
 from vitrail.models.checks import pair
 from vitrail.predict.engine_cache import get_or_write_int8_export, read_engine_speeds, write_engine_speeds

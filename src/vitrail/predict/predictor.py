@@ -16,7 +16,8 @@ from vitrail.errors import CheckpointError, ConfigError, VitrailError, unknown_n
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.export.description import OUTPUT_KINDS, OutputKind
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loading import GivenPreprocessing, LoadedModel, open_model
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import GivenPreprocessing, open_model
 from vitrail.machine import count_cores
 from vitrail.models.checks import check_count
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline

@@ -13,7 +13,7 @@ from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import DataError
 from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection
 from vitrail.text import TableCells, format_count, format_duration
 from vitrail.train.evaluate import evaluate

@@ -20,7 +20,7 @@ from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
 from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
-from vitrail.text import TableCells, format_table
+from vitrail.text import TableCells, format_count, format_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,7 +193,7 @@ def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
         model, size, batch, threads = case
         # the end of a long path says most
         name = model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
-        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH)(threads, "thread")
+        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), format_count(threads, "thread")
         title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
         left.text(0.01, top - 0.55, title, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]

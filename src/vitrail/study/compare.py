@@ -22,7 +22,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.inspection.capture import capture_tokens
-from vitrail.loading import LoadedModel, open_model
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import open_model
 from vitrail.models.checks import check_count
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.train.evaluate import temporary_eval_mode

@@ -11,7 +11,8 @@ from vitrail.checkpoint.class_mapping import match_data_classes_to_model
 from vitrail.data.datasets import ImageDataset
 from vitrail.errors import ConfigError
 from vitrail.export.description import is_exported
-from vitrail.loading import GivenPreprocessing, LoadedModel, open_model, read_model_description
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import GivenPreprocessing, open_model, read_model_description
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.evaluate import evaluate
 from vitrail.train.evaluation_data import find_default_data, get_validation_images, open_evaluation_data

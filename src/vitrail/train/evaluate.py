@@ -15,7 +15,7 @@ from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.errors import ConfigError, DataError, describe_error
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.models.checks import check_count
 from vitrail.progress import track_progress
 from vitrail.train.distributed import Ranks

@@ -11,7 +11,7 @@ from vitrail.data.fashion import FASHION_CLASSES
 from vitrail.data.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, spread_over_labels
 from vitrail.data.photos import EXAMPLE_PREFIX, list_example_photos
 from vitrail.errors import ConfigError, DataError
-from vitrail.loading import LoadedModel
+from vitrail.loaded_model import LoadedModel
 from vitrail.predict.image_list import collect_images
 from vitrail.text import format_count
 

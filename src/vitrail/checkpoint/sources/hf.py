@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES, RawContents
+from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
 from vitrail.checkpoint.name_table import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError

@@ -13,7 +13,8 @@ from vitrail.checkpoint import layout
 from vitrail.checkpoint.convnet_tensors import CONVNET_NAMES as CONVNETS
 from vitrail.checkpoint.convnet_tensors import find_convnet_family
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, WEIGHT_FILES, RawContents
+from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, WEIGHT_FILES
 from vitrail.checkpoint.name_table import TWO_PARTS, NameEntry, make_entry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError

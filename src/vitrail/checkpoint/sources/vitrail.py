@@ -17,7 +17,8 @@ from torch import Tensor
 
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.files.checksums import add_checksum_to_header, matches_header_checksum
-from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, WEIGHT_FILES, RawContents
+from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, WEIGHT_FILES
 from vitrail.checkpoint.layout import Layout, TranslatedCheckpoint
 from vitrail.errors import CheckpointError
 from vitrail.files import make_folder, write_atomically, write_text

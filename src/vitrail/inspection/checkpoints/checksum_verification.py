@@ -9,7 +9,8 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, matches_header_checksum
-from vitrail.checkpoint.files.raw_contents import CONFIG_FILE, read_weight_file
+from vitrail.checkpoint.files.raw_contents import read_weight_file
+from vitrail.checkpoint.files.weight_folders import CONFIG_FILE
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, MODEL_FOLDER, is_run_folder
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import check_regular_file, file_checksum, read_text
