@@ -28,11 +28,14 @@ def test_the_nearest_name_is_suggested_in_any_case() -> None:
         ("vit_tinny", "vit_tiny_patch16_224"),
         ("VIT_TINY", "vit_tiny_patch16_224"),
         ("ViT-Ti/6", "ViT-Ti/16"),
-        ("Dog", None),
+        ("Dinov2", "vit_base_patch14_dinov2"),
+        ("dog", "Eskimo dog"),
+        ("Cow", None),
     ],
 )
-def test_the_beginning_of_a_name_counts(given: str, nearest: str | None) -> None:
+def test_the_beginning_and_the_words_of_a_name_count(given: str, nearest: str | None) -> None:
     names = ["resnet50", "vit_tiny_patch16_224", "vit_tiny_patch8_224", "ViT-Ti/8", "ViT-Ti/16", "tench", "goldfish"]
+    names += ["vit_base_patch14_dinov2", "dough", "Eskimo dog"]
     assert find_nearest_name(given, names) == nearest
 
 

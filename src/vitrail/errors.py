@@ -80,17 +80,19 @@ def unknown_name_error(
 def find_nearest_name(given: str, names: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str | None:
     """The most similar name, in its own spelling; None if none is similar. The first of equally similar names wins.
 
-    The beginning of a name counts almost as much as all of it: vit_tinny is nearest to vit_tiny_patch16_224.
+    The beginning of a name and each of its words count almost as much as all of it: vit_tinny is nearest to
+    vit_tiny_patch16_224, dog to Eskimo dog.
     """
     text = given.lower()
     matcher = SequenceMatcher(b=text)
 
     def similarity(name: str) -> float:
-        matcher.set_seq1(name.lower())
-        complete = matcher.ratio()
+        known = name.lower()
+        matcher.set_seq1(known)
+        complete = max(matcher.ratio(), 0.8 * (text in re.findall(r"[^\W_]+", known)))
         if len(text) < MIN_LENGTH_OF_START:
             return complete
-        matcher.set_seq1(name.lower()[: len(text)])
+        matcher.set_seq1(known[: len(text)])
         return max(complete, 0.9 * matcher.ratio())
 
     nearest, score = max(((name, similarity(name)) for name in names), key=lambda each: each[1], default=("", 0.0))

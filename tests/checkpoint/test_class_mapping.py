@@ -5,6 +5,7 @@ import re
 import pytest
 
 from vitrail.checkpoint.class_mapping import check_class_labels, match_data_classes_to_model, split_label
+from vitrail.checkpoint.imagenet_classes import list_imagenet_labels
 from vitrail.errors import ConfigError, DataError
 
 IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
@@ -88,6 +89,12 @@ def test_unknown_or_ambiguous_classes_are_refused(
 )
 def test_split_label(label: str, names: list[str]) -> None:
     assert split_label(label) == names
+
+
+def test_imagenet_labels_match_by_id_and_by_every_name() -> None:
+    labels = list_imagenet_labels()
+    classes, note = match_data_classes_to_model(labels, 1000, ["n02123045", "Tinca tinca", "tank suit", "Crane (bird)"])
+    assert (classes, note) == ((281, 0, 639, 134), "")
 
 
 def test_there_is_one_label_per_class() -> None:

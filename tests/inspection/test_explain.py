@@ -235,7 +235,7 @@ def test_a_predictor_is_explained_without_loading_its_model_again(monkeypatch: p
     monkeypatch.setattr("vitrail.loading.open_checkpoint", None)
     found = Explainer(predictor)
     assert (found.model is model, found.loaded.labels, found.loaded.preprocessing.crop) == (True, LABELS, 0.8)
-    expected = explainer().explain(make_image())
+    expected = Explainer(model, preprocessing=PREPROCESSING, labels=LABELS).explain(make_image())
     np.testing.assert_array_equal(found.explain(make_image()).map, expected.map)
     assert Explainer(predictor, preprocessing={"crop": 1.0}).loaded.preprocessing.crop == 1.0
     compiled: Any = torch.compile(model, backend="eager")

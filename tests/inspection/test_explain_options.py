@@ -169,6 +169,8 @@ def test_numbers_take_precedence_over_labels() -> None:
     assert find_class_index(2, 3, None) == 2
     with pytest.raises(ConfigError, match="class 'Crane' is the name of 2 classes; use a number: 0 or 2"):
         find_class_index("Crane", 3, ("crane, bird", "goldfish", "crane, machine"))
+    with pytest.raises(ConfigError, match=r"'Dog'.*'West Highland dog'"):
+        find_class_index("Dog", 2, ("n02098286 West Highland dog, Westie", "Tabby"))
 
 
 def test_tokens_of_a_dynamic_model_are_checked_after_the_pass() -> None:

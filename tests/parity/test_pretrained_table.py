@@ -10,7 +10,7 @@ from timm.models import get_pretrained_cfg  # pyright: ignore[reportUnknownVaria
 
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import get_layout
-from vitrail.checkpoint.pretrained import add_timm_config
+from vitrail.checkpoint.pretrained_files import add_timm_config
 from vitrail.checkpoint.reading import build_meta_model, get_built_in_family, translate_with_layout
 from vitrail.models.catalog import find_preset
 from vitrail.models.preset_list import list_presets

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitrail.checkpoint import hub
 from vitrail.checkpoint.argument_order import refuse_image_as_model
 from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
-from vitrail.checkpoint.pretrained import locate_pretrained_weights
+from vitrail.checkpoint.pretrained_files import locate_pretrained_weights
 from vitrail.errors import CheckpointError, find_nearest_name
 from vitrail.models.pretrained import (
     PretrainedWeights,

@@ -18,7 +18,7 @@ from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
 from vitrail.checkpoint.layout import LAYOUT_KEY, LAYOUT_NAMED_KEY, Layout, TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.load_report import LoadReport, format_assumptions
 from vitrail.checkpoint.model_location import find_named_weights, locate_or_download_checkpoint
-from vitrail.checkpoint.pretrained import add_timm_config, get_known_labels
+from vitrail.checkpoint.pretrained_files import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
@@ -56,6 +56,10 @@ def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> "I
     "path/to/file.py:preset"; `fields` replace those of its config. With `pretrained`, the weights are downloaded once:
     timm's default ones, or those of "preset.tag"; the head for another number of classes is new and zero. The type
     depends on the name: a ViT, a DeiT, …
+
+    >>> model = vitrail.create("ViT-Ti/16", classes=10, image_size=64)
+    >>> model.config.width, model.config.classes
+    (192, 10)
     """
     return load(name, **fields) if pretrained else catalog.create(name, **fields)
 

@@ -45,9 +45,9 @@ def explain(
 
     Examples::
 
-        vitrail explain vit_fashion example:cat
-        vitrail explain vit_fashion example:cat --class 3 --check -o checked
-        vitrail explain vit_fashion example:cat --method attention --layer all --head all -o maps --svg
+        vitrail explain cct_cifar10 example:cat
+        vitrail explain cct_cifar10 example:cat --class dog --check -o checked
+        vitrail explain cct_cifar10 example:cat --method attention --layer all --head all -o maps --svg
         vitrail explain vit_fashion photos -o explained_photos --json
 
     Parameters

@@ -29,8 +29,8 @@ def predict(
 
     Examples::
 
-        vitrail predict vit_fashion example:cat
-        vitrail predict vit_fashion example:cat --top 1 --format json
+        vitrail predict cct_cifar10 example:cat
+        vitrail predict cct_cifar10 example:cat --top 1 --format json
         vitrail predict vit_fashion photos -o predictions.csv
         vitrail predict vit_fashion 'photos/**/*.png' --format jsonl --top 1
 

@@ -19,14 +19,12 @@ def positions(
 ) -> None:
     """Compare position embeddings by training a ViT with each.
 
-    Eight runs from
-    scratch for each seed (ViT's table 8): no positions; learned 1-D and 2-D ones, added at the stem, before every
-    layer, or before every layer from a shared table; relative ones (offsets in rows and columns, in the paper along
-    the sequence). All kinds are trained with one seed before the next seed starts. The other options are those of
-    `vitrail train` and apply to every run, including --epochs and --minutes; [recipe: …] shows the values of
-    fashion. Each run has a folder in --out, for `vitrail runs`; table.json, table.md and positions.png are next to
-    them. The same command again resumes: finished runs are kept, and stopped runs continue with bit-identical
-    results. Press Ctrl-C to save and stop.
+    Eight runs from scratch for each seed (ViT's table 8): no positions; learned 1-D and 2-D ones, added at the stem,
+    before every layer, or before every layer from a shared table; relative ones (offsets in rows and columns, in the
+    paper along the sequence). The other options are those of `vitrail train` and apply to every run, including --epochs
+    and --minutes; [recipe: …] shows the values of fashion. Each run has a folder in --out, for `vitrail runs`;
+    table.json, table.md and positions.png are next to them. The same command again resumes: finished runs are kept, and
+    stopped runs continue with bit-identical results. Press Ctrl-C to save and stop.
 
     Examples::
 

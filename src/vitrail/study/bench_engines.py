@@ -18,7 +18,8 @@ from vitrail.errors import ConfigError, describe_error, missing_package_error, u
 from vitrail.models.checks import pair
 
 if TYPE_CHECKING:
-    from vitrail.loading import GivenPreprocessing, LoadedModel
+    from vitrail.loaded_model import LoadedModel
+    from vitrail.loading import GivenPreprocessing
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
 PEERS = ("timm", "transformers")

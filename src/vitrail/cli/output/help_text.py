@@ -27,17 +27,14 @@ def reflow_docstring(documented: Documented) -> Documented:
     lines = list[str]()
     for line in cleandoc(documented.__doc__ or "").splitlines():
         last = lines[-1] if lines else ""
-        continues = line.strip() and last.strip() and indent_width(line) == indent_width(last)
+        same_indent = len(line) - len(line.lstrip()) == len(last) - len(last.lstrip())
+        continues = line.strip() and last.strip() and same_indent
         if continues and not line.lstrip().startswith(("vitrail ", "---")) and not last.startswith("---"):
             lines[-1] += f" {line.strip()}"
         else:
             lines.append(line)
     documented.__doc__ = "\n".join(lines)
     return documented
-
-
-def indent_width(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 class HelpFormatter:
