@@ -81,6 +81,7 @@ def print_next_steps(folder: Path) -> None:
     steps = (
         (f"vitrail eval {folder} --out {folder}/results", "errors per class, confusion matrix, calibration"),
         (f"vitrail predict {folder} {folder}/{EXPLAINED_FILE}", "classify an image"),
+        ("vitrail predict cct_cifar10 example:cat", "a bundled model and a bundled photo"),
         (f"vitrail train --init {folder} --epochs 4", "train further from these weights"),
         ("vitrail runs", "compare runs"),
         (f"python {Path(sys.argv[0]).with_name('tour.py')}", "the models, and one forward pass step by step"),

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jupytext
+import nbformat
+from nbclient import NotebookClient
 from support.core_environment import ROOT, link_core_packages, run_in_core_environment
 
 EXAMPLES = ROOT / "examples"
@@ -42,3 +46,31 @@ def test_demo(tmp_path: Path) -> None:
     assert figure == "figure  runs/demo-2/explained/dress.grad-rollout.png"
     assert report.startswith("report  runs/demo-2/report.html")
     assert (tmp_path / figure.split()[1]).exists()
+
+
+def read_notebook() -> Any:
+    return nbformat.read(EXAMPLES / "first_steps.ipynb", nbformat.NO_CONVERT)
+
+
+def test_the_notebook_is_made_from_its_script() -> None:
+    """By `make notebook`."""
+    made, kept = jupytext.read(EXAMPLES / "first_steps.py"), read_notebook()
+    assert [(cell.cell_type, cell.source) for cell in kept.cells] == [
+        (cell.cell_type, cell.source) for cell in made.cells
+    ]
+    assert kept.metadata["kernelspec"]["name"] == "python3"
+    assert not any(cell.get("outputs") for cell in kept.cells)
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """With a fraction of an epoch instead of six."""
+    notebook = read_notebook()
+    (training,) = (cell for cell in notebook.cells if "vitrail.fit" in cell.source)
+    assert '"epochs": 6' in training.source
+    training.source = training.source.replace('"epochs": 6', '"epochs": 0.2')
+    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", ()) for output in outputs) == 3, "two explanations and the curves"
+    assert sum("text/html" in output.get("data", ()) for output in outputs) >= 2, "bars of the prediction, and progress"
+    assert any("top-1" in output.get("text", "") for output in training.outputs)
+    assert (tmp_path / "my_first_vit" / "model.safetensors").exists()

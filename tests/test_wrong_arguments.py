@@ -15,7 +15,15 @@ GREY = vitrail.Preprocessing(image_size=28, mean=(0.5,), std=(0.5,))
 
 @cache
 def toy() -> Any:
-    fields = {"image_size": 28, "patch_size": 14, "channels": 1, "depth": 1, "width": 12, "heads": 3, "classes": 10}
+    fields: dict[str, Any] = {
+        "image_size": 28,
+        "patch_size": 14,
+        "channels": 1,
+        "depth": 1,
+        "width": 12,
+        "heads": 3,
+        "classes": 10,
+    }
     return vitrail.create("ViT-Ti/16", **fields)
 
 

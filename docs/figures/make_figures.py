@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--labels", type=Path, help="Text file with the class names, one per line.")
     given = parser.parse_args()
     labels = given.labels.read_text("utf-8").splitlines() if given.labels else None
+    save(Explainer("cct_cifar10").explain("example:cat").figure, "cat-cct", photo=True)  # bundled with the package
     for key, file in WEIGHTS.items():
         path = given.weights / file
         if not path.exists():

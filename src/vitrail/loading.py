@@ -55,7 +55,7 @@ def open_model(
     ('T-shirt/top', (28, 28))
     """
     if not isinstance(fields, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`fields` is {repr(fields)[:60]}; expected a dictionary such as {{'heads': 3}}", ("fields",))
+        raise ConfigError(f"`fields` is {repr(fields)[:60]}; expected a dictionary such as {{'heads': 3}}")
     if isinstance(model, LoadedModel):
         refuse_config_fields(fields, model.source, "already loaded")
         return change_loaded_model(model, preprocessing, labels, device, threads)
@@ -343,7 +343,7 @@ def choose_labels(given: Sequence[str] | None, known: Sequence[str] | None, clas
 
 def refuse_load_arguments_as_fields(fields: Mapping[str, Any]) -> None:
     if reserved := set(fields).intersection(LOAD_ARGUMENTS):
-        raise ConfigError(f"`fields` {min(reserved)}=…; expected a field of the config, such as heads=3", ("fields",))
+        raise ConfigError(f"`fields` {min(reserved)}=…; expected a field of the config, such as heads=3")
 
 
 def refuse_config_fields(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
@@ -369,6 +369,6 @@ def unusable_device_error(name: str, error: Exception | None = None) -> ConfigEr
     """The error about a device that does not exist; torch's reason is given only for a real kind of device."""
     kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda", "mps") or error is None:
-        return ConfigError(f"`device` {name} is not a device. Use cpu, cuda, cuda:1 or mps.", ("device",))
+        return ConfigError(f"`device` {name} is not a device. Use cpu, cuda, cuda:1 or mps.")
     reason = describe_error(error).partition(". ")[0].rstrip(".")
-    return ConfigError(f"`device` {name} cannot be used: {reason}. Use `device` cpu.", ("device",))
+    return ConfigError(f"`device` {name} cannot be used: {reason}. Use `device` cpu.")

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from support.toy_datasets import write_class_folders, write_image
 
-from vitrail.data.datasets import open_data
 from vitrail.data.image_items import (
     evenly_spaced_indices,
     is_file_or_flat_folder,
-    sample_evenly,
     spread_over_labels,
 )
 
@@ -30,20 +28,6 @@ def test_indices_are_evenly_spaced(total: int, count: int) -> None:
 
 def test_no_images_no_indices() -> None:
     assert evenly_spaced_indices(0, 5) == evenly_spaced_indices(5, 0) == []
-
-
-def test_every_class_is_represented(tmp_path: Path) -> None:
-    root = write_class_folders(tmp_path / "photos", ants=5, bees=5, cats=5)
-    data = open_data(str(root), val_share=1.0)
-    assert data.val is not None
-    found = sample_evenly(data.val, 3)
-    assert [(Path(each.name).name, each.label) for each in found] == [
-        ("0.png", "ants"),
-        ("2.png", "bees"),
-        ("4.png", "cats"),
-    ]
-    assert [str(each.source) for each in found] == [each.name for each in found]
-    assert [each.label for each in sample_evenly(data.val, 99)] == ["ants"] * 5 + ["bees"] * 5 + ["cats"] * 5
 
 
 def test_a_folder_without_subfolders_has_no_classes(tmp_path: Path) -> None:

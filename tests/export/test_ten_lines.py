@@ -3,6 +3,7 @@
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.noisy_weights import add_weight_noise
@@ -34,7 +35,7 @@ print(about["labels"][probabilities.argmax()], probabilities.max())
 
 def test_ten_lines_of_your_own_predict_as_vitrail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    fields = {"image_size": 32, "classes": 3, "depth": 1, "width": 16, "heads": 2}
+    fields: dict[str, Any] = {"image_size": 32, "classes": 3, "depth": 1, "width": 16, "heads": 2}
     model = add_weight_noise(vitrail.create("vit_tiny_patch16_224", **fields), std=0.3)
     how, labels = vitrail.Preprocessing(image_size=32, crop=0.9), ("ants", "bees", "cats")
     vitrail.export_model(model, "shipped", preprocessing=how, labels=labels)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.data.datasets import open_data
-from vitrail.data.image_items import sample_evenly
+from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.inspection.attention_distance import correlate_ranks_with_depth
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 
@@ -20,7 +20,7 @@ WEIGHTS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_p
 def test_attended_patches_matter(name: str, shared: Callable[[str], Path]) -> None:
     photos = open_data(shared("imagenet-val-1000"), val_share=1.0).val
     assert photos is not None
-    result = look(shared(f"weights/{name}"), (each.source for each in sample_evenly(photos, 200)))
+    result = look(shared(f"weights/{name}"), map(photos.source, evenly_spaced_indices(len(photos), 200)))
     assert result.images == 200
     curves, at = result["occlusion"].arrays, OCCLUSION_SHARES.index(0.3)
     assert (curves["least"] - curves["most"])[:, at].mean() >= 0.15

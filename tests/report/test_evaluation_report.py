@@ -89,7 +89,8 @@ def test_classes_of_the_data_that_the_model_does_not_have(loaded: LoadedModel, t
 
 def test_few_images_are_of_different_classes(loaded: LoadedModel, data: Path) -> None:
     chosen = select_images(loaded, str(data), 3, by_class=True)
-    assert [each.label for each in chosen.items] == list(LABELS)
+    assert [(Path(each.name).parent.name, each.label) for each in chosen.items] == [(name, name) for name in LABELS]
+    assert [str(each.source) for each in chosen.items] == [each.name for each in chosen.items]
     assert chosen.labelled is not None
     assert [each.label for each in select_images(loaded, str(data), 3).items] != list(LABELS)
 

@@ -34,7 +34,7 @@ COMMAND_GROUPS = {  # headings of `vitrail --help`
 COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
 TOP_HELP = """Train, explain and ship Vision Transformers.
 
-First steps, without a download: vitrail predict cct_cifar10 example:cat, and vitrail train, which takes a minute.
+Start with vitrail predict cct_cifar10 example:cat, or vitrail train (a minute).
 Every command has examples: vitrail COMMAND --help."""
 GROUP_HELP = {"study": "Run an experiment about architectures and compare it with a paper."}
 LONG_RUNNING_COMMANDS = ("train", "distill", "ablate", "study")  # they continue if nobody reads their output

@@ -46,9 +46,9 @@ def convert(
 
     Examples::
 
-        vitrail convert vit_fashion weights.npz --to google
         vitrail convert weights.pth my_vit --to vitrail
-        vitrail convert vit_fashion for_transformers --to hf
+        vitrail convert weights.pth for_transformers --to hf
+        vitrail convert weights.pth weights.npz --to google
         vitrail convert vit_fashion larger --to vitrail --image-size 56 --dtype float16
 
     Parameters

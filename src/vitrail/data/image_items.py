@@ -5,14 +5,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vitrail.data.formats.class_folders import is_image_name, list_entries
-
-if TYPE_CHECKING:
-    from vitrail.data.datasets import ImageDataset
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,6 @@ def spread_over_labels(labels: Sequence[Hashable], count: int) -> list[int]:
     rounds = sorted((turn, n) for n, group in enumerate(chosen) for turn in range(len(group)))[:count]
     shares = Counter(n for _, n in rounds)
     return [group[n] for number, group in enumerate(chosen) for n in evenly_spaced_indices(len(group), shares[number])]
-
-
-def sample_evenly(dataset: "ImageDataset", count: int) -> list[ImageItem]:
-    chosen = evenly_spaced_indices(len(dataset), count)
-    return [ImageItem(dataset.source(n), dataset.name(n), dataset.classes[dataset.label(n)]) for n in chosen]
 
 
 def is_file_or_flat_folder(place: Path) -> bool:

@@ -118,9 +118,7 @@ def check_export_arguments(model: object, folder: object, preprocessing: object,
     if not isinstance(folder, str | Path):
         raise ConfigError(f"the folder is {folder!r}; expected a string or a Path")
     if not isinstance(preprocessing, Preprocessing):
-        raise ConfigError(
-            f"`preprocessing` is {preprocessing!r}; expected vitrail.Preprocessing(…)", ("preprocessing",)
-        )
+        raise ConfigError(f"`preprocessing` is {preprocessing!r}; expected vitrail.Preprocessing(…)")
     if to not in get_args(ExportFormat):
         raise unknown_name_error("export format", to, get_args(ExportFormat))
 

@@ -37,7 +37,7 @@ def pair(size: Size) -> tuple[int, int]:
 def check_count(name: str, value: object) -> None:
     """An argument that is a whole number of at least 1."""
     if type(value) is not int or value < 1:
-        raise ConfigError(f"`{name}` is {value!r}; expected 1 or more", fields=(name,))
+        raise ConfigError(f"`{name}` is {value!r}; expected 1 or more")
 
 
 def check_fields(config: "DataclassInstance") -> None:

@@ -4,8 +4,14 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
+from vitrail.errors import ConfigError
 from vitrail.models.preset_list import list_presets
-from vitrail.models.pretrained import PretrainedWeights, read_pretrained_table, unknown_model_error
+from vitrail.models.pretrained import (
+    PretrainedWeights,
+    find_nearest_preset_with_weights,
+    read_pretrained_table,
+    unknown_model_error,
+)
 from vitrail.text import TableCells
 
 
@@ -14,7 +20,13 @@ def find_presets(pattern: str, *, pretrained: bool = False) -> list[str]:
     found = filter_presets(pattern) or filter_presets(f"*{pattern}*")
     if not found:
         raise unknown_model_error(pattern)
-    return [name for name in found if not pretrained or name in read_pretrained_table()]
+    kept = [name for name in found if not pretrained or name in read_pretrained_table()]
+    if not kept:
+        nearest = find_nearest_preset_with_weights(found[0])
+        raise ConfigError(
+            f"no model that matches {pattern!r} has public weights; the nearest that has some is {nearest}"
+        )
+    return kept
 
 
 def filter_presets(pattern: str) -> list[str]:

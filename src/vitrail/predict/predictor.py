@@ -73,7 +73,7 @@ class Predictor:
         for name, count in (("streams", streams), ("threads", 1 if threads is None else threads)):
             check_count(name, count)
         if not isinstance(limits, ImageLimits):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"`limits` is {limits!r}; expected ImageLimits(pixels=…, bytes=…)", ("limits",))
+            raise ConfigError(f"`limits` is {limits!r}; expected ImageLimits(pixels=…, bytes=…)")
         self.limits, self.scaled, self.merge = limits, scaled, merge
         self.loaded = open_model(
             model, fields=fields, preprocessing=preprocessing, labels=labels, device=device, threads=threads
@@ -274,7 +274,7 @@ def open_cached_export(
     from vitrail.predict.engine_cache import get_or_write_cached_export
 
     if loaded.checkpoint is None and not hasattr(loaded.model, "config"):
-        raise ConfigError(f"`engine` {engine} for {loaded.source}, which cannot be exported; use eager", ("engine",))
+        raise ConfigError(f"`engine` {engine} for {loaded.source}, which cannot be exported; use eager")
     get = partial(
         get_or_write_cached_export, loaded, output, merge=merge, precision="int8" if engine == "int8" else "fp32"
     )

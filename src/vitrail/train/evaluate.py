@@ -102,7 +102,7 @@ def adapt_dataset(dataset: Any) -> ImageDataset:
 
 def check_preprocessing(model: Any, given: Preprocessing | None) -> Preprocessing:
     if not isinstance(given, Preprocessing | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`preprocessing` is {given!r}; expected vitrail.Preprocessing(…)", ("preprocessing",))
+        raise ConfigError(f"`preprocessing` is {given!r}; expected vitrail.Preprocessing(…)")
     return given or default_preprocessing(model)
 
 

@@ -64,7 +64,7 @@ def fit(
     if steps is not None:
         check_count("steps", steps)
     if not isinstance(run, RunFolder | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`run` is {run!r}; expected a RunFolder from vitrail.train.run_folder", ("run",))
+        raise ConfigError(f"`run` is {run!r}; expected a RunFolder from vitrail.train.run_folder")
     if callback is not None and not all(hasattr(callback, name) for name in ("on_start", "on_step", "on_log")):
         raise ConfigError(f"the callback is a {type(callback).__name__}; expected on_start, on_step, on_log, on_finish")
     if teacher is not None and objective is not None:

@@ -44,7 +44,7 @@ class FitResult:
 
     def __repr__(self) -> str:
         result = "not evaluated" if self.evaluation is None else self.evaluation.format_headline()
-        return f"FitResult({type(self.model).__name__} after {self.steps:,} steps, {result})"
+        return f"FitResult({type(self.model).__name__} after {self.steps:,} step{'s' * (self.steps != 1)}, {result})"
 
 
 def run_training(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from support.encoded_images import encode_test_image
 
+from vitrail.data.decoding import model_input
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing, center_crop, compute_resize_size, get_pillow_mode
@@ -83,6 +84,12 @@ def outcome(read: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8] | None:
         return read()
     except DataError:
         return None
+
+
+@pytest.fixture(autouse=True)
+def reduce_small_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toy images are too small to be decoded at a reduced size otherwise."""
+    monkeypatch.setattr(model_input, "MIN_REDUCED_JPEG_PIXELS", 0)
 
 
 @pytest.mark.usefixtures("decoder")
@@ -218,6 +225,14 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(
     assert difference.mean() < 0.8
     assert difference.max() <= 8
     assert shrunk == 1 or min(sizes[0]) >= 2 * 17
+
+
+def test_small_jpeg_is_decoded_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of a small photo are the same with and without reduced sizes."""
+    monkeypatch.undo()
+    preprocessing = Preprocessing(image_size=32)
+    full, reduced = (decode_for_model("example:cat", preprocessing, reduce_jpeg=each) for each in (False, True))
+    assert np.array_equal(full, reduced)
 
 
 @pytest.mark.parametrize("scaled", [False, True])

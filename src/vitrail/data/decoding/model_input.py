@@ -37,6 +37,7 @@ from vitrail.data.preprocessing import (
 )
 
 MIN_OVERSAMPLING = 2  # a reduced JPEG keeps at least this many times the rows and columns that are needed
+MIN_REDUCED_JPEG_PIXELS = 2**18  # a smaller JPEG decodes in about a millisecond, so it is always decoded at full size
 MAX_SIMPLEJPEG_PIXELS = 2**20  # for more, Pillow is faster than simplejpeg and the conversion of its pixels
 
 
@@ -86,7 +87,9 @@ def decode_bytes_for_model(
 
 
 def jpeg_divisor_for_model(header: jpeg.JpegHeader, preprocessing: Preprocessing) -> int:
-    """The divisor of the decoded size that leaves enough pixels for the resize."""
+    """The divisor of the decoded size that leaves enough pixels for the resize; 1 for a small image."""
+    if header.rows * header.columns < MIN_REDUCED_JPEG_PIXELS:
+        return 1
     columns, rows = compute_stored_resize_size(header, preprocessing)
     min_size = (MIN_OVERSAMPLING * rows, MIN_OVERSAMPLING * columns)
     return jpeg.find_largest_jpeg_divisor((header.rows, header.columns), min_size)
