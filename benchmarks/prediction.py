@@ -45,12 +45,12 @@ SPEEDUP_TARGETS = {
     ("ViT-B/16", 1): (1.25, 2.2),
 }  # exact, int8
 TITLES = {
-    "engines": "Engines, two threads, against timm",
-    "accuracy": "What int8 costs in accuracy, and how far exact engines are apart",
-    "cold": "From a cold shell to an answer",
+    "engines": "Engines, compared with timm, two threads",
+    "accuracy": "Accuracy of int8, and differences between exact engines",
+    "cold": "From a cold shell to a prediction",
     "folder": "A folder of 1,000 photos to a CSV file",
     "merging": "Fewer tokens",
-    "variants": "Images a second by model and resolution",
+    "variants": "Images per second by model and resolution",
 }
 
 
@@ -94,13 +94,16 @@ def measure_engines(work: PredictionBench) -> str:
     ]
     return "\n\n".join(
         (
-            f"Times as fast as timm's eager model with the same weights "
+            f"Speed relative to timm's eager model with the same weights "
             f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), a "
-            f"batch in memory, {work.rounds_of('engines')} rounds. timm gets it normalised; ours normalises it.",
+            f"batch in memory, {work.rounds_of('engines')} rounds. timm receives normalised pixels; vitrail also "
+            "normalises them.",
             markdown_table(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
             "All engines; × 2 is two streams of one thread each, between which a batch is divided:",
             markdown_table(
-                ("model", "batch", "by", "images/s", "ms: p50", "p90", "p99", "to timm (quartiles)"), rows, "lrlrrrrr"
+                ("model", "batch", "engine", "images/s", "ms: p50", "p90", "p99", "relative to timm (quartiles)"),
+                rows,
+                "lrlrrrrr",
             ),
             *dict.fromkeys(notes),
         )
@@ -191,7 +194,7 @@ SECTIONS = {
 
 def describe_measurement(work: PredictionBench, section: str) -> str:
     named = ", ".join(f"{name} {number}" for name, number in collect_versions().items())
-    kept = "the C allocator keeps what is freed, " if "MALLOC_TRIM_THRESHOLD_" in os.environ else ""
+    kept = "the C allocator keeps freed memory, " if "MALLOC_TRIM_THRESHOLD_" in os.environ else ""
     rounds = "" if work.rounds is None else f" --rounds {work.rounds}"
     return (
         f"`PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py --only {section}{rounds}`, "

@@ -83,9 +83,9 @@ def measure_cold_start(work: PredictionBench) -> str:
                 "≤ 215" if name == VITRAIL_PREDICT + ", B/16 int8" else "",
             )
         )
-    heading = ("one photo, top 5, by", "s", "times as long as vitrail (quartiles)", "target", "MB at most", "target")
+    heading = ("one photo, top 5", "s", "time relative to vitrail (quartiles)", "target", "peak MB", "target")
     return (
-        "Wall time of a whole process, from its start to its end, with the files in the page cache; the same weights "
+        "Wall time of a process from start to end, with the files in the page cache; the same weights "
         f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), in an exported folder for vitrail; "
         f"{work.rounds_of('cold')} rounds."
         "\n\n" + markdown_table(heading, rows, "lrrrrr")
@@ -130,19 +130,20 @@ def measure_folder(work: PredictionBench) -> str:
             )
         )
     heading = (
-        *("by", "s", "times as long as --exact, target ≥ 1.4", "as --fast, target ≥ 2"),
-        *("s without imports and loading", "as whole --exact; --fast", "same top-1 as --exact; --fast", "MB at most"),
+        *("", "s", "time relative to --exact, target ≥ 1.4", "to --fast, target ≥ 2", "s without imports and loading"),
+        *("relative to complete --exact; --fast", "same top-1 as --exact; --fast", "peak MB"),
     )
     count, theirs = len(answers["vitrail predict --exact"]), answers["transformers' pipeline"]
     cropped = predict_with_floored_resize(tiny, sorted(PHOTOS.rglob("*.JPEG")))
     return (
-        f"{count:,} JPEGs, short side 256, ViT-Ti/16, wall time of a whole process; the peers' loop alone beside it, "
-        "which is then compared with our whole process. Ours runs from an exported folder, and chose its streams in "
-        f"one run before, as happens once for a model on a machine. {work.rounds_of('folder')} rounds.\n\n"
+        f"{count:,} JPEGs, short side 256, ViT-Ti/16, wall time of a complete process. For timm and transformers the "
+        "time without imports and loading is shown as well, compared with the complete process of vitrail. vitrail "
+        "runs an exported folder; its number of streams was measured in an earlier run, which happens once per model "
+        f"and machine. {work.rounds_of('folder')} rounds.\n\n"
         + markdown_table(heading, rows, "lrrrrrrr")
-        + "\n\nWhere a margin is odd, the pipeline crops one pixel beside timm and us. Shown what it sees "
-        f"(`middle='floored'`), ours gives its top-1 for {sum(cropped[n] == top for n, top in theirs.items()):,} of "
-        f"{len(theirs):,}."
+        + "\n\nIf a margin is odd, the pipeline's crop is off by one pixel from that of timm and vitrail. With the "
+        f"same crop (`middle='floored'`), vitrail's top-1 equals the pipeline's for "
+        f"{sum(cropped[n] == top for n, top in theirs.items()):,} of {len(theirs):,}."
     )
 
 

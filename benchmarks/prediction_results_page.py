@@ -6,11 +6,11 @@ from pathlib import Path
 
 from vitrail.files import make_folder, write_atomically
 
-INTRODUCTION = """# Benchmarks of predicting
+INTRODUCTION = """# Benchmarks of prediction
 
 `make bench` measures and writes this page; `benchmarks/prediction.py --only cold,folder` measures some of its sections
-again and leaves the others. Ratios are to be trusted, times are the machine's: in every section all ways take turns in
-shuffled order, round after round, and a ratio is taken within each round. Given is the median, with the quartiles.
+again and keeps the others. Trust the ratios; the times depend on the machine. In every section all candidates run in
+shuffled order, round after round, and ratios are computed within a round. The tables show medians with quartiles.
 """
 NOT_MEASURED = "Not measured yet."
 

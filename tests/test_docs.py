@@ -1,114 +1,200 @@
-"""Every snippet of the README and the docs runs, every link leads somewhere, and so do the examples in --help."""
+"""The docs as a reader uses them: page by page in an empty folder, commands and snippets in order, output checked."""
 
 import re
 import shlex
 import shutil
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
-from PIL import Image
+from support.doc_pages import (
+    BLOCK,
+    check_command,
+    check_step_without_running,
+    find_difference,
+    matches_line,
+    read_steps,
+    run_step,
+    run_vitrail,
+)
 from support.noisy_weights import add_weight_noise
-from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.checkpoint import write
 from vitrail.cli import COMMANDS, build_app, load_command
+from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.fashion.__main__ import write_photos
+from vitrail.export.description import ExportDescription
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 
 
-def blocks(language: str) -> Iterator[Any]:
+def pages_with_steps() -> Iterator[Any]:
     for page in PAGES:
-        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)):
-            yield pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+        marks = {step.mark for step in read_steps(page)}
+        if marks - {"network"}:
+            yield pytest.param(page, False, id=page.stem)
+        if "slow" in marks:
+            yield pytest.param(page, True, id=f"{page.stem}-slow", marks=pytest.mark.slow)
 
 
-def commands() -> dict[str, str]:
-    """`$ vitrail …` in the pages, and the indented examples in the help of every command: each once, and from where."""
-    found = dict[str, str]()
-    for name in COMMANDS:
-        found |= dict.fromkeys(
-            re.findall(r"^ +vitrail (.+)$", load_command(name).__doc__ or "", re.MULTILINE), "--help: "
-        )
-    for page in PAGES:
-        found |= dict.fromkeys(re.findall(r"^\$ vitrail (.+)$", page.read_text("utf-8"), re.MULTILINE), "")
-    return found
-
-
-@pytest.mark.parametrize("block", list(blocks("python")))
-def test_python_snippets_run(
-    block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.timeout(900)  # a page is many commands, on a machine that may be busy
+@pytest.mark.parametrize(("page", "slow"), list(pages_with_steps()))
+def test_page_works_as_copied(page: Path, slow: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    if "shipped/" in block:
-        shutil.copytree(request.getfixturevalue("workplace"), tmp_path, symlinks=True, dirs_exist_ok=True)
-    exec(compile(block, "snippet", "exec"), {})
+    monkeypatch.setenv("COLUMNS", "120")
+    for step in read_steps(page):
+        if step.mark == "network" or (step.mark == "slow" and not slow):
+            check_step_without_running(step)
+            continue
+        printed = run_step(step)
+        difference = None if step.shown is None else find_difference(step.shown, printed)
+        assert difference is None, f"{step.text}\n{difference}\nall of it:\n{printed}"
+
+
+@pytest.mark.parametrize(("size", "crop"), [(224, 0.9), (224, 0.875), (33, 0.95), (32, 1.0)])
+def test_prediction_without_vitrail_has_the_same_input(
+    size: int, crop: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The snippet of docs/prediction.md that needs only Pillow and ONNX Runtime resizes and crops as vitrail does."""
+    snippet = next(step for step in read_steps(ROOT / "docs" / "prediction.md") if "InferenceSession" in step.text)
+    session = Mock(run=Mock(return_value=[np.zeros((1, 2))]))
+    monkeypatch.setitem(sys.modules, "onnxruntime", Mock(InferenceSession=Mock(return_value=session)))
+    monkeypatch.chdir(tmp_path)
+    how = vitrail.Preprocessing(image_size=size, crop=crop)
+    about = ExportDescription(precision="fp32", output="logits", classes=2, preprocessing=how, labels=("a", "b"))
+    Path("shipped").mkdir()
+    about.write(Path("shipped"))
+    run_step(snippet)
+    pixels = session.run.call_args.args[1]["pixels"]
+    assert np.array_equal(pixels[0], decode_for_model("example:cat", how))
+
+
+def help_examples() -> list[str]:
+    """The indented examples in the help of every command."""
+    found = list[str]()
+    for name in COMMANDS:
+        found += re.findall(r"^ +vitrail (.+)$", load_command(name).__doc__ or "", re.MULTILINE)
+    return list(dict.fromkeys(found))
 
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a command in the docs may name: examples/, a model of ours, a file of facebook's, a photo."""
+    """What an example in --help may name, since a help text is not a page: photos, a run and a file of weights."""
     folder = tmp_path_factory.mktemp("workplace")
-    (folder / "examples").symlink_to(ROOT / "examples")
-    model = add_weight_noise(vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10))
-    labels = [f"class {n}" for n in range(10)]
-    vitrail.save(model, folder / "my_model", labels=labels, preprocessing=vitrail.Preprocessing(image_size=64))
-    write(model, folder / "weights.pth", to="deit")
-    (folder / "labels.txt").write_text("\n".join(labels))
-    Image.radial_gradient("L").convert("RGB").save(folder / "photo.jpg")
-    for part, count in (("train", 8), ("val", 2)):
-        write_class_folders(folder / "photos" / part, ants=count, bees=count)
-    how = vitrail.Preprocessing(image_size=32)
-    convnet = vitrail.create("ResNet-18", image_size=32, stages=(1, 1), width=8, classes=2)
-    vitrail.save(convnet, folder / "convnet", labels=("ants", "bees"), preprocessing=how)
-    student = vitrail.create("DeiT-Ti-distilled", image_size=32, depth=2, classes=2)
-    vitrail.save(student, folder / "student", labels=("ants", "bees"), preprocessing=how)
-    photos = f"train --data {folder / 'photos'} --epochs 1 --batch 4"
-    for words in (
-        f"train --epochs 1 --set depth=1 --set width=12 --out {folder / 'runs' / 'demo'}",
-        f"{photos} --init {folder / 'convnet'} --out {folder / 'runs' / 'teacher'}",
-        f"{photos} --init {folder / 'student'} --out {folder / 'runs' / 'student'}",
-        f"export {folder / 'my_model'} {folder / 'shipped'}",
-    ):
-        build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    write_photos(folder / "photos", ("Bag", "Dress"), train=8, val=2)
+    model = vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10)
+    write(add_weight_noise(model), folder / "weights.pth", to="deit")
+    run_vitrail(
+        ["train", "--epochs", "1", "--set", "depth=1", "--set", "width=12", "-o", str(folder / "runs" / "demo")]
+    )
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot store")  # what a layout has no place for is said
-@pytest.mark.parametrize("words", [pytest.param(words, id=place + words) for words, place in commands().items()])
-def test_commands_run(
-    words: str,
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("words", help_examples())
+def test_help_examples_run(words: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(workplace, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    build_app()(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
-    assert capsys.readouterr().out
+    assert run_vitrail(shlex.split(words, comments=True))
 
 
-@pytest.mark.parametrize("block", list(blocks("sh")))
-def test_shell_snippets_name_real_targets(block: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_shell_blocks_name_what_exists(page: Path) -> None:
+    """Blocks that install, or that need data from elsewhere, are not run: their targets, extras and options exist."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    lines = [line for line in block.splitlines() if line]
-    assert lines
-    for line in lines:
-        assert line.startswith("make "), line
-        assert line.split()[1] in targets, line
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for _, language, block in BLOCK.findall(page.read_text("utf-8")):
+        if language != "sh":
+            continue
+        for line in expand_shell_variables(block).splitlines():
+            line = line.partition(" #")[0].strip()
+            if line.startswith("make"):
+                assert line.removeprefix("make ").split()[0] in (*targets, "make"), line
+            elif line.startswith("pip "):
+                for extra in re.findall(r"\[([\w,]+)\]", line):
+                    assert set(extra.split(",")) <= set(extras), line
+            elif "vitrail " in line:
+                check_command("vitrail " + line.partition("vitrail ")[2].rstrip(";"))
+            else:
+                assert not line or line.startswith(SHELL_STARTS), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def expand_shell_variables(block: str) -> str:
+    """Assignments and the first value of each loop, put where they are used."""
+    block = block.replace("\\\n", " ")
+    values = dict(re.findall(r'(\w+)="([^"]*)"', block)) | dict(re.findall(r"for (\w+) in (\S+)", block))
+    block = re.sub(r'^(?:\w+="[^"]*";? ?)+$', "", block, flags=re.MULTILINE)
+    return re.sub(r"\$(\w+)", lambda match: values[match[1]], block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_options_in_the_text_exist(page: Path) -> None:
+    app = build_app()
+    for command, rest in re.findall(
+        r"`vitrail ([a-z][a-z-]*(?: cost| positions)?)((?: [^`]*)?)`", page.read_text("utf-8")
+    ):
+        known, place = {"--help"}, app
+        for word in command.split():
+            place = place[word]
+        for argument in place.assemble_argument_collection():
+            known |= set(argument.names)
+        for option in re.findall(r"(?<!\S)(--?[a-z][\w-]*)", rest):
+            assert option in known, f"vitrail {command} {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([\w-]+))?\)", page.read_text("utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}, anchor
+
+
+def test_the_tree_of_the_readme_lists_only_what_exists() -> None:
+    tree = (ROOT / "README.md").read_text("utf-8").partition("## The tree")[2]
+    listed = re.findall(r"[├└]── (\S+)", tree)
+    assert len(set(listed)) == len(listed)
+    for path in (*(f"src/vitrail/{name}" for name in listed), *re.findall(r"^(\w+)/", tree, re.MULTILINE)):
+        assert (ROOT / path).exists(), path
 
 
 def test_the_readme_counts_the_presets() -> None:
     from vitrail.models.catalog import list_models
 
     assert f"| {len(list_models())} presets" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("90.0 %  tabby", "91.2 %  tabby", True),
+        ("90.0 %  tabby", "80.0 %  tabby", False),
+        ("90.0 %  tabby", "90.0 %  tiger cat", False),
+        ("7 s, loss 0.51", "93 s, loss 0.52", True),
+        ("loss 0.51", "loss 0.61", False),
+        ("wrote … to out", "wrote a.png and b.png to out", True),
+        ("6,000 images", "6,000 images", True),
+        ("6,000 images", "600 images", False),
+    ],
+)
+def test_numbers_are_compared_loosely(shown: str, printed: str, same: bool) -> None:
+    assert matches_line(shown, printed) is same
+
+
+def test_shown_lines_are_all_the_lines_unless_elided() -> None:
+    printed = "one\ntwo\nthree\n"
+    assert find_difference("one\ntwo\nthree", printed) is None
+    assert find_difference("one\n…", printed) is None
+    assert find_difference("one\n…\nthree", printed) is None
+    assert "two" in str(find_difference("one\nthree", printed))
+    assert "three" in str(find_difference("one\ntwo", printed))
+    assert "four" in str(find_difference("one\n…\nfour", printed))

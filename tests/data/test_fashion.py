@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.toy_datasets import random_array, write_idx_files
 
 from vitrail.data import fashion
+from vitrail.data.datasets import open_data
+from vitrail.data.fashion.__main__ import write_photos
 from vitrail.data.fashion.make_sheets import make_sheets
 from vitrail.errors import DataError
 
@@ -53,3 +56,15 @@ def test_sheets_equal_those_made_from_the_full_data_set(tmp_path: Path) -> None:
     make_sheets(DEBIAN, tmp_path)
     for mine, made in zip(fashion.read_fashion(), fashion.read_fashion(tmp_path), strict=True):
         assert np.array_equal(mine.images, made.images)
+
+
+def test_photos_are_written_as_class_folders(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", ("Bag", "Sneaker"), train=2, val=1)
+    found = open_data(tmp_path / "photos")
+    assert found.classes == ("Bag", "Sneaker")
+    assert (len(found.train or ()), len(found.val or ())) == (4, 2)
+    bag = fashion.read_fashion()[0].source(10 + fashion.FASHION_CLASSES.index("Bag")).squeeze()
+    with Image.open(tmp_path / "photos" / "train" / "Bag" / "001.png") as image:
+        assert np.array_equal(np.asarray(image), bag)
+    with pytest.raises(DataError, match="photos exists"):
+        write_photos(tmp_path / "photos")

@@ -14,7 +14,7 @@ import vitrail
 from vitrail.errors import VitrailError
 from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, AblationVariant
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
-from vitrail.study.ablation_runs import find_run_state, list_ablation_runs
+from vitrail.study.ablation_runs import find_run_state, find_study_folder, list_ablation_runs
 from vitrail.study.plots import save_ablation_plot
 from vitrail.train.plan import plan_request
 from vitrail.train.recipe import open_recipe
@@ -158,6 +158,19 @@ def test_folder_trained_with_other_settings_is_an_error(tmp_path: Path) -> None:
         find_run_state(tmp_path / "row", fewer)
     with pytest.raises(VitrailError, match="is a run itself"):
         list_ablation_runs([AblationVariant(name="full", request=mine)], [0], tmp_path / "row")
+
+
+def test_default_folder_is_the_first_without_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine, other = (
+        [AblationVariant(name="full", request=each)] for each in (request(), request(changes={"mixup": 0.8}))
+    )
+    assert find_study_folder("mine", mine, [0]) == Path("runs/mine")
+    RunFolder.create(Path("runs/mine/full-0"), {"request": mine[0].request_for_seed(0).to_json()}).append_to_log(
+        {"step": 1}
+    )
+    assert find_study_folder("mine", mine, [0]) == Path("runs/mine")
+    assert find_study_folder("mine", other, [0]) == Path("runs/mine-2")
 
 
 def line(name: str, *shares: float, failed: str = "") -> AblationVariantOutcomes:

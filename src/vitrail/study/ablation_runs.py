@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, Protocol
@@ -14,9 +15,13 @@ from vitrail.train.distributed import join_process_group
 from vitrail.train.loop import StoppedError
 from vitrail.train.request import Request, Runtime
 from vitrail.train.run import resume_run, start_run
-from vitrail.train.run_folder import RunFolder
+from vitrail.train.run_folder import RUNS_FOLDER, RunFolder
 from vitrail.train.teacher import Teacher
 from vitrail.train.trainer import DivergedError
+
+
+class OtherSettingsError(ConfigError):
+    """The folder of a run holds one that was trained with other settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +31,24 @@ class AblationRun:
     folder: Path
     request: Request
     state: Literal["new", "stopped", "finished"]
+
+
+def find_study_folder(
+    name: str, rows: Sequence[AblationVariant], seeds: Sequence[int], teacher: Teacher | None = None
+) -> Path:
+    """The first of runs/NAME, runs/NAME-2, … without runs of other settings, so that the same command resumes."""
+    folders = (RUNS_FOLDER / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in folders if not has_other_settings(folder, rows, seeds, teacher))
+
+
+def has_other_settings(
+    folder: Path, rows: Sequence[AblationVariant], seeds: Sequence[int], teacher: Teacher | None
+) -> bool:
+    try:
+        list_ablation_runs(rows, seeds, folder, teacher)
+    except OtherSettingsError:
+        return True
+    return False
 
 
 def list_ablation_runs(
@@ -58,7 +81,9 @@ def find_run_state(folder: Path, request: Request) -> Literal["new", "stopped", 
     if difference and not (run.list_checkpoints() or run.read_records() or is_run_finished(folder)):
         return "new"
     if difference:
-        raise ConfigError(f"{folder} was trained with other settings: {difference}; use the same, or another `out`")
+        raise OtherSettingsError(
+            f"{folder} was trained with other settings: {difference}; use the same, or another `out`"
+        )
     return "finished" if is_run_finished(folder) else "stopped"
 
 
@@ -66,7 +91,7 @@ def check_run_teacher_unchanged(folder: Path, teacher: Teacher) -> None:
     """Check that all rows have the same teacher, also if its file has changed since."""
     before: Any = RunFolder(folder).load_plan().get("teacher")
     if isinstance(before, dict) and before.get("fingerprint") != teacher.fingerprint():
-        raise ConfigError(f"{folder} was trained with another teacher; restore it, or use another `out`")
+        raise OtherSettingsError(f"{folder} was trained with another teacher; restore it, or use another `out`")
 
 
 def describe_difference(before: Request, now: Request) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.study.ablation_plan import AblationPlanner
 from vitrail.study.ablation_results import AblationResults
-from vitrail.study.ablation_runs import TrainingStudy, list_ablation_runs
+from vitrail.study.ablation_runs import TrainingStudy, find_study_folder, list_ablation_runs
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.request import Request
 from vitrail.train.teacher import Teacher
@@ -30,10 +30,10 @@ def plan_ablation_study(
     place, name = resolve_device(device, Ranks()), request.recipe.name
     ablation = AblationPlanner(request)
     rows = ablation.build_rows(without, replaced, each=each)
-    folder = folder or Path("runs") / f"{name}-ablation"
     teacher = Teacher.from_name(request.teacher) if request.teacher else None
     if teacher is not None:
         ablation.check_teacher_fits(rows, teacher, place)
+    folder = folder or find_study_folder(f"{name}-ablation", rows, seeds, teacher)
     data = ablation.data.name
     return TrainingStudy(
         title=f"ablation of {name} on {data}",

@@ -174,15 +174,16 @@ def open_benchmark_model(
     fields: Mapping[str, Any] | None = None,
     preprocessing: "GivenPreprocessing" = None,
 ) -> "LoadedModel":
-    """A checkpoint or a run; the name of a preset gives random weights."""
+    """A checkpoint, a run or a bundled model; the name of a preset gives random weights."""
     import torch
 
+    from vitrail.checkpoint.bundled import find_bundled_model
     from vitrail.checkpoint.hub import is_hub_name
     from vitrail.loading import choose_preprocessing, open_torch_model
     from vitrail.models.catalog import create
 
     fields = {**(fields or {}), **({} if size is None else {"image_size": size})}
-    if Path(model).exists() or is_hub_name(model):
+    if Path(model).exists() or is_hub_name(model) or find_bundled_model(model):
         loaded = open_torch_model(model, fields=fields, preprocessing=preprocessing)
     else:
         with torch.random.fork_rng():

@@ -23,7 +23,7 @@ from vitrail.study.ablation_results import (
     markdown_table,
     write_table_and_plot,
 )
-from vitrail.study.ablation_runs import AblationRun, TrainingStudy, list_ablation_runs
+from vitrail.study.ablation_runs import AblationRun, TrainingStudy, find_study_folder, list_ablation_runs
 from vitrail.text import format_table
 from vitrail.train.distributed import Ranks, resolve_device
 from vitrail.train.request import Request
@@ -175,7 +175,7 @@ def plan_position_study(
     resolve_device(device, Ranks())  # at once, not when the first is trained
     recipe, (ablation, rows) = request.recipe, plan_position_ablation(request)
     data = ablation.data.name
-    folder = folder or Path("runs") / f"{Path(data).name or 'data'}-positions"
+    folder = folder or find_study_folder(f"{Path(data).name or 'data'}-positions", rows, seeds)
 
     def read_table(runs: Sequence[AblationRun], failed: Mapping[str, str]) -> PositionStudyResults:
         return PositionStudyResults(AblationResults.read(recipe.name, data, rows, runs, failed))
