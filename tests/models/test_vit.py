@@ -240,7 +240,7 @@ def test_dynamic_model_refuses_partial_patches() -> None:
         ({"depth": True}, r"depth is True; expected a whole number"),
         ({"classes": -1}, r"classes is -1; expected at least 0"),
         ({"norm_eps": float("nan")}, r"norm_eps is nan; expected more than 0"),
-        ({"layer_scale": float("inf")}, r"layer_scale is inf; expected more than 0"),
+        ({"layer_scale": float("inf")}, r"layer_scale is inf; expected at most 1,048,576"),
         ({"image_size": (0, 8)}, r"image_size is \(0, 8\); expected more than 0"),
         ({"registers": -1}, r"registers is -1; expected at least 0"),
         ({"layer_scale": "x"}, r"layer_scale is 'x'; expected a number or none"),

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.checkpoint.bundled import list_bundled_models
 from vitrail.cli.options import model_flags as flags
 from vitrail.models.preset_table import describe_presets, find_presets, list_preset_cells
 from vitrail.text import format_table
@@ -33,6 +34,6 @@ def models(
         List only models with public weights. --json lists all their tags, licences and training data.
     """
     found = find_presets(pattern, pretrained=pretrained)
-    print(
-        json.dumps(describe_presets(found), indent=2) if as_json else "\n".join(format_table(*list_preset_cells(found)))
-    )
+    table = "\n".join(format_table(*list_preset_cells(found)))
+    bundled = f"\n\nBundled with their weights: {', '.join(list_bundled_models())}" * (pattern == "*")
+    print(json.dumps(describe_presets(found), indent=2) if as_json else table + bundled)

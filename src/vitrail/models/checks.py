@@ -89,10 +89,12 @@ def check_range(name: str, value: Any, metadata: Mapping[str, object]) -> None:
             fits, expected = 0 <= number < 1, "at least 0 and less than 1"
         elif "share" in metadata:
             fits, expected = 0 <= number <= 1, "at least 0 and at most 1"
+        elif number > MAX_VALUE:
+            fits, expected = False, f"at most {MAX_VALUE:,}"
         elif "from zero" in metadata:
-            fits, expected = 0 <= number <= MAX_VALUE, f"at least 0 and at most {MAX_VALUE}"
+            fits, expected = number >= 0, "at least 0"
         else:
-            fits, expected = 0 < number <= MAX_VALUE, f"more than 0 and at most {MAX_VALUE}"
+            fits, expected = number > 0, "more than 0"
         if not fits:
             raise ConfigError(f"{name} is {repr(value)[:40]}; expected {expected}")
 
