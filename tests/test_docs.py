@@ -33,6 +33,7 @@ from vitrail.export.description import ExportDescription
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SLOW_EXAMPLES = ("bench", "report", "look", "distill", "ablate", "study")  # the pages run these commands by default
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 
 
@@ -89,7 +90,7 @@ def help_examples() -> list[str]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an example in --help may name, since a help text is not a page: photos, a run and a file of weights."""
     folder = tmp_path_factory.mktemp("workplace")
-    write_photos(folder / "photos", ("Bag", "Dress"), train=8, val=2)
+    write_photos(folder / "photos", ("Bag", "Dress"), train=4, val=1)
     model = vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10)
     write(add_weight_noise(model), folder / "weights.pth", to="deit")
     run_vitrail(
@@ -98,7 +99,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", help_examples())
+def mark_slow_examples() -> Iterator[Any]:
+    for words in help_examples():
+        yield pytest.param(words, marks=pytest.mark.slow) if words.startswith(SLOW_EXAMPLES) else words
+
+
+@pytest.mark.parametrize("words", [each for each in help_examples() if each.startswith(SLOW_EXAMPLES)])
+def test_slow_help_examples_have_valid_options(words: str) -> None:
+    check_command(f"vitrail {words}")
+
+
+@pytest.mark.parametrize("words", list(mark_slow_examples()))
 def test_help_examples_run(words: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(workplace, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

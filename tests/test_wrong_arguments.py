@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "merge": (lambda: predictor(merge="a"), "merge is 'a'"),
     "labels": (lambda: predictor(labels=7), "labels is 7; expected a list of strings"),
     "fields": (lambda: PUBLIC.open_model("x", fields=7), "`fields` is 7; expected a dictionary"),
-    "device": (lambda: PUBLIC.open_model(toy(), preprocessing=GREY, device=7.5), "device is '7.5'"),
+    "device": (lambda: PUBLIC.open_model(toy(), preprocessing=GREY, device=7.5), "`device` 7.5 is not a device"),
     "preprocessing": (lambda: PUBLIC.open_model(toy(), preprocessing=7), "preprocessing is 7"),
     "predict list": (lambda: predictor().predict(["a.jpg"]), "the image is a list; expected a path"),
     "predict example": (lambda: predictor().predict("example:cta"), "did you mean 'example:cat'?"),

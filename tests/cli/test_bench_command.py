@@ -81,7 +81,7 @@ def test_engine_of_an_export_is_chosen(vitrail_: Run, exported: Path) -> None:
 
 BAD = {
     "": "bench needs MODELS.",
-    "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/16'?",
+    "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/1",
     "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
     "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers separated by commas",
     "MODEL --peers pytorch": "unknown peer 'pytorch'",

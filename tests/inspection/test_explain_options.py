@@ -207,7 +207,7 @@ def test_a_custom_model() -> None:
             assert maps.shape == (2, 1, 1, 2, 3)
     with pytest.raises(ConfigError, match="token is '2,0'"):
         explainer.compute_maps(random_image_batch(), ExplainOptions(token="2,0"))
-    with pytest.raises(ConfigError, match="method 'norms' needs a model with `blocks`"):
+    with pytest.raises(ConfigError, match="method 'norms' needs a model with blocks"):
         explainer.resolve_options(ExplainOptions(method="norms"))
 
 

@@ -149,5 +149,5 @@ def test_a_page_without_figures_needs_no_matplotlib(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "<h2" in render_page("A", "B", [PageSection(title="C", text="D")])
-    with pytest.raises(ConfigError, match=r"figures need matplotlib"):
+    with pytest.raises(ConfigError, match=r"needs matplotlib"):
         render_page("A", "B", [PageSection(title="C", figures=[lines()])])

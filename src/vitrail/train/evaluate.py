@@ -14,8 +14,9 @@ from vitrail.data.datasets import DatasetSplits, ImageDataset
 from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
-from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.errors import ConfigError, DataError
 from vitrail.loaded_model import LoadedModel
+from vitrail.loading import unusable_device_error
 from vitrail.models.checks import check_count
 from vitrail.progress import track_progress
 from vitrail.train.distributed import Ranks
@@ -127,9 +128,7 @@ def temporary_eval_mode(model: nn.Module, device: str | torch.device) -> Generat
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
-        raise ConfigError(
-            f"device is {str(device)!r}; expected one that torch can use: {describe_error(error)}"
-        ) from None
+        raise unusable_device_error(str(device), error) from None
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -178,7 +178,7 @@ def test_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (empty / "cat").mkdir()
     assert "has no images" in refused(empty)
     write_image(empty / "1.png")
-    assert "has 1 images but no class folders" in refused(empty)
+    assert "has 1 image but no class folders" in refused(empty)
     assert "does not exist" in refused(tmp_path / "nothing")
     assert "is a file" in refused(empty / "1.png")
     both = tmp_path / "both"
@@ -187,7 +187,7 @@ def test_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "has images of 'bird', 'dog'; expected only classes that" in refused(both)
     flat = write_class_folders(tmp_path / "flat" / "train", cat=1, dog=1).parent
     write_image(flat / "val" / "ILSVRC2012_val_00000001.JPEG")
-    assert "val has 1 images but no class folders" in refused(flat)
+    assert "val has 1 image but no class folders" in refused(flat)
 
     def locked(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))

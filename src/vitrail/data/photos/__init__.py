@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from vitrail.errors import DataError
+from vitrail.errors import DataError, find_nearest_name
 
 PHOTO_FOLDER = Path(__file__).parent
 EXAMPLE_PREFIX = "example:"
@@ -20,5 +20,7 @@ def locate_example_photo(source: str | Path) -> str | Path:
         return source
     photos = {EXAMPLE_PREFIX + path.stem: path for path in list_example_photos()}
     if name not in photos:
-        raise DataError(f"unknown example photo; expected one of {', '.join(photos)}")
+        nearest = find_nearest_name(name, photos)
+        hint = f"did you mean {nearest!r}?" if nearest else f"expected one of {', '.join(photos)}"
+        raise DataError(f"{name!r} is not an example photo; {hint}")
     return photos[name]
