@@ -14,7 +14,8 @@
 # # First steps with vitrail
 #
 # Classify a photo, see what the model attends to, and train a Vision Transformer. Everything runs offline on a laptop
-# without a GPU: the models, photos and training images are part of the package. Install it with `pip install vitrail`.
+# without a GPU: the models, photos and training images are part of the package. Install it as the README says, and
+# Jupyter with `pip install jupyterlab`.
 #
 # ## Classify a photo
 #

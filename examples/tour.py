@@ -40,14 +40,27 @@ def show_forward_pass() -> None:
         logits = model(images)
     seconds = time.perf_counter() - start
     with torch.inference_mode():
-        tokens = model.tokens(images)
-    print(
-        f"An image of 3×224×224 numbers is cut into 14×14 = 196 patches of 3·16·16 = 768 numbers each.\n"
-        f"With the class token, {tokens.shape[1]} tokens of width {tokens.shape[2]} enter the encoder and leave it.\n"
-        f"The head maps the class token to {logits.shape[1]} logits: {seconds * 1000:.0f} ms on this machine.\n"
-        f"The head starts at zero, so the untrained model gives every class the probability "
-        f"{logits.softmax(-1).max():.4f}."
+        patches = model.patch_embed(images)
+        tokens = torch.cat([model.cls_token, patches], dim=1) + model.pos_embed
+        block = model.blocks[0]
+        attended = tokens + block.attn(block.norm1(tokens))
+        encoded = attended + block.mlp(block.norm2(attended))
+        for each in model.blocks[1:]:
+            encoded = each(encoded)
+        assert torch.allclose(model.norm(encoded), model.tokens(images), atol=1e-4)
+        class_token = model.norm(encoded)[:, 0]
+    steps = (
+        ("images", images, "3 channels of 224×224 pixels"),
+        ("patch_embed", patches, "14×14 = 196 patches of 3·16·16 numbers, each mapped to a token of width 768"),
+        ("+ cls_token, + pos_embed", tokens, "the class token first; each token gets the embedding of its position"),
+        ("x + attn(norm1(x))", attended, f"{model.config.heads} heads: every token reads from all tokens"),
+        ("x + mlp(norm2(x))", attended, "each token on its own, 768 → 3,072 → 768; 11 more blocks follow"),
+        ("norm, class token", class_token, "the only token that the head reads"),
+        ("head", logits, "one logit per class; the head starts at zero, so all classes are equally likely"),
     )
+    rows = [(name, "×".join(map(str, tensor.shape)), text) for name, tensor, text in steps]
+    print("\n".join(format_table(("step", "shape", "what happens"), rows, "lll")))
+    print(f"One image takes {seconds * 1000:.0f} ms on this machine.")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from vitrail.checkpoint import write
 from vitrail.cli import COMMANDS, build_app, load_command
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.fashion.__main__ import write_photos
+from vitrail.data.photos import PHOTO_FOLDER
 from vitrail.export.description import ExportDescription
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +74,7 @@ def test_prediction_without_vitrail_has_the_same_input(
     about = ExportDescription(precision="fp32", output="logits", classes=2, preprocessing=how, labels=("a", "b"))
     Path("shipped").mkdir()
     about.write(Path("shipped"))
+    shutil.copy(PHOTO_FOLDER / "cat.jpg", "cat.jpg")
     run_step(snippet)
     pixels = session.run.call_args.args[1]["pixels"]
     assert np.array_equal(pixels[0], decode_for_model("example:cat", how))

@@ -20,7 +20,7 @@ def test_tour(tmp_path: Path) -> None:
     for shown in (
         "86,567,656",
         "86,415,592 in layers, 152,064 bare",
-        "The head maps the class token to 1000 logits",
+        "one logit per class; the head starts at zero",
         "gives every class the probability 0.0010",
     ):
         assert shown in done.stdout

@@ -120,6 +120,12 @@ def open_torch_model(
     device: "str | torch.device | None" = None,
 ) -> LoadedModel:
     """`open_model` for what needs the layers of a model: an exported model and one of timm's are refused."""
+    refuse_models_without_layers(model)
+    return open_model(model, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
+
+
+def refuse_models_without_layers(model: "str | Path | nn.Module | LoadedModel") -> None:
+    """Refuse an exported model and one of timm's, by name or loaded."""
     if isinstance(model, LoadedModel):
         name, exported = model.source, isinstance(model.model, ExportedModel)
     else:
@@ -131,7 +137,6 @@ def open_torch_model(
             f"{name} is an exported model, whose layers cannot be accessed; use the checkpoint or the run that it was "
             "exported from"
         )
-    return open_model(model, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
 
 
 def open_dynamic_module(

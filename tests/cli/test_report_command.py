@@ -47,7 +47,7 @@ def test_report_of_a_run(vitrail_: Run, tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["page.htm"]
     page = out.read_text("utf-8")
     assert "<title>demo</title>" in page
-    assert "Figures over 5 images." in page
+    assert "Figures use 5 images." in page
     assert read_headings(page)[:5] == [
         *("Results", "Accuracy per class", "Confusion and calibration", "Samples", "Training"),
     ]
@@ -88,7 +88,7 @@ def test_unreadable_images_are_skipped_with_a_note(vitrail_: Run, model: Path, t
     page = (tmp_path / "page.html").read_text("utf-8")
     assert len(read_prediction_rows(page)) == 1
     assert page.count("broken &lt;b&gt;.png&#x27; is not an image") == 1
-    assert "Figures over 1 image." in page
+    assert "Figures use 1 image." in page
 
 
 BAD = {

@@ -123,7 +123,7 @@ def test_time_budget_fixes_the_number_of_steps(photos: Path, capsys: pytest.Capt
     assert plan["recipe"]["minutes"] == 0.2
     records = RunFolder(Path("run")).read_records()
     assert records[-1]["step"] == plan["steps"]
-    with pytest.raises(VitrailError, match="expected more `minutes`"):
+    with pytest.raises(VitrailError, match=r"add at least .* to `minutes`"):
         train(f"--data photos {TINY} --batch 4 --minutes 0.001")
 
 

@@ -86,15 +86,15 @@ def test_photo_keeps_its_aspect_ratio(size: tuple[int, int], shape: tuple[int, i
 
 @pytest.mark.parametrize("size", [(40, 60), (400, 600)])
 def test_map_covers_the_box(size: tuple[int, int]) -> None:
-    """What is attended is bright, the rest of the box dark, and what is outside fades to white."""
+    """What is attended is bright, the rest of the box dark, and what is outside is a flat grey."""
     rows, columns = size
     grey, panel = np.full((rows, columns, 3), 128, np.uint8), np.zeros((4, 4))
     panel[0, 3] = 2
     found = blend_map_with_photo(grey, (columns / 6, 0, columns * 5 / 6, rows), panel, (0, 2)).mean(-1)
     h, w = found.shape
     assert min(h, w) >= 256, "small photos are enlarged, so that the map is smooth"
-    assert found[:, : w // 6 - 1].min() > 0.85
-    assert found[:, w * 5 // 6 + 1 :].min() > 0.85
+    assert found[:, : w // 6 - 1].min() > 0.6
+    assert found[:, w * 5 // 6 + 1 :].min() > 0.6
     inside = found[:, w // 6 + 1 : w * 5 // 6 - 1]
     assert inside[: h // 8, -w // 12 :].min() > 0.5, "the first row of the map is on top"
     assert inside[h // 2 :].max() < 0.3
@@ -146,7 +146,7 @@ def test_query_patch_is_outlined() -> None:
     assert len(axes.lines) == 2  # black on white, visible on any background
     assert axes.lines[0].get_color() != axes.lines[1].get_color()
     assert sorted(set(photo_axes.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of the model's input
-    assert photo_axes.get_title() == "model input"
+    assert photo_axes.get_title() == "photo (dashed: model input)"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_malicious_names_are_escaped(browser: "Browser", page: Path) -> None:
     assert sum(float(cell.rpartition(" ")[2][:-1]) for cell in row[2:]) <= 100
     last = rendered.text.split("Not included")[-1]
     assert last.count(f"4{EVIL_NAME}' is not an image") == 1, "reported once, though it was read twice"
-    assert "Figures over 4 images." in rendered.text
+    assert "Figures use 4 images." in rendered.text
 
 
 def test_contents_of_the_report(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_contents_of_the_report(tmp_path: Path) -> None:
         subject, "runs/demo/", photos(tmp_path / "a", 7), explained=3, progress=steps.append
     )
     assert title == "demo"
-    assert lead.startswith("DeiT, 0.0 million parameters, images of 32×32 pixels, 4 classes. Figures over 7 images.")
+    assert lead.startswith("DeiT, 0.0 million parameters, images of 32×32 pixels, 4 classes. Figures use 7 images.")
     assert steps == [1] * (3 + 7)
     assert [each.title for each in sections] == [
         "Model",

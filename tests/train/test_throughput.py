@@ -24,7 +24,7 @@ def test_steps_and_evaluations_fit_into_the_budget() -> None:
     assert steps == (600 * 0.97 - 10) // (0.5 + 0.1)
     assert speed.estimate_seconds(steps, 100, 1) <= 600
     assert speed.steps_within(600, 100, 0) == (600 * 0.97 - 10) // 0.5
-    with pytest.raises(ConfigError, match="expected more `minutes`"):
+    with pytest.raises(ConfigError, match=r"add at least 0\.1 to `minutes`"):
         speed.steps_within(9, 100, 1)
 
 

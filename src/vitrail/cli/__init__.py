@@ -118,8 +118,8 @@ def main() -> NoReturn:
         if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
-            f"vitrail: {error.name} is not installed; run: pip install vitrail, or use a folder that `vitrail export` "
-            "wrote",
+            f"vitrail: this needs {error.name}, which is not installed; run: pip install vitrail. Without it, predict, "
+            "embed and bench work on a folder that `vitrail export` wrote",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -57,11 +59,11 @@ def describe_package(name: str, extra: str | None = None) -> tuple[str, str]:
 
 def describe_caches() -> dict[str, str]:
     """The folders of vitrail and huggingface_hub with their sizes."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
     from vitrail.files import get_cache_folder
 
-    folders = {"vitrail": get_cache_folder(), "huggingface_hub": Path(HF_HUB_CACHE)}
+    folders = {"vitrail": get_cache_folder()}
+    with suppress(ImportError):  # not needed where only exported models run
+        folders["huggingface_hub"] = Path(import_module("huggingface_hub.constants").HF_HUB_CACHE)
     return {name: f"{hide_home(path)}, {describe_size(path)}" for name, path in folders.items()}
 
 

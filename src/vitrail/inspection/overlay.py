@@ -72,7 +72,7 @@ def draw_overlay(
     if single:
         draw_photo(grid[0], photo, photo.shape)
         draw_outline(grid[0], box)
-        grid[0].set_title("model input", fontsize=9)
+        grid[0].set_title("photo (dashed: model input)", fontsize=9)
     low, high = float(panels.min()) if lowest is None else lowest, float(np.quantile(panels, BRIGHTEST_QUANTILE))
     high = high if high > low else float(panels.max())  # nearly all values may be equal
     limits = (low, high if high > low else low + 1)
@@ -146,14 +146,14 @@ def draw_map_over_photo(
 def blend_map_with_photo(
     photo: NDArray[np.uint8], box: PixelBox, panel: NDArray[Any], limits: tuple[float, float]
 ) -> NDArray[Any]:
-    """The photo with the map (h, w), smoothly resized to the box; outside, where the model sees nothing, it fades."""
+    """The photo with the map (h, w), smoothly resized to the box; outside, where the model sees nothing, it is grey."""
     factor = max(1, -(-MIN_BLENDED_SIDE // max(photo.shape[:2])))
     large = photo.repeat(factor, 0).repeat(factor, 1) / 255
     left, top, right, bottom = (round(factor * edge) for edge in box)
     size = (max(1, right - left), max(1, bottom - top))
     resized = np.asarray(Image.fromarray(panel.astype(np.float32)).resize(size, Image.Resampling.BICUBIC))
     strength = np.clip((resized - limits[0]) / (limits[1] - limits[0]), 0, 1)
-    result = 0.8 + 0.2 * large
+    result = 0.62 + 0.12 * large  # grey, so that it does not look attended
     inside = result[max(0, top) : top + size[1], max(0, left) : left + size[0]]
     strength = strength[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
     pixels = large[max(0, top) : top + size[1], max(0, left) : left + size[0]]

@@ -88,7 +88,7 @@ def build_model_report(
 
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int, evaluated: EvaluatedImages | None) -> str:
     size = format_shape(summary.input[2:])
-    sample = f" Figures over {format_count(images, 'image')}." if images else ""
+    sample = f" Figures use {format_count(images, 'image')}." if images else ""
     classes = f", {explainer.loaded.classes:,} classes" if explainer.loaded.classes else ", without a head"
     accuracy = ""
     if evaluated is not None:

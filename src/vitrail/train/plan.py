@@ -24,7 +24,7 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import Batch, BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.loading import open_torch_model, read_model_description
+from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
@@ -232,6 +232,7 @@ def plan_from_scratch(request: Request, data: DatasetSplits) -> Plan:
 def plan_from_checkpoint(request: Request, data: DatasetSplits) -> Plan:
     """A plan with the model of a checkpoint. Its head is kept if the classes are the same; a new one starts at zero."""
     recipe, fields = request.recipe, dict(request.recipe.fields)
+    refuse_models_without_layers(str(request.init))
     if "classes" in fields or read_model_description(str(request.init), fields).labels != data.classes:
         fields["classes"] = len(data.classes)
     loaded = open_torch_model(str(request.init), fields=fields, preprocessing=recipe.preprocessing)

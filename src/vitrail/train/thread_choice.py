@@ -27,7 +27,8 @@ ROUNDS = 3  # minimum; a round has one block per number of threads
 CLEAR = 1.3  # this many times as fast in every block: stop early
 HOPELESS = 3.0  # this many times as slow as the best in the first round: not measured again
 GAIN = 1.02  # more threads must be this many times as fast, since they slow down other processes
-FEW = 100  # steps; in a shorter run, measuring would take longer than it saves
+FEW = 100  # steps; a run with fewer that also takes less than SHORT_RUN seconds is not worth measuring
+SHORT_RUN = 10.0
 SHORT = 1.0  # the same in minutes, for a run with a time budget
 
 Blocks = dict[int, list[float]]  # number of threads → seconds per step, one value per block
@@ -60,7 +61,7 @@ def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadC
         return ThreadChoice(1, "torch may use one core")
     if loop.compile:
         return ThreadChoice(most, "not measured, since the model would be compiled for each number")
-    if loop.minutes is None and plan.steps < FEW:
+    if loop.minutes is None and plan.steps < FEW and measure_one_step(plan) * plan.steps < SHORT_RUN:
         return ThreadChoice(most, f"not measured for {plan.steps} steps")
     if loop.minutes is not None and loop.minutes < SHORT:
         return ThreadChoice(most, f"not measured for {loop.minutes:.2g} minutes")
@@ -108,6 +109,12 @@ def measure_step_seconds_by_threads(plan: Plan, numbers: Sequence[int]) -> Block
         if trainer.uses_early_size:  # with progressive resizing, the large images take most of the time
             trainer.steps_done = trainer.steps - 1000
         return time_interleaved_steps(lambda: trainer.step(batches), numbers)
+
+
+def measure_one_step(plan: Plan) -> float:
+    """Seconds of the second step; the first fills caches."""
+    with start_trial(plan) as (trainer, batches):
+        return [time_steps(lambda: trainer.step(batches), torch.get_num_threads(), 1) for _ in range(2)][1]
 
 
 def time_interleaved_steps(step: Callable[[], object], numbers: Sequence[int]) -> Blocks:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import floor
+from math import ceil, floor
 from time import monotonic
 
 import torch
@@ -38,9 +38,10 @@ class Throughput:
         left = seconds * BUDGET_SHARE - self.evaluation_seconds
         each = self.step_seconds + (self.evaluation_seconds / (steps_per_epoch * eval_every) if eval_every else 0.0)
         if left < each:
+            missing = (each + self.evaluation_seconds) / BUDGET_SHARE - seconds
             raise ConfigError(
                 f"{max(seconds, 0):.0f} s are left for training, but one step with the evaluation at the end takes "
-                f"{each + self.evaluation_seconds:.1f} s; expected more `minutes`"
+                f"{each + self.evaluation_seconds:.1f} s; add at least {ceil(missing / 6) / 10} to `minutes`"
             )
         return floor(left / each)
 

@@ -126,7 +126,7 @@ def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
     assert_refused(Path("/dev/zero"), r"is neither a file nor a folder")
     assert_refused(tmp_path / "loop")
     assert_refused(tmp_path / "raise_file_not_found.pth", r"does not exist")
-    assert_refused(tmp_path / "weights.pth", r"has 0 files of weights \(none\)")
+    assert_refused(tmp_path / "weights.pth", r"is a folder without weights")
     with pytest.raises(CheckpointError, match=r"cannot be read: File name too long"):
         read_raw_contents(tmp_path / ("long" * 1000))
     with pytest.raises(CheckpointError, match=r"does not exist"):

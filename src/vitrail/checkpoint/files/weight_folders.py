@@ -25,7 +25,9 @@ def find_weight_files(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     if len(files) == 1:
         return files
-    names = abbreviate_list([path.name for path in files], 5) or "none"
+    if not files:
+        raise CheckpointError(f"{folder} is a folder without weights, not a model; expected model.safetensors in it")
+    names = abbreviate_list([path.name for path in files], 5)
     raise CheckpointError(
         f"{folder} has {len(files)} files of weights ({names}); expected model.safetensors, or a single file"
     )

@@ -7,6 +7,7 @@ from vitrail.errors import DataError, find_nearest_name
 
 PHOTO_FOLDER = Path(__file__).parent
 EXAMPLE_PREFIX = "example:"
+MIN_NAME_SIMILARITY = 0.85  # of a photo that is suggested; the prefix is the same in all names
 
 
 def list_example_photos() -> list[Path]:
@@ -20,7 +21,7 @@ def locate_example_photo(source: str | Path) -> str | Path:
         return source
     photos = {EXAMPLE_PREFIX + path.stem: path for path in list_example_photos()}
     if name not in photos:
-        nearest = find_nearest_name(name, photos)
+        nearest = find_nearest_name(name, photos, MIN_NAME_SIMILARITY)
         hint = f"did you mean {nearest!r}?" if nearest else f"expected one of {', '.join(photos)}"
         raise DataError(f"{name!r} is not an example photo; {hint}")
     return photos[name]
