@@ -21,7 +21,6 @@ def test_tour(tmp_path: Path) -> None:
         "86,567,656",
         "86,415,592 in layers, 152,064 bare",
         "one logit per class; the head starts at zero",
-        "gives every class the probability 0.0010",
     ):
         assert shown in done.stdout
 
