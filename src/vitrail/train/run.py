@@ -21,6 +21,7 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
+from vitrail.models.catalog import is_external_family_name
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
@@ -191,9 +192,17 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     runtime.report_lines(
         *describe_skipped_images(result.skipped),
         *([done] if done else []),
-        f"model  {model_folder}: vitrail eval {quote(str(run.folder))}, "
-        f"vitrail predict {quote(str(run.folder))} photo.jpg, "
-        f'or in Python vitrail.Predictor("{model_folder}").predict("photo.jpg")',
+        f"model  {model_folder}: {describe_next_steps(run.folder, model_folder, plan)}",
+    )
+
+
+def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
+    if is_external_family_name(plan.model_name):  # commands import no code that the user has not named
+        return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
+    name = quote(str(run))
+    return (
+        f"vitrail eval {name}, vitrail predict {name} photo.jpg, "
+        f'or in Python vitrail.Predictor("{model}").predict("photo.jpg")'
     )
 
 
