@@ -111,6 +111,9 @@ def test_weights_by_repository_and_by_file_name() -> None:
     assert find_weights_by_file_name(Path(f"somewhere/{TINY}.safetensors")) == first
     assert find_weights_by_file_name(Path(TINY)) == first
     assert find_weights_by_file_name(Path("vit_tiny_patch16_224.pth")) is None
+    published = find_weights_by_file_name(Path("deit_tiny_patch16_224-a1311bcf.pth"))
+    assert published is not None
+    assert published.name == "deit_tiny_patch16_224.fb_in1k"
 
 
 def test_names_with_weights_are_suggested_first() -> None:

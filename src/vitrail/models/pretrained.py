@@ -5,6 +5,7 @@ preprocessing are those of timm's `pretrained_cfg`, top-1 accuracies those of it
 """
 
 import csv
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from vitrail.errors import CheckpointError, ConfigError, find_nearest_name, unkn
 from vitrail.models.preset_list import list_presets, resolve_alias
 
 TABLE_FILE = Path(__file__).with_name("pretrained.csv")
+PUBLISHED_STEM = re.compile(r"(.+)-[0-9a-f]{8}")  # facebook's file names, as torch.hub expects them
 BUCKET_ADDRESSES = ("gs://vit_models/", "https://storage.googleapis.com/vit_models/")  # of Google's own files
 
 
@@ -111,8 +113,11 @@ def find_weights_by_repository(repository: str) -> PretrainedWeights | None:
 
 
 def find_weights_by_file_name(path: Path) -> PretrainedWeights | None:
-    """The weights that a file or folder is named after: PRESET.TAG or PRESET.TAG.safetensors."""
-    return next((each for each in list_pretrained_weights() if each.name in (path.name, path.stem)), None)
+    """The weights that a file or folder is named after: PRESET.TAG, PRESET.TAG.safetensors, PRESET-a1311bcf.pth."""
+    exact = next((each for each in list_pretrained_weights() if each.name in (path.name, path.stem)), None)
+    published = PUBLISHED_STEM.fullmatch(path.stem)
+    rows = read_pretrained_table().get(published[1], ()) if published else ()
+    return exact or next((each for each in rows if each.has_imagenet_classes), None)
 
 
 def find_nearest_preset_with_weights(preset: str) -> str:
