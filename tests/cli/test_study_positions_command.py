@@ -82,7 +82,7 @@ def test_eight_cells_with_two_seeds_and_the_same_command_resumes(capsys: pytest.
     assert "── " not in again.err
     assert json.loads(again.out) == results  # the lost run has the same result as before
     with pytest.raises(VitrailError, match=r"none-0 was trained with other settings: epochs 1, now 2; use"):
-        study(TINY.replace("--epochs 1", "--epochs 2"))
+        study(f"{TINY.replace('--epochs 1', '--epochs 2')} -o {folder}")
 
 
 def test_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
