@@ -20,11 +20,11 @@ LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 50, 0.1  # to wait for another process
 
 def check_target_folder(folder: Path, *, overwrite: bool) -> None:
     """Refuse to replace anything but an export; a checkpoint also has a config.json, which would be lost."""
-    if folder.suffix == ".onnx":
-        raise CheckpointError(
-            f"{folder}: an export is a folder with model.onnx in it; use a name such as {folder.stem}"
-        )
     if not os.path.lexists(folder):
+        if folder.suffix == ".onnx":
+            raise CheckpointError(
+                f"{folder}: an export is a folder with model.onnx in it; use a name such as {folder.stem}"
+            )
         return
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link; expected a new folder: nothing is replaced through a link")
