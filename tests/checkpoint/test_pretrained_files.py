@@ -181,7 +181,7 @@ def test_an_image_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "photo.weights").write_bytes(b"\xff\xd8\xff\xe0 and so on")
     for name in (str(tmp_path / "photo.weights"), "example:cat"):
         assert "is an image" in get_error(name)
-        assert "the model comes first" in get_error(name)
+        assert "The model comes first" in get_error(name)
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> None:

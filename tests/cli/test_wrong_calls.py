@@ -29,7 +29,7 @@ def test_a_photo_in_the_place_of_the_model(
     monkeypatch.chdir(tmp_path)
     write_image(tmp_path / "cat.png")
     done = vitrail_(command, photo, model)
-    message = f"vitrail: {photo} is an image. The model comes first: vitrail {command} MODEL {photo}\n"
+    message = f"vitrail: {photo} is an image. The model comes first, then the images\n"
     assert (done.code, done.out, done.err) == (2, "", message)
 
 

@@ -11,13 +11,13 @@ from vitrail.errors import CheckpointError, DataError
 from vitrail.files import WEIGHTS_FILE_SUFFIXES, open_regular_file_descriptor
 from vitrail.models.preset_list import resolve_alias
 
-ORDER = "the model comes first, then the images"
+ORDER = "The model comes first, then the images"
 MODEL_FILES = (PLAN_FILE, "model.safetensors", "pytorch_model.bin", "model.onnx", "model.pt2")  # of a folder
 
 
 def refuse_image_as_model(path: str | Path) -> None:
     if str(path).startswith(EXAMPLE_PREFIX) or is_image_file(path):
-        raise CheckpointError(f"{path} is an image, and a model is expected in its place: {ORDER}")
+        raise CheckpointError(f"{path} is an image. {ORDER}")
 
 
 def is_image_file(path: str | Path) -> bool:
@@ -31,8 +31,7 @@ def is_image_file(path: str | Path) -> bool:
 
 def model_as_image_error(argument: str) -> DataError | None:
     """The error for a model that is given as an image; None if it is not a model."""
-    expected = f"and images are expected in its place: {ORDER}"
-    return DataError(f"{argument} is a model, {expected}") if is_model(argument) else None
+    return DataError(f"{argument} is a model. {ORDER}") if is_model(argument) else None
 
 
 def is_model(argument: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vitrail import __version__, machine
 from vitrail.cli.options import model_flags as flags
+from vitrail.text import format_count
 
 PACKAGES = ("torch", "numpy", "pillow", "safetensors", "matplotlib", "huggingface_hub", "cyclopts", "rich", "pyyaml")
 EXTRAS = {  # optional packages: the extra that installs them, or none
@@ -71,7 +72,7 @@ def describe_size(folder: Path) -> str:
     if not folder.is_dir():
         return "does not exist"
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    return f"{sum(path.stat().st_size for path in files) / 1e6:,.1f} MB in {len(files)} file{'s' * (len(files) != 1)}"
+    return f"{sum(path.stat().st_size for path in files) / 1e6:,.1f} MB in {format_count(len(files), 'file')}"
 
 
 def hide_home(path: Path) -> str:

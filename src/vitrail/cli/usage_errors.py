@@ -13,7 +13,6 @@ from cyclopts.exceptions import CoercionError, MissingArgumentError, RepeatArgum
 from vitrail.errors import ConfigError
 
 SYNONYMS_FILE = Path(__file__).with_name("names_in_other_tools.json")  # our names: those of other tools
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 NUMBER_NAMES: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
@@ -90,8 +89,9 @@ def find_nearest(given: str, known: Iterable[str], kind: Literal["commands", "op
 
 def check_arguments(command: str, model: str, images: Sequence[str]) -> None:
     """Refuse an image in the place of the model, and misspelt options, which are parsed as images like - for stdin."""
-    if model.startswith("example:") or (model.lower().endswith(IMAGE_SUFFIXES) and os.path.isfile(model)):  # noqa: PTH113
-        raise ConfigError(f"{model} is an image. The model comes first: vitrail {command} MODEL {model}")
+    from vitrail.checkpoint.argument_order import refuse_image_as_model
+
+    refuse_image_as_model(model)
     for each in images:
         if len(each) > 1 and each.startswith("-") and not os.path.lexists(each):
             from vitrail.cli import build_app
