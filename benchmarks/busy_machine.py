@@ -239,8 +239,8 @@ class Training:
         import vitrail
         from vitrail.data.array_dataset import ArrayDataset
         from vitrail.data.datasets import DatasetSplits
+        from vitrail.recipes.request import Request
         from vitrail.train.plan import Plan, plan_request
-        from vitrail.train.request import Request
         from vitrail.train.trainer import Trainer
 
         if size == "small":

@@ -22,11 +22,11 @@ import vitrail
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.teacher import Teacher, TeacherView
 from vitrail.text import format_table
 from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import Recipe
-from vitrail.train.teacher import Teacher, TeacherView
 from vitrail.train.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -33,7 +33,7 @@ from vitrail.data.formats.cifar import CIFAR_LAYOUTS, read_pickled_batch
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.formats.mnist_idx import read_idx_file
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.train.recipe import open_recipe
+from vitrail.recipes.recipe import open_recipe
 load, predictor = vitrail.load, vitrail.Predictor
 readers = {
     "load": load,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitrail.data.datasets import open_data
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+    from vitrail.evaluation.evaluate import evaluate
     from vitrail.export.export import export_model
     from vitrail.inspection.explain import Explainer
     from vitrail.inspection.model_figures import look
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
     from vitrail.loading import open_model
     from vitrail.models.catalog import list_models
     from vitrail.predict.predictor import Predictor
+    from vitrail.recipes.recipe import open_recipe
     from vitrail.study.compare import compare
-    from vitrail.train.evaluate import evaluate
+    from vitrail.tasks.teacher import Teacher
     from vitrail.train.fit import fit
-    from vitrail.train.recipe import open_recipe
-    from vitrail.train.teacher import Teacher
 
 __version__ = "0.1.0"
 
@@ -35,13 +35,13 @@ _MODULES_BY_NAME = {
     "Explainer": "inspection.explain",
     "Predictor": "predict.predictor",
     "Preprocessing": "data.preprocessing",
-    "Teacher": "train.teacher",
+    "Teacher": "tasks.teacher",
     "VitrailError": "errors",
     "checkpoint": "checkpoint",
     "compare": "study.compare",
     "create": "checkpoint.reading",
     "describe": "checkpoint.reading",
-    "evaluate": "train.evaluate",
+    "evaluate": "evaluation.evaluate",
     "export_model": "export.export",
     "fit": "train.fit",
     "list_models": "models.catalog",
@@ -50,7 +50,7 @@ _MODULES_BY_NAME = {
     "machine": "machine",
     "open_data": "data.datasets",
     "open_model": "loading",
-    "open_recipe": "train.recipe",
+    "open_recipe": "recipes.recipe",
     "save": "checkpoint.writing",
     "summarize": "inspection.summary",
 }

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 import vitrail
 from vitrail.checkpoint.bundled import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
 from vitrail.errors import CheckpointError
+from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
+from vitrail.evaluation.evaluation_data import find_default_data
 from vitrail.predict.model_checksums import compute_model_checksums
 from vitrail.predict.output.job_file import identify_model
-from vitrail.train.checkpoint_evaluation import open_checkpoint_evaluation
-from vitrail.train.evaluation_data import find_default_data
 
 NAMES = list_bundled_models()
 README = (BUNDLED_FOLDER / "README.md").read_text("utf-8")

@@ -13,7 +13,7 @@ from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.cli import build_app
-from vitrail.data.loader import Batch
+from vitrail.data.batch import Batch
 from vitrail.errors import VitrailError
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.trainer import Trainer

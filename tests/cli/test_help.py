@@ -12,7 +12,7 @@ from cyclopts import App
 from vitrail.cli import COMMAND_GROUPS, COMMANDS, GROUP_HELP, TOP_HELP, build_app, load_command
 from vitrail.cli.output.help_text import HIDDEN_DEFAULTS, format_description, format_names
 from vitrail.cli.usage_errors import SYNONYMS_FILE, list_names
-from vitrail.train.recipe import open_recipe
+from vitrail.recipes.recipe import open_recipe
 
 Run = Callable[..., Any]
 FORBIDDEN_WORDS = re.compile(

@@ -57,15 +57,15 @@ def test_repeats_are_different_views_and_not_neighbours() -> None:
     order = ShuffledSampler(image_count=24, batch=12, repeats=3)
     views = BatchDataset(dataset=arrays(24, 16), augmentation=RANDOM, preprocessing=SMALL)
     batch = next(training_batches(views, order, range(1)))
-    assert sorted(np.bincount(batch.indices.numpy(), minlength=24).tolist())[-4:] == [3, 3, 3, 3]
-    for pair in batch.indices.reshape(-1, 2).tolist():
+    assert sorted(np.bincount(batch["indices"].numpy(), minlength=24).tolist())[-4:] == [3, 3, 3, 3]
+    for pair in batch["indices"].reshape(-1, 2).tolist():
         assert pair[0] != pair[1]
-    for index in set(batch.indices.tolist()):
-        mine = batch.images[batch.indices == index]
+    for index in set(batch["indices"].tolist()):
+        mine = batch["images"][batch["indices"] == index]
         assert len(mine) == 3
         assert not torch.equal(mine[0], mine[1])
         assert not torch.equal(mine[1], mine[2])
-        assert batch.labels[batch.indices == index].unique().numel() == 1
+        assert batch["labels"][batch["indices"] == index].unique().numel() == 1
 
 
 @pytest.mark.parametrize("augmentation", [RANDOM, Augmentation(crop="shift", shift=2, flip=0.5)])
@@ -80,9 +80,9 @@ def test_ranks_and_micro_batches_join_to_the_batch(augmentation: Augmentation) -
         ]
         for step, batch in enumerate(batches):
             mine = [each for rank in parts for each in rank[step * accumulate : (step + 1) * accumulate]]
-            assert torch.equal(torch.cat([each.images for each in mine]), batch.images)
-            assert torch.equal(torch.cat([each.labels for each in mine]), batch.labels)
-            assert np.array_equal(np.concatenate([each.keys for each in mine]), batch.keys)
+            assert torch.equal(torch.cat([each["images"] for each in mine]), batch["images"])
+            assert torch.equal(torch.cat([each["labels"] for each in mine]), batch["labels"])
+            assert np.array_equal(np.concatenate([each.keys["images"] for each in mine]), batch.keys["images"])
 
 
 def test_starting_at_a_step_gives_the_same_batches() -> None:
@@ -90,7 +90,7 @@ def test_starting_at_a_step_gives_the_same_batches() -> None:
     order = ShuffledSampler(image_count=20, batch=8)
     batches, resumed = list(training_batches(views, order, range(6))), list(training_batches(views, order, range(3, 6)))
     for expected, batch in zip(batches[3:], resumed, strict=True):
-        assert torch.equal(expected.images, batch.images)
+        assert torch.equal(expected["images"], batch["images"])
 
 
 def test_batched_augmentation_equals_one_by_one() -> None:
@@ -102,16 +102,16 @@ def test_batched_augmentation_equals_one_by_one() -> None:
     one_by_one = BatchDataset(dataset=CachedDataset(subset), augmentation=shift, preprocessing=SMALL)
     assert one_by_one.model_sized_arrays is None
     batch, expected = (next(training_batches(views, order, range(1))) for views in (batched, one_by_one))
-    assert torch.equal(batch.images, expected.images)
-    assert torch.equal(batch.labels, expected.labels)
+    assert torch.equal(batch["images"], expected["images"])
+    assert torch.equal(batch["labels"], expected["labels"])
 
 
 def test_grey_arrays_are_expanded_to_the_channels_of_the_model() -> None:
     for channels in (1, 3):
         preprocessing = Preprocessing(image_size=8, crop=1.0, mean=(0.5,) * channels, std=(0.5,) * channels)
         batch = next(evaluation_batches(arrays(channels=1), preprocessing))
-        assert batch.images.shape == (20, channels, 8, 8)
-        assert torch.equal(batch.images[:, 0], torch.from_numpy(arrays(channels=1).images[..., 0]))
+        assert batch["images"].shape == (20, channels, 8, 8)
+        assert torch.equal(batch["images"][:, 0], torch.from_numpy(arrays(channels=1).images[..., 0]))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -121,7 +121,7 @@ def test_evaluation_covers_every_image_once_over_all_ranks(world: int, workers: 
         index
         for rank in range(world)
         for batch in evaluation_batches(arrays(), SMALL, batch=3, rank=rank, world=world, workers=workers)
-        for index in batch.indices.tolist()
+        for index in batch["indices"].tolist()
     ]
     assert sorted(indices) == list(range(20))
 
@@ -134,9 +134,9 @@ def test_unreadable_images_are_replaced_in_training_and_left_out_in_evaluation(t
     for source in (images, CachedDataset(images)):
         views = BatchDataset(dataset=source, augmentation=Augmentation(), preprocessing=SMALL, replace_unreadable=True)
         batch = next(training_batches(views, ShuffledSampler(image_count=8, batch=8), range(1)))
-        assert batch.images.shape == (8, 3, 8, 8)
-        assert sorted(batch.indices.tolist()) == [0, 2, 2, 3, 4, 5, 6, 7]
-        assert [images.label(index) for index in batch.indices.tolist()] == batch.labels.tolist()
+        assert batch["images"].shape == (8, 3, 8, 8)
+        assert sorted(batch["indices"].tolist()) == [0, 2, 2, 3, 4, 5, 6, 7]
+        assert [images.label(index) for index in batch["indices"].tolist()] == batch["labels"].tolist()
         (reason,) = batch.skipped
         assert "1.png" in reason
         left = next(evaluation_batches(source, SMALL, batch=8))
@@ -154,7 +154,7 @@ def test_folder_without_readable_images_gives_empty_batches(tmp_path: Path) -> N
     empty = next(training_batches(views, ShuffledSampler(image_count=4, batch=2), range(1)))
     assert len(empty.labels) == 0, "the loop raises the error, since one raised in a worker would be a traceback"
     batch = next(evaluation_batches(images, SMALL))
-    assert batch.images.shape == (0, 3, 8, 8)
+    assert batch["images"].shape == (0, 3, 8, 8)
     assert len(batch.skipped) == 4
 
 
@@ -181,8 +181,8 @@ def test_erasing_is_independent_of_the_order() -> None:
     order = ShuffledSampler(image_count=400, batch=40)
     shares = list[float]()
     for batch in training_batches(views, order, range(10)):
-        images = normalise(batch.images, SMALL)
-        changed = (random_erase(images, batch.keys, 0.25) != images).flatten(1).any(1)
+        images = normalise(batch["images"], SMALL)
+        changed = (random_erase(images, batch.keys["images"], 0.25) != images).flatten(1).any(1)
         shares.append(changed.float().mean().item())
     assert max(shares) < 0.6
     assert 0.15 < sum(shares) / 10 < 0.35

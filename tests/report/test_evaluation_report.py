@@ -9,6 +9,7 @@ from support.figure_checks import check_figure
 from support.saved_models import LABELS, write_model_folder
 from support.toy_datasets import write_class_folders
 
+from vitrail.evaluation.evaluation_data import open_labelled_images, select_images
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_torch_model
 from vitrail.report.evaluation_report import (
@@ -19,7 +20,6 @@ from vitrail.report.evaluation_report import (
     select_samples,
 )
 from vitrail.report.html_page import PageSection
-from vitrail.train.evaluation_data import open_labelled_images, select_images
 from vitrail.train.run_list import RunSummary
 
 SIZES = {"ants": 8, "bees": 1, "cats": 5}

@@ -12,13 +12,13 @@ from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import open_recipe
+from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, AblationVariant
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
 from vitrail.study.ablation_runs import find_run_state, find_study_folder, list_ablation_runs
 from vitrail.study.plots import save_ablation_plot
 from vitrail.train.plan import plan_request
-from vitrail.train.recipe import open_recipe
-from vitrail.train.request import Request
 from vitrail.train.run_folder import RunFolder
 
 SMALL = {"depth": 1, "width": 12, "heads": 1}

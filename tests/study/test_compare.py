@@ -24,11 +24,11 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.loaded_model import LoadedModel
 from vitrail.study.compare import ComparedModel, compare, predict_classes
 from vitrail.study.compare_results import ClassDistillationSimilarity, Comparison, Voter
 from vitrail.study.plots import save_comparison_plot
-from vitrail.train.evaluate import evaluate
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)

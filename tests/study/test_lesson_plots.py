@@ -9,6 +9,7 @@ import pytest
 
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.position_similarity import position_similarity
+from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.study.lesson_plots import (
     LESSON_FORMULAS,
     SCHEDULE_NAMES,
@@ -20,7 +21,6 @@ from vitrail.study.lesson_plots import (
     plot_sinusoid_positions,
     sinusoid_tables,
 )
-from vitrail.train.recipe import OptimizationSettings
 
 needs_matplotlib = pytest.mark.usefixtures("matplotlib")
 

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import open_recipe
+from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
 from vitrail.study.plots import save_position_study_plot
 from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, plan_position_ablation
 from vitrail.train.plan import plan_request
-from vitrail.train.recipe import open_recipe
-from vitrail.train.request import Request
 
 WIDTH, DEPTH, SIDE = 12, 3, 4  # 28 pixels in patches of 7
 SMALL = {"depth": DEPTH, "width": WIDTH, "heads": 2, "mlp_width": 12}

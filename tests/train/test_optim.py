@@ -10,6 +10,7 @@ from torch.optim import SGD, AdamW
 
 import vitrail
 from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.train.muon import Muon
 from vitrail.train.optim import (
     WeightEMA,
@@ -20,7 +21,6 @@ from vitrail.train.optim import (
     set_frozen_batch_norms_to_eval,
     set_scaled_lr,
 )
-from vitrail.train.recipe import OptimizationSettings
 
 SETTINGS = OptimizationSettings(weight_decay=0.3, layer_decay=0.5)
 

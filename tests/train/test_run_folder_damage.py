@@ -23,11 +23,11 @@ from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.loader import is_worker_death
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.locks import InUseError
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
 from vitrail.train.callbacks import TrainingStart
 from vitrail.train.fit import fit
 from vitrail.train.loop import StoppedError
-from vitrail.train.recipe import Recipe
-from vitrail.train.request import Request
 from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
 from vitrail.train.run_folder import RunFolder, create_numbered_folder
 from vitrail.train.run_list import read_run_summaries, read_run_summary

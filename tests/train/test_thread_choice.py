@@ -14,12 +14,12 @@ from test_train_fit import PLAIN, data, model
 
 from vitrail.cli import build_app
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores
+from vitrail.recipes.recipe import LoopSettings
 from vitrail.train import thread_choice
-from vitrail.train.distributed import Ranks
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import LoopSettings
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.thread_choice import (
     ThreadChoice,
@@ -146,7 +146,7 @@ def test_measuring_changes_neither_model_nor_rng() -> None:
     assert all(weight.grad is None for weight in plan.model.parameters())
     assert torch.equal(torch.get_rng_state(), chance)
     assert torch.get_num_threads() == 2
-    assert torch.equal(next(plan.load_batches(range(1))).images, first.images)
+    assert torch.equal(next(plan.load_batches(range(1)))["images"], first["images"])
 
 
 def test_run_records_its_threads_and_resume_uses_them(

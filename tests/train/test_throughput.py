@@ -7,9 +7,9 @@ from torch import nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.train.fit import fit
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import LoopSettings, Recipe
 from vitrail.train.throughput import Throughput, measure_throughput
 
 

@@ -18,11 +18,11 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
+from vitrail.tasks.losses import LossInputs, classification_loss
 from vitrail.train.callbacks import TrainingStart
 from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
-from vitrail.train.losses import LossInputs, classification_loss
-from vitrail.train.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 

@@ -10,16 +10,15 @@ import torch
 from PIL import Image
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.figures import sanitize_label
-from vitrail.train.metrics import MetricAccumulator
-from vitrail.train.plots import (
+from vitrail.evaluation.metrics import MetricAccumulator
+from vitrail.evaluation.plots import (
     draw_confusion_matrix,
     draw_reliability_diagram,
-    draw_training_curves,
     plot_confusion_matrix,
     plot_reliability_diagram,
-    plot_training_curves,
 )
+from vitrail.figures import sanitize_label
+from vitrail.train.plots import draw_training_curves, plot_training_curves
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

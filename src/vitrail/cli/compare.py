@@ -49,12 +49,12 @@ def compare(
     check_minimum("--workers", workers, 0)
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
 
+    from vitrail.distributed import Ranks, resolve_device
+    from vitrail.evaluation.evaluation_data import get_validation_images
     from vitrail.loading import open_model
     from vitrail.study.compare import compare as compare_models
     from vitrail.study.compare import open_comparison_data
     from vitrail.study.plots import COMPARISON_FILES, write_comparison
-    from vitrail.train.distributed import Ranks, resolve_device
-    from vitrail.train.evaluation_data import get_validation_images
 
     place = resolve_device(device, Ranks())
     loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]

@@ -55,8 +55,8 @@ def eval(  # noqa: A001
     check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
 
-    from vitrail.train.checkpoint_evaluation import open_checkpoint_evaluation
-    from vitrail.train.plots import EVALUATION_FILES, write_evaluation
+    from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
+    from vitrail.evaluation.plots import EVALUATION_FILES, write_evaluation
 
     opened = open_checkpoint_evaluation(
         checkpoint, data, real=real, head=head, fields=given, preprocessing=how or None, device=device

@@ -47,10 +47,10 @@ def look(
     """
     check_minimum("--batch", batch, 1)
 
+    from vitrail.evaluation.evaluation_data import select_images
     from vitrail.inspection.explain_options import ExplainOptions
     from vitrail.inspection.model_figures import FIGURE_NAMES
     from vitrail.inspection.model_figures import look as draw_figures
-    from vitrail.train.evaluation_data import select_images
 
     kinds = (".png", ".svg") if svg else (".png",)
     files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]

@@ -52,10 +52,10 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {out}; expected a file name that ends in .html")
 
+    from vitrail.evaluation.evaluation_data import select_images
     from vitrail.report.evaluation_report import evaluate_images
     from vitrail.report.html_page import render_page, write_page
     from vitrail.report.model_report import build_model_report
-    from vitrail.train.evaluation_data import select_images
     from vitrail.train.run_list import read_run_summary
 
     if out.is_dir():

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.augment.image_transforms import augment_image, can_augment_as_batch, shift_and_flip_batch
+from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSubset, ImageDataset
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, compute_resize_size
@@ -46,19 +47,6 @@ class BatchIndices:
         size = len(self.indices) // parts
         rows = slice(part * size, (part + 1) * size)
         return replace(self, indices=self.indices[rows], replicas=self.replicas[rows])
-
-
-@dataclass(frozen=True)
-class Batch:
-    images: Tensor  # uint8 (B, C, H, W)
-    labels: Tensor  # int64 (B,)
-    indices: Tensor  # int64 (B,), positions in the data set
-    keys: NDArray[np.uint64]  # (B,), the random key of each view
-    skipped: tuple[str, ...] = ()  # one line per unreadable image: why
-
-    def pin_memory(self) -> "Batch":
-        """Called by torch's DataLoader; pinned memory is copied to a GPU faster."""
-        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +99,7 @@ class BatchDataset(Dataset[Batch]):
             pixels = pixels.expand(-1, len(self.preprocessing.mean), -1, -1)
             views = shift_and_flip_batch(pixels, self.augmentation, keys)
             labels = torch.from_numpy(arrays.labels[batch_indices.indices])
-            return Batch(views, labels, torch.from_numpy(batch_indices.indices), keys)
+            return make_image_batch(views, labels, torch.from_numpy(batch_indices.indices), keys)
         images, indices, loaded_rows, skipped = list[Tensor](), list[int](), list[int](), list[str]()
         for row, index in enumerate(batch_indices.indices.tolist()):
             loaded = self.load_readable_view(index, int(keys[row]), skipped)
@@ -121,7 +109,7 @@ class BatchDataset(Dataset[Batch]):
                 loaded_rows.append(row)
         height, width = pair(self.preprocessing.image_size)
         empty = torch.empty(0, len(self.preprocessing.mean), height, width, dtype=torch.uint8)
-        return Batch(
+        return make_image_batch(
             torch.stack(images) if images else empty,
             torch.tensor([self.dataset.label(index) for index in indices], dtype=torch.int64),
             torch.tensor(indices, dtype=torch.int64),
@@ -154,6 +142,14 @@ class BatchDataset(Dataset[Batch]):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def make_image_batch(
+    images: Tensor, labels: Tensor, indices: Tensor, keys: NDArray[np.uint64], skipped: tuple[str, ...] = ()
+) -> Batch:
+    """A batch of `images`, uint8 (B, C, H, W), `labels`, int64 (B,), and `indices` in the data set, int64 (B,)."""
+    tensors = {"images": images, "labels": labels, "indices": indices}
+    return Batch(tensors, {"images": keys}, len(labels), skipped)
 
 
 @contextmanager

@@ -12,14 +12,15 @@ from vitrail.checkpoint.class_mapping import split_label
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import DataError
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.evaluation_data import LabelledImages
+from vitrail.evaluation.metrics import Evaluation
+from vitrail.evaluation.plots import draw_confusion_matrix, draw_reliability_diagram
 from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
 from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection
 from vitrail.text import TableCells, format_count, format_duration
-from vitrail.train.evaluate import evaluate
-from vitrail.train.evaluation_data import LabelledImages
-from vitrail.train.metrics import Evaluation
-from vitrail.train.plots import draw_confusion_matrix, draw_reliability_diagram, draw_training_curves
+from vitrail.train.plots import draw_training_curves
 from vitrail.train.run_list import RunSummary, format_loss, format_percent
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import torch
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
 from vitrail.models import family
-from vitrail.train import recipe as recipes
+from vitrail.recipes import recipe as recipes
+from vitrail.recipes.request import Request
+from vitrail.tasks.teacher import Teacher, TeacherView
 from vitrail.train.distillation import check_distill_token_fits_model, check_no_random_augmentation
 from vitrail.train.optim import freeze_all_but_last_blocks
 from vitrail.train.plan import Plan, plan_request
-from vitrail.train.request import Request
-from vitrail.train.teacher import Teacher, TeacherView
 
 INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value that disables it
     "mixup": 0.0,

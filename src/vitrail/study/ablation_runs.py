@@ -9,14 +9,15 @@ from time import monotonic
 from typing import Any, Literal, Protocol
 
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
+from vitrail.distributed import join_process_group
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationVariant, format_value, json_round_trip
-from vitrail.train.distributed import join_process_group
+from vitrail.tasks.teacher import Teacher
 from vitrail.train.loop import StoppedError
-from vitrail.train.request import Request, Runtime
 from vitrail.train.run import resume_run, start_run
 from vitrail.train.run_folder import RUNS_FOLDER, RunFolder
-from vitrail.train.teacher import Teacher
+from vitrail.train.runtime import Runtime
 from vitrail.train.trainer import DivergedError
 
 

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitrail.distributed import Ranks, resolve_device
+from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationPlanner
 from vitrail.study.ablation_results import AblationResults
 from vitrail.study.ablation_runs import TrainingStudy, find_study_folder, list_ablation_runs
-from vitrail.train.distributed import Ranks, resolve_device
-from vitrail.train.request import Request
-from vitrail.train.teacher import Teacher
+from vitrail.tasks.teacher import Teacher
 
 
 def plan_ablation_study(

@@ -21,19 +21,19 @@ from vitrail.data.loader import evaluation_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
-from vitrail.inspection.capture import capture_tokens
-from vitrail.loaded_model import LoadedModel
-from vitrail.loading import open_model
-from vitrail.models.checks import check_count
-from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
-from vitrail.train.evaluate import temporary_eval_mode
-from vitrail.train.evaluation_data import (
+from vitrail.evaluation.evaluate import temporary_eval_mode
+from vitrail.evaluation.evaluation_data import (
     find_default_data,
     get_validation_images,
     is_same_data_path,
     open_evaluation_data,
 )
-from vitrail.train.teacher import Teacher
+from vitrail.inspection.capture import capture_tokens
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import open_model
+from vitrail.models.checks import check_count
+from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
+from vitrail.tasks.teacher import Teacher
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
 UNREADABLE = -1  # in place of a class
@@ -226,21 +226,21 @@ def predict_classes(
             if strict and each.skipped:
                 raise DataError(each.skipped[0])
             indices = range(first, min(first + batch, count))
-            missing = sorted(set(indices) - set(each.indices.tolist()))
+            missing = sorted(set(indices) - set(each["indices"].tolist()))
             unreadable.update(zip(missing, each.skipped, strict=True))  # both in the order of the images
-            if len(each.labels):
-                images = normalise(each.images.to(device), compared.preprocessing).to(dtype)
+            if each.size:
+                images = normalise(each["images"].to(device), compared.preprocessing).to(dtype)
                 try:
                     logits = torch.stack(compute_head_logits(compared, images)).float().cpu()  # (heads, B, classes)
                 except Exception as error:  # a custom model may raise anything
                     raise ConfigError(
                         f"{compared.name} fails to predict: {describe_error(error)}; expected logits"
                     ) from error
-                check_logits(compared, logits, len(each.labels))
-                truth[each.indices] = each.labels.int()
-                predicted[:, each.indices] = logits[..., columns].argmax(-1).int()
+                check_logits(compared, logits, each.size)
+                truth[each["indices"]] = each["labels"].int()
+                predicted[:, each["indices"]] = logits[..., columns].argmax(-1).int()
                 if cosines is not None:
-                    cosines[:, each.indices] = torch.stack(captured).cpu()
+                    cosines[:, each["indices"]] = torch.stack(captured).cpu()
             if progress is not None:
                 progress(len(indices))
     return PredictedClasses(truth, predicted, cosines, unreadable)

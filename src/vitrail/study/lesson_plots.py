@@ -10,8 +10,8 @@ from vitrail.figures import COLOUR_MAP, COLOURS, GREY, RED, CaptionedFigure, new
 from vitrail.inspection.position_similarity import position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
-from vitrail.train.recipe import OptimizationSettings
-from vitrail.train.schedule import lr_factor
+from vitrail.recipes.recipe import OptimizationSettings
+from vitrail.tasks.schedule import lr_factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

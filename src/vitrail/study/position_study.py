@@ -11,8 +11,10 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import find_preset
+from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationPlanner, AblationVariant
 from vitrail.study.ablation_results import (
     AblationResults,
@@ -25,8 +27,6 @@ from vitrail.study.ablation_results import (
 )
 from vitrail.study.ablation_runs import AblationRun, TrainingStudy, find_study_folder, list_ablation_runs
 from vitrail.text import format_table
-from vitrail.train.distributed import Ranks, resolve_device
-from vitrail.train.request import Request
 
 PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
 HEADING = ("positions", "added", "top-1", "to none", "seeds", "paper", "to none")

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vitrail.data.augment.config import Augmentation
 from vitrail.errors import ConfigError
-from vitrail.train.losses import DistillationLoss, LossInputs
+from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.losses import DistillationLoss, LossInputs
+from vitrail.tasks.teacher import Teacher, TeacherView
+from vitrail.tasks.teacher_cache import TeacherCache
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import Recipe
-from vitrail.train.teacher import Teacher, TeacherView
-from vitrail.train.teacher_cache import TeacherCache
 
 DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1}  # as in the DeiT paper
 RANDOM_AUGMENTATIONS = ("flip", "jitter", "erase", "mixup", "cutmix")  # must be 0 to cache logits

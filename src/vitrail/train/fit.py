@@ -11,18 +11,18 @@ from torch import nn
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
+from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError
+from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.models.checks import check_count
+from vitrail.recipes.recipe import Recipe, open_recipe
+from vitrail.tasks.losses import Objective, classification_loss
+from vitrail.tasks.teacher import Teacher
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.distillation import add_distillation_to_plan
-from vitrail.train.distributed import Ranks, resolve_device
-from vitrail.train.evaluate import default_preprocessing
 from vitrail.train.loop import FitResult, run_training
-from vitrail.train.losses import Objective, classification_loss
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import Recipe, open_recipe
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.teacher import Teacher
 
 
 def fit(

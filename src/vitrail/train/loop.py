@@ -14,9 +14,9 @@ import torch
 
 from vitrail.data.loader import wrap_dead_worker_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.metrics import Evaluation
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
-from vitrail.train.evaluate import evaluate
-from vitrail.train.metrics import Evaluation
 from vitrail.train.plan import Plan
 from vitrail.train.resume import (
     ResumePoint,

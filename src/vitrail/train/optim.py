@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.train.muon import Muon
-from vitrail.train.recipe import OptimizationSettings
 
 # matched at the start of a name: the stem of a hybrid has blocks of its own
 BLOCK_PREFIX = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")

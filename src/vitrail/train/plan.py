@@ -20,19 +20,20 @@ from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.augment.config import Augmentation
+from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
-from vitrail.data.loader import Batch, BatchDataset, ShuffledSampler, evaluation_batches, training_batches
+from vitrail.data.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, DataError
 from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
-from vitrail.train.distributed import Ranks
-from vitrail.train.losses import Objective, classification_loss
-from vitrail.train.recipe import Recipe
-from vitrail.train.request import Request
-from vitrail.train.teacher import Teacher
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
+from vitrail.tasks.losses import Objective, classification_loss
+from vitrail.tasks.teacher import Teacher
 
 MAX_WHITENING_IMAGES = 2000  # training images used to whiten the first filters
 
@@ -140,7 +141,9 @@ class Plan:
         some = DatasetSubset(
             self.train_images, np.linspace(0, count - 1, min(MAX_WHITENING_IMAGES, count)).astype(np.int64)
         )
-        seen = (normalise(batch.images, self.preprocessing) for batch in evaluation_batches(some, self.preprocessing))
+        seen = (
+            normalise(batch["images"], self.preprocessing) for batch in evaluation_batches(some, self.preprocessing)
+        )
         self.model.patch_embed.whiten(seen)
 
     def to_json(self) -> dict[str, Any]:

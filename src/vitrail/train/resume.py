@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.run_files import LOG_FILE
+from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import write_text
-from vitrail.train.distributed import Ranks
 from vitrail.train.log import LogRecord
 from vitrail.train.run_folder import RunFolder, step_from_file_name
 from vitrail.train.trainer import Trainer

@@ -19,22 +19,23 @@ from vitrail.checkpoint.run_files import CURVES_FILE, MODEL_FOLDER, is_run_finis
 from vitrail.checkpoint.writing import write
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.image_cache import CachedDataset, cache_if_small
+from vitrail.distributed import Ranks, join_process_group, resolve_device
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
 from vitrail.models.catalog import is_external_family_name
+from vitrail.recipes.recipe import Recipe, list_setting_names
+from vitrail.recipes.request import Request
+from vitrail.tasks.teacher import Teacher
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
-from vitrail.train.distributed import Ranks, join_process_group, resolve_device
 from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, plan_request
 from vitrail.train.plots import plot_training_curves
-from vitrail.train.recipe import Recipe, list_setting_names
-from vitrail.train.request import Request, Runtime
 from vitrail.train.resume import check_unchanged_and_list_warnings
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
 from vitrail.train.run_list import extract_name_or_empty
-from vitrail.train.teacher import Teacher
+from vitrail.train.runtime import Runtime
 from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 

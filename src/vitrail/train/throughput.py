@@ -11,10 +11,11 @@ from time import monotonic
 
 import torch
 
+from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import Batch, wrap_dead_worker_errors
+from vitrail.data.loader import wrap_dead_worker_errors
 from vitrail.errors import ConfigError
-from vitrail.train.evaluate import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer
 

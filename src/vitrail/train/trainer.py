@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import mixup_or_cutmix, normalise, random_erase
-from vitrail.data.loader import Batch
+from vitrail.data.batch import Batch
 from vitrail.data.rng import make_view_keys
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.models.checks import pair
-from vitrail.train.losses import LossInputs
+from vitrail.tasks.losses import LossInputs
+from vitrail.tasks.schedule import lr_factor
 from vitrail.train.optim import (
     WeightEMA,
     create_optimizers,
@@ -24,7 +25,6 @@ from vitrail.train.optim import (
     set_scaled_lr,
 )
 from vitrail.train.plan import Plan
-from vitrail.train.schedule import lr_factor
 from vitrail.train.training_state import (
     TrainingState,
     add_prefix,
@@ -84,7 +84,7 @@ class Trainer:
         for part in range(accumulate):
             batch = next(batches)
             skipped.update(batch.skipped)
-            if not len(batch.labels):
+            if not batch.size:
                 raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
@@ -113,15 +113,15 @@ class Trainer:
     def prepare_inputs(self, batch: Batch) -> LossInputs:
         """Normalise, erase and mix on the device. Random choices depend on the seed and the step alone."""
         augmentation, seed = self.recipe.augmentation, self.recipe.loop.seed
-        images = batch.images.to(self.device, non_blocking=True)
-        labels = batch.labels.to(self.device, non_blocking=True)
+        images = batch["images"].to(self.device, non_blocking=True)
+        labels = batch["labels"].to(self.device, non_blocking=True)
         images = normalise(images, self.preprocessing)
         if self.uses_early_size:
             rows, columns = pair(self.preprocessing.image_size)
             side = self.recipe.loop.early_size
             images = F.interpolate(images, (side, side * columns // rows), mode="bilinear", antialias=True)
         if augmentation.erase:
-            images = random_erase(images, batch.keys, augmentation.erase)
+            images = random_erase(images, batch.keys["images"], augmentation.erase)
         images, targets = mixup_or_cutmix(
             images,
             labels,
@@ -129,7 +129,7 @@ class Trainer:
             augmentation,
             int(make_view_keys(seed, self.steps_done, BATCH_MIXING_KEY, 0)[0]),
         )
-        return LossInputs(images, targets, labels, batch.indices)
+        return LossInputs(images, targets, labels, batch["indices"])
 
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":

@@ -20,9 +20,9 @@ def open_explainer(
     """Open a model with the values of --set, --preprocessing, --device and --labels."""
     config_fields, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
 
+    from vitrail.distributed import Ranks, resolve_device
     from vitrail.inspection.explain import Explainer
     from vitrail.loading import open_torch_model
-    from vitrail.train.distributed import Ranks, resolve_device
 
     return Explainer(
         open_torch_model(

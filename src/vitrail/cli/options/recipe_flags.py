@@ -9,7 +9,7 @@ from cyclopts import Parameter, Token, convert
 from cyclopts.exceptions import CoercionError
 
 from vitrail.cli.options.groups import AUGMENTATION, COMMON, DISTILLATION, LOOP, OPTIMIZER, SPEED
-from vitrail.train.recipe import SECTIONS, list_settings, open_recipe
+from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe
 
 SECTION_GROUPS = {"loop": LOOP, "optimization": OPTIMIZER, "augmentation": AUGMENTATION, "distillation": DISTILLATION}
 SETTING_GROUPS = {

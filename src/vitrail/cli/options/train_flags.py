@@ -12,10 +12,11 @@ from vitrail.cli.options.model_flags import Device, OptionalOut, RealLabels
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
-from vitrail.train.recipe import Recipe, choose_recipe
+from vitrail.recipes.recipe import Recipe, choose_recipe
 
 if TYPE_CHECKING:
-    from vitrail.train.request import Request, Runtime
+    from vitrail.recipes.request import Request
+    from vitrail.train.runtime import Runtime
 
 DEFAULT_STUDENT = "deit_tiny_distilled_patch16_224"  # of `distill`, if nothing names another
 RATE_FIELDS = ("dropout", "stochastic_depth")  # config fields of the model that have options of their own
@@ -106,7 +107,7 @@ class TrainFlags:
 
     def make_request(self, recipe: Recipe, **teacher: Any) -> "Request":
         """The request for a run of this recipe; `teacher` has what `make_request` takes about one."""
-        from vitrail.train.request import make_request
+        from vitrail.recipes.request import make_request
 
         names = ("data", "init", "val_share", "real", "cache", "trusted_code")
         return make_request(recipe, **{name: getattr(self, name) for name in names}, **teacher)
@@ -114,13 +115,13 @@ class TrainFlags:
     @property
     def trusted_code(self) -> list[str]:
         """All external code named on this command line."""
-        from vitrail.train.request import list_trusted_code
+        from vitrail.recipes.request import list_trusted_code
 
         return list_trusted_code(self.model, self.trust_code or ())
 
     def make_runtime(self) -> "Runtime":
         from vitrail.cli.output.progress import progress_bar
-        from vitrail.train.request import Runtime
+        from vitrail.train.runtime import Runtime
 
         return Runtime(
             device=self.device,

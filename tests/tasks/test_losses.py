@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.train.losses import (
+from vitrail.tasks.losses import (
     DistillationLoss,
     LossInputs,
     classification_loss,

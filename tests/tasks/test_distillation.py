@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import LoopSettings, Recipe
+from vitrail.tasks.losses import DistillationLoss, classification_loss
+from vitrail.tasks.teacher import Teacher
 from vitrail.train.distillation import add_distillation_to_plan, check_distill_token_fits_model
 from vitrail.train.fit import fit
-from vitrail.train.losses import DistillationLoss, classification_loss
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import LoopSettings, Recipe
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.teacher import Teacher
 from vitrail.train.trainer import DivergedError
 
 SEEN = Preprocessing(image_size=16, crop=1.0)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import DataError, VitrailError
-from vitrail.train.metrics import CALIBRATION_BINS, MAX_CLASSES_IN_CONFUSION, Evaluation, MetricAccumulator
+from vitrail.evaluation.metrics import CALIBRATION_BINS, MAX_CLASSES_IN_CONFUSION, Evaluation, MetricAccumulator
 
 
 def random_logits_and_labels(images: int = 500, classes: int = 12) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.loading import open_model, open_timm_model
-from vitrail.train.teacher import Teacher, TeacherView
+from vitrail.tasks.teacher import Teacher, TeacherView
 
 CPU = torch.device("cpu")
 SEEN = Preprocessing(image_size=16, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))

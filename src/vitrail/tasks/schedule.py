@@ -2,7 +2,7 @@
 
 from math import cos, pi, sqrt
 
-from vitrail.train.recipe import OptimizationSettings
+from vitrail.recipes.recipe import OptimizationSettings
 
 
 def lr_factor(step: int, steps: int, warmup: int, settings: OptimizationSettings) -> float:

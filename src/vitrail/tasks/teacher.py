@@ -1,10 +1,8 @@
 """Teachers for distillation: they receive the student's augmented views, in their own normalisation and size."""
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from shlex import quote
 from typing import Any
 
 import torch
@@ -17,10 +15,9 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, describe_error
-from vitrail.loading import TIMM_PREFIX, open_model
+from vitrail.loading import open_model
 from vitrail.models.checks import pair
 
-TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
 TRIAL_BATCH_SIZE = 2  # images for a first check of the teacher's outputs
 
 
@@ -103,17 +100,19 @@ class TeacherView:
             raise DataError(f"{data.name} has no images; expected at least one")
         name = self.teacher.name
         for batch in evaluation_batches(train_images, self.student_preprocessing, batch=TRIAL_BATCH_SIZE):
-            if not len(batch.labels):
+            if not batch.size:
                 continue  # none of these could be read; try the next ones
             try:
-                logits: Any = self.compute_logits(normalise(batch.images.to(self.device), self.student_preprocessing))
+                logits: Any = self.compute_logits(
+                    normalise(batch["images"].to(self.device), self.student_preprocessing)
+                )
             except Exception as error:  # the user's module may raise anything
                 rows, columns = pair(self.teacher.preprocessing.image_size)
                 raise ConfigError(
                     f"{name} failed: {describe_error(error)}; expected a model that takes images of shape (batch, "
                     f"{len(self.teacher.preprocessing.mean)}, {rows}, {columns}), as in its preprocessing"
                 ) from None
-            if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(batch.labels)):
+            if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == batch.size):
                 kind = (
                     f"a tensor of {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
                 )
@@ -147,17 +146,3 @@ class TeacherView:
         if images.shape[-2:] != size:
             images = F.interpolate(images, size, mode=known.interpolation, antialias=True)
         return images
-
-
-def check_teacher_is_trusted(name: str, code: Sequence[str], where: str) -> list[str]:
-    """Refuse a teacher from outside timm's registry that only a file names. Returns `code` without the teacher."""
-    if (
-        name.startswith(TIMM_PREFIX)
-        and not TIMM_REGISTRY_NAME.fullmatch(name.removeprefix(TIMM_PREFIX))
-        and name not in code
-    ):
-        raise ConfigError(
-            f"{where} names the teacher {name!r}, which timm would load from outside its registry; it is opened only "
-            f"if you name it: if you trust it, add `trust_code` {quote(name)}"
-        )
-    return [each for each in code if each != name]

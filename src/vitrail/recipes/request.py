@@ -1,19 +1,20 @@
 """The request for a training run: everything that the run depends on, recorded in run.json for resuming."""
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from shlex import quote
+from typing import Any
 
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
-from vitrail.train.distributed import Ranks
-from vitrail.train.recipe import Recipe
-from vitrail.train.teacher import check_teacher_is_trusted
+from vitrail.recipes.recipe import Recipe
+
+TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,30 +147,15 @@ def match_trusted_model(recorded: str | None, code: Sequence[str], where: str) -
     return resolve_external_name(models[0]), [name for name in code if name not in models]
 
 
-@contextmanager
-def no_progress_bar(_total: int | None, _title: str) -> Generator[Callable[[int], object]]:
-    yield lambda _count: None
-
-
-def ignore_line(_line: str) -> None:
-    """The default of `Runtime.report`: nothing is printed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """What belongs to this process and not to the run, so that it may differ when the run is resumed."""
-
-    device: str = "auto"
-    workers: int | None = None  # None: as many as help
-    threads: int | Literal["auto"] = "auto"  # auto: measured at the start; a resumed run keeps its number
-    strict: bool = False  # an unreadable image is an error
-    report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
-    progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar
-
-    def for_rank(self, ranks: Ranks) -> "Runtime":
-        """Only the first of several processes reports."""
-        return self if ranks.is_first else replace(self, report=ignore_line, progress=no_progress_bar)
-
-    def report_lines(self, *lines: str) -> None:
-        for line in lines:
-            self.report(line)
+def check_teacher_is_trusted(name: str, code: Sequence[str], where: str) -> list[str]:
+    """Refuse a teacher from outside timm's registry that only a file names. Returns `code` without the teacher."""
+    if (
+        name.startswith(TIMM_PREFIX)
+        and not TIMM_REGISTRY_NAME.fullmatch(name.removeprefix(TIMM_PREFIX))
+        and name not in code
+    ):
+        raise ConfigError(
+            f"{where} names the teacher {name!r}, which timm would load from outside its registry; it is opened only "
+            f"if you name it: if you trust it, add `trust_code` {quote(name)}"
+        )
+    return [each for each in code if each != name]

@@ -20,9 +20,9 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSubset, open_data
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, preprocess_image
+from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.train.distributed import Ranks
-from vitrail.train.evaluate import evaluate
+from vitrail.evaluation.evaluate import evaluate
 
 CLASSES = tuple("abcdefg")
 SEEN_AS = Preprocessing(image_size=32, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))

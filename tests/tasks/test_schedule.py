@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.train.recipe import OptimizationSettings
-from vitrail.train.schedule import lr_factor
+from vitrail.recipes.recipe import OptimizationSettings
+from vitrail.tasks.schedule import lr_factor
 
 COSINE = OptimizationSettings(final_lr=0.1)
 

@@ -24,7 +24,7 @@ from test_distillation import student
 from test_teacher import teacher
 from test_train_fit import EVERYTHING, data, model
 from dataclasses import replace
-from vitrail.train.distributed import join_process_group
+from vitrail.distributed import join_process_group
 from vitrail.train.fit import fit
 from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder

@@ -14,13 +14,13 @@ from vitrail.data.datasets import DatasetSplits, ImageDataset
 from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
+from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import unusable_device_error
 from vitrail.models.checks import check_count
 from vitrail.progress import track_progress
-from vitrail.train.distributed import Ranks
-from vitrail.train.metrics import Evaluation, MetricAccumulator
 
 
 def evaluate(
@@ -76,15 +76,15 @@ def evaluate(
             skipped += each.skipped
             if strict and skipped:
                 raise DataError(skipped[0])
-            if len(each.labels):
-                images = normalise(each.images.to(device), preprocessing)
-                right = each.labels if to_model is None else to_model[each.labels]
-                answers = [dataset.real_labels(index) for index in each.indices.tolist()]
+            if each.size:
+                images = normalise(each["images"].to(device), preprocessing)
+                right = each["labels"] if to_model is None else to_model[each["labels"]]
+                answers = [dataset.real_labels(index) for index in each["indices"].tolist()]
                 logits = model(images.to(number))
                 tally.add_batch(logits, right, answers)
                 if on_logits is not None:
-                    on_logits(each.indices, logits)
-            advance(len(each.labels) + len(each.skipped))
+                    on_logits(each["indices"], logits)
+            advance(each.size + len(each.skipped))
     if ranks.world_size > 1:
         share, tally = tally.get_sums(), MetricAccumulator(tally.classes)
         tally.add_sums(ranks.all_reduce_sum(share.to(device)))

@@ -14,24 +14,24 @@ from test_teacher import SEEN, Convnet, teacher
 from test_train_fit import PLAIN, data
 from torch import Tensor
 
-import vitrail.train.teacher_cache
+import vitrail.tasks.teacher_cache
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.losses import DistillationLoss, LossInputs
+from vitrail.tasks.teacher import Teacher, TeacherView
+from vitrail.tasks.teacher_cache import LogitsFile, open_intact_logits_or_none, write_array_with_checksum
 from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.fit import fit
-from vitrail.train.losses import DistillationLoss, LossInputs
 from vitrail.train.plan import Plan
-from vitrail.train.recipe import Recipe
-from vitrail.train.teacher import Teacher, TeacherView
-from vitrail.train.teacher_cache import LogitsFile, open_intact_logits_or_none, write_array_with_checksum
 
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitrail.train.teacher_cache, "IMAGES_PER_FILE", 16)
+    monkeypatch.setattr(vitrail.tasks.teacher_cache, "IMAGES_PER_FILE", 16)
 
 
 def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe = PLAIN) -> Any:
@@ -135,7 +135,7 @@ def test_each_teacher_and_data_set_has_its_own_folder(tmp_path: Path) -> None:
         view = TeacherView(teacher(which), images, SEEN, torch.device("cpu"))
         assert images.train is not None
         (batch,) = evaluation_batches(images.train, SEEN)
-        inputs = LossInputs(normalise(batch.images, SEEN), torch.empty(0), batch.labels, batch.indices)
+        inputs = LossInputs(normalise(batch["images"], SEEN), torch.empty(0), batch["labels"], batch["indices"])
         torch.testing.assert_close(loss.teacher_logits(inputs), view(inputs.images))
 
 

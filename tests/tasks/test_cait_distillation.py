@@ -11,10 +11,10 @@ from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.recipes.recipe import LoopSettings
+from vitrail.tasks.teacher import Teacher
 from vitrail.train.fit import fit
-from vitrail.train.recipe import LoopSettings
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.teacher import Teacher
 
 SEEN = Preprocessing(image_size=16, crop=1.0)
 

@@ -6,7 +6,7 @@ import pytest
 from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
-from vitrail.train.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
+from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
 
 
 def test_builtin_recipes() -> None:

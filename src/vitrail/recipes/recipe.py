@@ -18,7 +18,7 @@ from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-RECIPES_FOLDER = Path(__file__).with_name("recipes")
+RECIPES_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)

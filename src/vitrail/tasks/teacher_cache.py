@@ -18,12 +18,12 @@ from torch import Tensor
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.loader import evaluation_batches
+from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, DataError, describe_error
 from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
 from vitrail.npy_header import HEADER_BYTES, parse_npy_header
-from vitrail.train.distributed import Ranks
-from vitrail.train.losses import LossInputs
-from vitrail.train.teacher import TeacherView
+from vitrail.tasks.losses import LossInputs
+from vitrail.tasks.teacher import TeacherView
 
 IMAGES_PER_FILE = 4096
 DESCRIPTION_FILE = "teacher.json"  # for humans: teacher and data of this folder
@@ -132,7 +132,7 @@ def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
     # files may be replaced under the same names
     some = np.linspace(0, len(dataset) - 1, min(MAX_IMAGES_IN_KEY, len(dataset))).astype(np.int64)
     for batch in evaluation_batches(DatasetSubset(dataset, some), teacher_view.student_preprocessing):
-        found.update(batch.images.contiguous().numpy().data)
+        found.update(batch["images"].contiguous().numpy().data)
     return found.hexdigest()[:16]
 
 
@@ -142,11 +142,11 @@ def compute_teacher_logits(
     """The teacher's logits for these images; NaN for unreadable ones, which are never in a batch."""
     found = np.full((len(rows), len(teacher_view.columns)), np.nan, np.float32)
     for batch in evaluation_batches(DatasetSubset(dataset, rows), teacher_view.student_preprocessing, batch=64):
-        if len(batch.labels):
-            images = normalise(batch.images.to(teacher_view.device), teacher_view.student_preprocessing)
-            found[batch.indices.numpy()] = teacher_view(images).float().cpu().numpy()
+        if batch.size:
+            images = normalise(batch["images"].to(teacher_view.device), teacher_view.student_preprocessing)
+            found[batch["indices"].numpy()] = teacher_view(images).float().cpu().numpy()
         if progress is not None:
-            progress(len(batch.labels) + len(batch.skipped))
+            progress(batch.size + len(batch.skipped))
     return found
 
 

@@ -1,0 +1,1 @@
+"""Evaluation of classifiers: metrics, data, plots."""

@@ -1,0 +1,1 @@
+"""Recipes, the settings of training runs, and requests for runs."""

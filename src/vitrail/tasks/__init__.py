@@ -1,0 +1,1 @@
+"""Tasks, one file each: what can be trained."""
