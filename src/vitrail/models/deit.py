@@ -4,7 +4,7 @@ B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n toke
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -107,10 +107,8 @@ class DeiT(ImageModel):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
 
-    def forward(self, images: Tensor, *, apart: bool = False) -> Any:
-        """Logits (B, classes); with `apart` those of each head, as DDP and torch.compile wrap only `forward`."""
-        tokens = self.encode(images, queries=self.prefix)
-        return self.head_logits(tokens) if apart else self.logits(tokens)
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, queries=self.prefix))
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)

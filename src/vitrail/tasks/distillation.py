@@ -62,9 +62,10 @@ class DistillationLoss:
 
     def __call__(self, model: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher_logits(inputs)
-        by_label, by_teacher = (
-            model.heads(inputs.images) if self.uses_distillation_token else 2 * (model(inputs.images),)
-        )
+        if self.uses_distillation_token:
+            by_label, by_teacher = model.head_logits(model.encode(inputs.images, queries=model.prefix))
+        else:
+            by_label, by_teacher = 2 * (model(inputs.images),)
         if self.kind == "soft":
             taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
