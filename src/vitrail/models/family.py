@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.models.checkpoint_side import CheckpointSide
 
 TIMM_FIELD_NAMES = {  # timm's name → ours
     "img_size": "image_size",
@@ -55,6 +56,7 @@ class Family:
     build: Callable[[Any], nn.Module]
     presets: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # common name → preset
+    checkpoint: CheckpointSide = field(default_factory=CheckpointSide)
 
     def __post_init__(self) -> None:
         for name, preset in self.presets.items():
