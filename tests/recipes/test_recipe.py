@@ -19,7 +19,7 @@ def test_builtin_recipes() -> None:
 def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) -> None:
     found = open_recipe(name)
     assert found.name == name
-    path = Path(__file__).parents[2] / "src" / "vitrail" / "train" / "recipes" / f"{name}.yaml"
+    path = Path(__file__).parents[2] / "src" / "vitrail" / "recipes" / f"{name}.yaml"
     head = path.read_text("utf-8").split("\n\n")[0].splitlines()
     assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study"))
     assert len(head) > 2, "and with its measured result, or why there is none"

@@ -43,8 +43,7 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("area", "aspect"):
-            limits = getattr(self, name)
+        for name, limits in (("area", self.area), ("aspect", self.aspect)):
             if len(limits) != 2 or limits[0] > limits[1]:
                 raise ConfigError(f"{name} is {limits}; expected two numbers, the smaller one first")
         if self.area[1] > 1:
