@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.tasks.losses import (
-    DistillationLoss,
-    LossInputs,
-    classification_loss,
-    hard_distillation_loss,
-    soft_distillation_loss,
-)
+from vitrail.tasks.classification import LossInputs, classification_loss
+from vitrail.tasks.distillation import DistillationLoss, hard_distillation_loss, soft_distillation_loss
 
 
 def logits(seed: int, batch: int = 5, classes: int = 7) -> Tensor:
