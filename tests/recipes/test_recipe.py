@@ -59,7 +59,7 @@ def test_schedules_are_checked() -> None:
     recipe = Recipe().with_settings({"schedules": {"weight_decay": {"start": 0.04, "end": 0.4}}})
     assert recipe.to_json()["schedules"] == {"weight_decay": {"start": 0.04, "end": 0.4}}
     for wrong in ({"weight_decy": 1}, {"clip": {"end": 1}}, {"clip": {"start": "x"}}, {"clip": {"start": 1, "by": 0}}):
-        with pytest.raises(ConfigError, match="clip|weight_decay"):
+        with pytest.raises(ConfigError, match=r"clip|weight_decay"):
             Recipe().with_settings({"schedules": wrong})
 
 

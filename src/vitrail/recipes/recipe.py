@@ -180,7 +180,7 @@ class Recipe:
         """All settings as in a recipe file."""
         flat = self.to_flat_dict()
         return {name: value for name, value in flat.items() if name not in list_setting_names("distillation")} | {
-            "task": dict(self.task),
+            "task": {**(asdict(self.distillation) if self.distillation_names else {}), **self.task},
             "schedules": {name: to_plain_value(value) for name, value in self.schedules.items()},
         }
 

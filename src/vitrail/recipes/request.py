@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from shlex import quote
@@ -33,15 +33,15 @@ class Request:
     trusted: str | None = field(default=None, compare=False)  # external model named by the user, never read from a file
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            is_number = name in ("val_share", "cache")
+        for each in fields(self):
+            value, is_number = vars(self)[each.name], each.name in ("val_share", "cache")
             if is_number and not (type(value) in (int, float) and isfinite(value)):
-                raise ConfigError(f"`{name}` is {value!r}; expected a number")
-            if name == "teacher_fields":
+                raise ConfigError(f"`{each.name}` is {value!r}; expected a number")
+            if each.name == "teacher_fields":
                 if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
-                    raise ConfigError(f"{name} is {value!r}; expected names and values")
-            elif not is_number and name != "recipe" and not isinstance(value, str | None):
-                raise ConfigError(f"`{name}` is {value!r}; expected a string")
+                    raise ConfigError(f"{each.name} is {value!r}; expected names and values")
+            elif not is_number and each.name != "recipe" and not isinstance(value, str | None):
+                raise ConfigError(f"`{each.name}` is {value!r}; expected a string")
 
     def open_data(self) -> DatasetSplits:
         real = Path(self.real) if self.real else None

@@ -85,7 +85,7 @@ class Task(nn.Module):
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
-    backbone: nn.Module  # layer decay, freezing and Muon apply to it
+    backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
     shared: tuple[object, ...] = ()  # objects that copies of the task share, such as a frozen teacher
 
@@ -121,6 +121,13 @@ class Task(nn.Module):
     def describe(self) -> str:
         """The size of the model, for the report of a run."""
         return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
+
+    def compile_backbone(self) -> None:
+        """Compile what `forward` calls; undone by `restore_eager`."""
+        self.backbone.compile()
+
+    def restore_eager(self) -> None:
+        self.backbone._compiled_call_impl = None  # torch has no public way
 
     def count_units(self, batch: Batch) -> int:
         """Images or tokens in a batch, for the speed."""
