@@ -32,7 +32,6 @@ class Distillation(Classification):
     """Classification with the distillation loss of a teacher. See `make_distillation`."""
 
     shares = ("accuracy", "agreement")
-    objective: "DistillationLoss"
 
     def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
         super().__init__(model, objective)

@@ -136,7 +136,7 @@ class Trainer:
     def finish(self) -> nn.Module:
         """The result of the task in eval mode, no longer compiled."""
         if self.recipe.loop.compile:
-            self.task.backbone._compiled_call_impl = None  # torch has no other way to undo `compile`
+            self.task.backbone._compiled_call_impl = None  # undoes `compile`
         return self.trained_task.result.eval()
 
     def record_metrics(self, values: Mapping[str, Tensor], weight: float) -> None:
