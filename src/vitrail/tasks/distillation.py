@@ -32,7 +32,6 @@ class Distillation(Classification):
     """Classification with the distillation loss of a teacher. See `make_distillation`."""
 
     shares = ("accuracy", "agreement")
-    objective: "DistillationLoss"
 
     def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
         super().__init__(model, objective)
@@ -145,12 +144,12 @@ def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
 def check_no_random_augmentation(recipe: Recipe) -> None:
     """Refuse to cache a teacher's logits if images are augmented randomly."""
     augmentation = recipe.augmentation
-    moving = [name for name in RANDOM_AUGMENTATIONS if getattr(augmentation, name)]
+    moving = [name for name in RANDOM_AUGMENTATIONS if vars(augmentation)[name]]
     moving += ["crop"] if augmentation.crop != "centre" else []
     moving += ["policy"] if augmentation.policy != "none" else []
     moving += ["early_size"] if recipe.loop.early_size else []
     if moving:
-        hint = " ".join(f"`{name}` {getattr(Augmentation(), name, 0)}" for name in moving)
+        hint = " ".join(f"`{name}` {vars(Augmentation()).get(name, 0)}" for name in moving)
         raise ConfigError(
             f"`teacher_cache` with random augmentation ({', '.join(moving)}), which changes the logits; expected "
             f"no `teacher_cache`, or {hint}"

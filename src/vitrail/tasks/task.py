@@ -85,7 +85,7 @@ class Task(nn.Module):
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
-    backbone: nn.Module  # layer decay, freezing and Muon apply to it
+    backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
     shared: tuple[object, ...] = ()  # objects that copies of the task share, such as a frozen teacher
 

@@ -82,7 +82,7 @@ def fit(
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
     task = model if isinstance(model, Task) else Classification(model, objective)
-    source = open_image_source(task.backbone, data, recipe, preprocessing, transform)
+    source = open_image_source(task, data, recipe, preprocessing, transform)
     place = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)

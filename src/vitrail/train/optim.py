@@ -55,13 +55,14 @@ def list_task_weights(task: Task) -> list[NamedWeight]:
     return [*backbone, *(NamedWeight(f"task.{name}", tensor, last) for name, tensor in rest)]
 
 
-def freeze_all_but_last_blocks(model: nn.Module, blocks: int | None) -> None:
-    """Freeze all but the head and the last `blocks` blocks with the norm after them; None freezes nothing."""
+def freeze_all_but_last_blocks(task: Task, blocks: int | None) -> None:
+    """Freeze all of the backbone but its head and the last `blocks` blocks with the norm after them; None: nothing."""
     if blocks is None:
         return
-    if not any(name.startswith(HEAD_PREFIXES) for name, _ in model.named_parameters()):
+    every = list_weights(task.backbone)
+    has_head = any(weight.name.startswith(HEAD_PREFIXES) for weight in every)
+    if not has_head and len(list_task_weights(task)) == len(every):
         raise ConfigError(f"train_blocks is {blocks}; expected none, since the model has no head")
-    every = list_weights(model)
     last = max(weight.level for weight in every)
     if blocks >= last:
         raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the number of blocks, or none")

@@ -46,7 +46,7 @@ class Plan:
         check_task(self.task, self.source, self.recipe, self.ranks)
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> Any:
         return self.task.backbone
 
     @property
