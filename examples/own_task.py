@@ -28,7 +28,7 @@ class RotationPrediction(ImageTask):
         self.backbone = backbone  # what is saved: layer decay, freezing and Muon apply to it
         self.head = nn.Linear(width, 4)  # trained with it, in every checkpoint, but not in the saved model
 
-    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG002
         # each image has a random key; torch's generator would give other turns to two processes and to a resumed run
         turns = torch.from_numpy((batch.keys["images"] % 4).astype(int))
         rotated = [image.rot90(int(turn), (-2, -1)) for image, turn in zip(batch["images"], turns, strict=True)]
