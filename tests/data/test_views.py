@@ -27,7 +27,10 @@ from vitrail.errors import ConfigError
 
 SMALL = Preprocessing(image_size=8, crop=1.0)
 CROP = ViewAugmentation(area=(0.2, 1.0))
-MULTI_CROP = {"global": View(CROP, count=2), "local": View(ViewAugmentation(area=(0.05, 0.3)), size=(4, 6), count=3)}
+COLOURED = ViewAugmentation(
+    brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grey_rate=0.2, blur_rate=0.5, blur_kernel=0.5
+)
+MULTI_CROP = {"global": View(COLOURED, count=2), "local": View(ViewAugmentation(area=(0.05, 0.3)), (4, 6), count=3)}
 
 
 def arrays(count: int = 20, size: int = 12, channels: int = 3) -> ArrayDataset:

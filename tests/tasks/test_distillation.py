@@ -51,7 +51,7 @@ def test_distillation_head_learns_from_the_teacher_and_class_head_from_the_label
     recipe = replace(PLAIN, loop=LoopSettings(epochs=30, batch=8))
     fitted = fit(student(), data(), recipe, teacher=next_class_teacher, device="cpu").model
     images = torch.from_numpy(colour_images(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
-    by_label, by_teacher = fitted.heads(images)
+    by_label, by_teacher = fitted.head_logits(fitted.encode(images, queries=2))
     labels = torch.arange(24) % 4
     assert torch.equal(by_label.argmax(-1), labels)
     assert torch.equal(by_teacher.argmax(-1), (labels + 1) % 4)

@@ -213,7 +213,7 @@ class AblationPlanner:
                 setup = assemble_image_task(request, self.data, make_classification)
                 self.plans[key] = plan_from_setup(request, setup, BuildContext())
         plan = replace(self.plans[key], recipe=recipe, request=request)
-        freeze_all_but_last_blocks(plan.model, recipe.optimization.train_blocks)
+        freeze_all_but_last_blocks(plan.task, recipe.optimization.train_blocks)
         if request.teacher is not None:
             check_distill_token_fits_model(recipe, plan.model)
         if request.teacher_cache is not None:

@@ -103,6 +103,13 @@ class Task(nn.Module):
         """The size of the model, for the report of a run."""
         return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
 
+    def compile_backbone(self) -> None:
+        """Compile what `forward` calls; undone by `restore_eager`."""
+        self.backbone.compile()
+
+    def restore_eager(self) -> None:
+        self.backbone._compiled_call_impl = None  # torch has no public way
+
     def count_units(self, batch: Batch) -> int:
         """Images or tokens in a batch, for the speed."""
         return batch.size

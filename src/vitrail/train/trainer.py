@@ -30,6 +30,8 @@ from vitrail.train.training_state import (
     restore_random_state,
 )
 
+AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 class Trainer:
     """The task of a plan in training. `task` is always the plain module, not its DDP wrapper."""
@@ -42,7 +44,7 @@ class Trainer:
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
         self.task.setup(plan.source, plan.recipe)
-        freeze_all_but_last_blocks(self.task.backbone, settings.train_blocks)
+        freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
         self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}
         self.ema = WeightEMA(self.task, self.task.copy(), loop.ema) if loop.ema else None
@@ -53,7 +55,7 @@ class Trainer:
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         self.units_since_log = 0  # images or tokens, over all processes
         if loop.compile:
-            self.task.backbone.compile()
+            self.task.compile_backbone()
         self.forward = plan.ranks.wrap_in_ddp(self.task, plan.device)
         self.steps_done = 0
         self.output_is_checked = False
@@ -131,12 +133,12 @@ class Trainer:
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.recipe.loop.precision))
+        return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.recipe.loop.precision])
 
     def finish(self) -> nn.Module:
         """The result of the task in eval mode, no longer compiled."""
         if self.recipe.loop.compile:
-            self.task.backbone._compiled_call_impl = None  # undoes `compile`
+            self.task.restore_eager()
         return self.trained_task.result.eval()
 
     def record_metrics(self, values: Mapping[str, Tensor], weight: float) -> None:
