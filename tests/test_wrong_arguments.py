@@ -77,7 +77,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "fit name": (lambda: PUBLIC.fit("ViT-Ti/16", "fashion", steps=1), "str has no config"),
     "fit steps": (lambda: PUBLIC.fit(toy(), "fashion", steps=0), "`steps` is 0; expected 1 or more"),
     "fit run": (lambda: PUBLIC.fit(toy(), "fashion", run="runs/x"), "`run` is 'runs/x'; expected a RunFolder"),
-    "fit callback": (lambda: PUBLIC.fit(toy(), "fashion", callback=7), "the callback is a int; expected on_start"),
+    "fit callbacks": (lambda: PUBLIC.fit(toy(), "fashion", callbacks=7), "a callback is a int; expected on_start"),
     "summarize": (lambda: PUBLIC.summarize("ViT-Ti/16"), "str has no config"),
     "summarize depth": (lambda: PUBLIC.summarize(toy(), depth="a"), "`depth` is 'a'; expected 1 or more"),
     "look images": (lambda: PUBLIC.look(explainer(), "photo.jpg"), "images is one str; expected several"),

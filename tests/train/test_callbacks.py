@@ -6,6 +6,7 @@ from rich.console import Console
 from support.fake_notebook import FakeNotebook
 
 from vitrail import progress
+from vitrail.tasks.classification import Classification
 from vitrail.train.callbacks import (
     CallbackList,
     NotebookCallback,
@@ -17,7 +18,7 @@ from vitrail.train.callbacks import (
 
 STEP = {"step": 20, "epoch": 0.4, "loss": 1.5, "accuracy": 0.25, "lr": 1e-3, "images_per_second": 812.4, "seconds": 3.0}
 VALIDATION = {"step": 50, "epoch": 1.0, "val_loss": 0.9, "val_top1": 0.7125, "val_top5": 0.98, "seconds": 5.0}
-START = TrainingStart(steps=100, steps_per_epoch=50)
+START = TrainingStart(steps=100, steps_per_epoch=50, metrics=Classification.metrics)
 
 
 def capture_terminal(*, terminal: bool, every: float = 0.0) -> str:

@@ -35,7 +35,7 @@ TRAINED_SIZE = (
 )
 
 if TYPE_CHECKING:
-    from vitrail.models.family import ImageModel
+    from vitrail.models.contract import ImageModel
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from vitrail.checkpoint.resample import (
 from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
 from vitrail.models.checkpoint_side import CheckpointSide, ResampledKind
+from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
@@ -37,10 +38,14 @@ def check_adaptable(config: Any, wanted: Any) -> Any:
 
 
 def adapt_weights(
-    tensors: Mapping[str, Tensor], source: Any, target: Any, side: CheckpointSide, policy: ResamplingPolicy
+    tensors: Mapping[str, Tensor],
+    source: ImageModel,
+    target: ImageModel,
+    side: CheckpointSide,
+    policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
-    adapted, heads = dict[str, Tensor](), tuple(f"{head}." for head in side.heads)
+    adapted, heads = dict[str, Tensor](), tuple(f"{module}." for _, module in target.heads)
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
@@ -72,7 +77,7 @@ def find_resampled_kind(name: str, side: CheckpointSide) -> ResampledKind | None
     return next((kind for end, kind in side.resampled.items() if name == end or name.endswith(f".{end}")), None)
 
 
-def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) -> tuple[Grid, Grid]:
+def find_old_and_new_grid(kind: ResampledKind | None, source: ImageModel, target: ImageModel) -> tuple[Grid, Grid]:
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
     if kind is None or kind == "kernel":
         return (1, 1), (1, 1)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits, ImageDataset
-from vitrail.data.loader import evaluation_batches, wrap_dead_worker_errors
+from vitrail.data.loader import evaluation_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
+from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator

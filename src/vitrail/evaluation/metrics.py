@@ -100,6 +100,11 @@ class Evaluation:
             )
         )
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What training logs."""
+        return {"loss": self.loss, "top1": self.top1, "top5": self.top5}
+
     def format_headline(self) -> str:
         five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # always 100 % for five classes or fewer
         speed = f", {self.images / self.seconds:,.0f} images/s" if self.seconds else ""

@@ -82,5 +82,4 @@ def find_minimum_side(config: Any) -> int:
 
 def find_size_multiple(model: Any) -> int:
     """The image size must be a multiple of this: the pixels per token, or 1 without tokens."""
-    sides = zip(pair(model.config.image_size), getattr(model, "grid", pair(model.config.image_size)), strict=True)
-    return lcm(*(pixels // tokens for pixels, tokens in sides))
+    return lcm(*(model.sizes.multiple or model.levels[-1].stride))

@@ -234,7 +234,10 @@ def why_no_attention_maps(model: nn.Module) -> str:
     """Why the attention in the model's blocks has no maps; empty if it has."""
     blocks = getattr(model, "blocks", None)
     parts = (blocks if isinstance(blocks, nn.Module) else model).modules()  # not the stem
-    return next((str(module.no_maps_reason) for module in parts if hasattr(module, "no_maps_reason")), "")
+    return next(
+        (str(module.no_maps_reason) for module in parts if module is not model and hasattr(module, "no_maps_reason")),
+        "",
+    )
 
 
 def resolve_index(given: int, count: int, what: str) -> int:

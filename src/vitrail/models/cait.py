@@ -27,7 +27,8 @@ from vitrail.models.checkpoint_side import (
     make_entry,
     make_same_name_entries,
 )
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device
 from vitrail.models.parts import encoder_names
@@ -58,16 +59,23 @@ class CaiTConfig:
         check_grid(pair(self.image_size), pair(self.patch_size))
 
 
-class CaiT(nn.Module):
+class CaiT(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
+    config: CaiTConfig
+    prefix_tokens = classifier_tokens = ("class",)  # joins after the blocks of patches
+    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+
     def __init__(self, config: CaiTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 1
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        patch = pair(config.patch_size)
+        (level,) = make_single_level(pair(config.image_size), patch, width, config.depth)
+        class_blocks = (f"blocks_token_only.{layer}" for layer in range(config.class_depth))
+        self.levels = (replace(level, blocks=(*level.blocks, *class_blocks)),)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
@@ -108,28 +116,27 @@ class CaiT(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(patches + self.tables(grid))
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm, or only the first `queries` of them."""
-        config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.pos_drop(self.patch_embed(images) + resample(self.pos_embed, self.grid, grid))  # (B, n, D)
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         for block in self.blocks:
             x = block(x, grid)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, D)
         for block in self.blocks_token_only:
             x = block(x)
-        return self.norm(x[:, :queries])
+        return x[:, :queries]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the class token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
 
 
 class TalkingHeads(SelfAttention):

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.block import Block
-from vitrail.layers.positions import resample
+from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import CheckpointSide, InferredConfig, TensorShapes, make_same_name_entries
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
 from vitrail.models.parts import encoder_names
@@ -55,15 +56,21 @@ class HybridConfig:
         return (stride * pair(self.patch_size)[0], stride * pair(self.patch_size)[1])
 
 
-class Hybrid(nn.Module):
+class Hybrid(ImageModel):
     """(B, C, H, W) → logits (B, classes)."""
 
+    config: HybridConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    final_norm = "norm"
+    no_masking_reason = "its convolutions mix patches before they become tokens"
+
     def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width = config.width
-        self.grid = check_grid(pair(config.image_size), config.stride)
-        self.prefix = 1
+        self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
+        self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
+        self.first_filters = f"patch_embed.backbone.{'stem.' if config.stages else ''}conv.weight"
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -101,29 +108,26 @@ class Hybrid(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        return self.pos_drop(x + self.tables(grid))
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        size = pair(config.image_size)
-        grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         *body, last = self.blocks
         for block in body:
             x = block(x, grid)
-        return self.norm(last(x, grid, queries))
+        return last(x, grid, queries)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the class token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
 
 
 class HybridEmbed(nn.Module):

@@ -24,10 +24,12 @@ from vitrail.models.checkpoint_side import (
     make_entry,
     make_same_name_entries,
 )
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
+from vitrail.models.contract import ImageModel, ImageSizes, make_pyramid
 from vitrail.models.family import Family
 from vitrail.models.init import is_on_meta_device
 from vitrail.models.parts import convnet_names
+from vitrail.models.parts.stages import run_stages
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 STEM_WIDTH = 32  # channels, the same in every size
@@ -54,12 +56,19 @@ class RegNetYConfig:
                 )
 
 
-class RegNetY(nn.Module):
+class RegNetY(ImageModel):
     """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
+    config: RegNetYConfig
+    first_filters = "stem.conv.weight"
+    no_maps_reason, no_masking_reason, no_dropping_reason = (
+        "it has no attention",
+        "it has no patches",
+        "it has no patches",
+    )
+
     def __init__(self, config: RegNetYConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.stem = ConvNorm(config.channels, STEM_WIDTH, 3, stride=2)
         before = STEM_WIDTH
         self.stages = [f"s{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names
@@ -69,6 +78,15 @@ class RegNetY(nn.Module):
                 blocks[f"b{number + 1}"] = RegNetYBlock(before, width, 1 if number else 2, config.group_width)
                 before = width
             self.add_module(name, nn.Sequential(blocks))
+        names = zip(self.stages, config.stages, strict=True)
+        self.levels = make_pyramid(
+            pair(config.image_size),
+            [4 * 2**stage for stage in range(len(self.stages))],
+            config.widths,
+            [[f"{name}.b{n + 1}" for n in range(depth)] for name, depth in names],
+        )
+        self.sizes = ImageSizes(multiple=(1, 1), minimum=2 * (2 ** (len(self.stages) + 1) + 1,))
+        self.heads = (("mean", "head.fc"),) if config.classes else ()
         self.head = nn.ModuleDict({"fc": nn.Linear(before, config.classes) if config.classes else nn.Identity()})
         self.init_weights()
 
@@ -92,16 +110,16 @@ class RegNetY(nn.Module):
                 nn.init.zeros_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        """The last feature map, each of its positions a token: (B, C, H, W) → (B, h·w, D)."""
+        return run_stages(self.run_stem(images), self, self.stages)[-1].flatten(2).transpose(1, 2)
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """The last feature map, each of its positions a token: (B, 3, H, W) → (B, h·w, D)."""
-        check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
-        x = F.relu(self.stem(images))
-        for name in self.stages:
-            x = self.get_submodule(name)(x)
-        return x.flatten(2).transpose(1, 2)
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        return run_stages(self.run_stem(images), self, self.stages, keep_all=True)
+
+    def run_stem(self, images: Tensor) -> Tensor:
+        self.check_images(images)
+        return F.relu(self.stem(images))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the mean of all positions: (B, h·w, D) → (B, classes)."""
@@ -228,7 +246,7 @@ SOURCES = (
         supported={"channels": (3,)},
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, heads=("head.fc",))
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

@@ -21,10 +21,12 @@ from vitrail.models.checkpoint_side import (
     make_entry,
     make_same_name_entries,
 )
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
+from vitrail.models.contract import ImageModel, ImageSizes, make_pyramid
 from vitrail.models.family import Family
 from vitrail.models.init import is_on_meta_device
 from vitrail.models.parts import convnet_names
+from vitrail.models.parts.stages import run_stages
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 ShortcutKind = Literal["projection", "padding"]
@@ -48,12 +50,19 @@ class ResNetConfig:
             raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
 
 
-class ResNet(nn.Module):
+class ResNet(ImageModel):
     """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
+    config: ResNetConfig
+    first_filters = "conv1.weight"
+    no_maps_reason, no_masking_reason, no_dropping_reason = (
+        "it has no attention",
+        "it has no patches",
+        "it has no patches",
+    )
+
     def __init__(self, config: ResNetConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         small = config.stem == "cifar"
         kernel, stride = (3, 1) if small else (7, 2)
         self.conv1 = nn.Conv2d(config.channels, config.width, kernel, stride, kernel // 2, bias=False)
@@ -68,6 +77,15 @@ class ResNet(nn.Module):
             before = block.expansion * width
             rest = (block(before, width, 1, config.shortcut) for _ in range(depth - 1))
             self.add_module(name, nn.Sequential(first, *rest))
+        count = range(len(self.stages))
+        self.levels = make_pyramid(
+            pair(config.image_size),
+            [(1 if small else 4) * 2**stage for stage in count],
+            [block.expansion * config.width * 2**stage for stage in count],
+            [[f"{name}.{n}" for n in range(depth)] for name, depth in zip(self.stages, config.stages, strict=True)],
+        )
+        self.sizes = ImageSizes(multiple=(1, 1), minimum=2 * (2 ** (len(self.stages) + 1) + 1,))
+        self.heads = (("mean", "fc"),) if config.classes else ()
         self.fc = nn.Linear(before, config.classes) if config.classes else nn.Identity()
         self.init_weights()
 
@@ -88,16 +106,16 @@ class ResNet(nn.Module):
             nn.init.zeros_(self.fc.weight)
             nn.init.zeros_(self.fc.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        """The last feature map, each of its positions a token: (B, C, H, W) → (B, h·w, D)."""
+        return run_stages(self.run_stem(images), self, self.stages)[-1].flatten(2).transpose(1, 2)
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """The last feature map, each of its positions a token: (B, 3, H, W) → (B, h·w, D)."""
-        check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
-        x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
-        for name in self.stages:
-            x = self.get_submodule(name)(x)
-        return x.flatten(2).transpose(1, 2)
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        return run_stages(self.run_stem(images), self, self.stages, keep_all=True)
+
+    def run_stem(self, images: Tensor) -> Tensor:
+        self.check_images(images)
+        return self.maxpool(F.relu(self.bn1(self.conv1(images))))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the mean of all positions: (B, h·w, D) → (B, classes)."""
@@ -272,7 +290,7 @@ SOURCES = (
         },
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, heads=("fc",))
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

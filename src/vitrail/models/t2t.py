@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import resample, sinusoid
+from vitrail.layers.positions import Grid, resample, sinusoid
 from vitrail.models.checkpoint_side import (
     CheckpointSide,
     InferredConfig,
@@ -25,7 +25,8 @@ from vitrail.models.checkpoint_side import (
     make_entry,
     make_same_name_entries,
 )
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import is_on_meta_device
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
@@ -60,15 +61,20 @@ class T2TConfig:
             raise ConfigError(f"stage_width is {self.stage_width}; expected 2 or more")
 
 
-class T2T(nn.Module):
+class T2T(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
+    config: T2TConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    final_norm = "norm"
+    no_masking_reason = "it mixes patches in its stem"
+
     def __init__(self, config: T2TConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
-        self.grid = check_grid(pair(config.image_size), PATCH_SIZE)
-        self.prefix = 1
+        self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
+        self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
         self.tokens_to_token = TokensToToken(
             config.channels,
             config.stage_width,
@@ -116,27 +122,26 @@ class T2T(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.tokens_to_token(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, 1 + n, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        return self.pos_drop(x + self.tables(grid))
+
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid)
+        return last(x, grid, queries)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the class token: (B, 1 + n, D) → (B, classes)."""
+        """The output of the head for the class token: (B, N, D) → (B, classes)."""
         return self.head(tokens[:, 0])
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        grid = check_images(images, config.channels, pair(config.image_size), PATCH_SIZE, dynamic=config.dynamic)
-        x = self.tokens_to_token(images)
-        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
-        for layer, block in enumerate(self.blocks):
-            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None)
-        return self.norm(x)
 
 
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:

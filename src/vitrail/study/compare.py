@@ -250,7 +250,7 @@ def compute_head_logits(compared: ComparedModel, images: Tensor) -> tuple[Tensor
     """Logits of each head and of both, from one forward pass."""
     if not compared.is_distilled:
         return (compared.model(images),)
-    by_label, by_teacher = compared.model.heads(images)
+    by_label, by_teacher = compared.model.head_logits(compared.model.encode(images, queries=2))
     return by_label, by_teacher, (by_label + by_teacher) / 2
 
 

@@ -1,1 +1,1 @@
-"""Leaves that several model files share; they take scalars and tensors, never a config."""
+"""Leaves that families share: scalars and tensors in, no config; a part never imports a family."""

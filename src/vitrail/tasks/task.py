@@ -1,0 +1,236 @@
+"""The contract of a task: what is trained, how it is evaluated, and what is saved. Read classification.py next."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.batch import Batch
+from vitrail.distributed import Ranks
+from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
+from vitrail.recipes.schedule import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of an evaluation, and how it is shown."""
+
+    name: str  # in the log with the prefix val_
+    label: str  # in figures and tables
+    higher_is_better: bool = True
+    is_share: bool = False  # from 0 to 1, shown in per cent
+
+
+def format_metrics(metrics: Sequence[Metric], values: Mapping[str, float]) -> list[str]:
+    """The first metric of a task, and the loss."""
+    shown = [each for each in metrics[:1] if each.name != "loss" and each.name in values]
+    texts = [f"{each.label} {values[each.name]:{'.2%' if each.is_share else '.4g'}}" for each in shown]
+    return [*texts, *([f"loss {values['loss']:.4f}"] if "loss" in values else [])]
+
+
+LOSS_METRIC = Metric(name="loss", label="loss", higher_is_better=False)
+
+
+class EvaluationResult(Protocol):
+    """The result of an evaluation, for the log."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...  # by the names that the task declares
+    @property
+    def skipped(self) -> tuple[str, ...]: ...  # why examples could not be read
+    def format_headline(self) -> str: ...
+
+
+class Source(Protocol):
+    """Training and validation examples. A batch is a function of the seed and the step alone."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def example_count(self) -> int: ...  # for training
+    @property
+    def validation_count(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def in_memory(self) -> bool: ...  # then no workers are needed
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    def load_batches(
+        self, steps: range, *, accumulate: int, workers: int, ranks: Ranks, pin: bool
+    ) -> Iterator[Batch]: ...
+    def load_validation_batches(
+        self, *, batch: int, workers: int, ranks: Ranks, limit: int | None
+    ) -> Iterator[Batch]: ...
+    def describe(self) -> str: ...  # one line
+    def to_json(self) -> dict[str, Any]: ...  # for run.json
+    def describe_model_input(self) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
+
+
+class Task(nn.Module):
+    """What is trained: a backbone and everything that is trained or averaged with it, and its loss.
+
+    A subclass sets `backbone` and writes `forward`. Every parameter and buffer is saved in checkpoints and restored;
+    a momentum teacher is a submodule without gradients that `after_step` updates. The trainer calls `forward` once per
+    micro-batch. Random choices must be functions of `batch.keys`, so that processes and resumed runs agree.
+    """
+
+    unit: ClassVar[str] = "images"  # of the speed
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
+    shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
+    averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
+    backbone: Any  # a module; layer decay, freezing and Muon apply to it
+    ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
+    shared: tuple[object, ...] = ()  # objects that copies of the task share, such as a frozen teacher
+
+    @property
+    def early_share(self) -> float:
+        """Share of the steps, the first ones, that take less time than the others: progressive resizing."""
+        return 0.0
+
+    @property
+    def result(self) -> nn.Module:
+        """The model to save."""
+        return self.backbone
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+        """Raise an error if the backbone, the data or the recipe lack something that the task needs."""
+
+    def initialise(self, source: Source, recipe: Recipe) -> None:
+        """Set weights that depend on the data, before a run; called before `setup`."""
+
+    def setup(self, source: Source, recipe: Recipe) -> None:
+        """Take what the task needs from the data and the recipe; called once, before the first step."""
+
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss and the metrics of a micro-batch, which are averaged over micro-batches and processes."""
+        raise NotImplementedError
+
+    def before_step(self, clock: Clock) -> None:
+        """Called between the backward pass and the update of the weights: change or remove gradients here."""
+
+    def after_step(self, clock: Clock) -> None:
+        """Called after each update of the weights: update a momentum teacher here."""
+
+    def describe(self) -> str:
+        """The size of the model, for the report of a run."""
+        return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
+
+    def count_units(self, batch: Batch) -> int:
+        """Images or tokens in a batch, for the speed."""
+        return batch.size
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        source: Source,
+        clock: Clock,
+        *,
+        batch: int,
+        workers: int = 0,
+        device: torch.device,
+        limit: int | None = None,
+    ) -> EvaluationResult:
+        """Evaluate on the validation examples, or the first `limit`: by default the mean of what `forward` returns."""
+        modes = [(module, module.training) for module in self.modules()]
+        sums, skipped = dict[str, Tensor](), list[str]()
+        count = torch.zeros((), dtype=torch.float64, device=device)
+        self.eval()
+        try:
+            for each in source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit):
+                skipped += each.skipped
+                if each.size:
+                    loss, metrics = self(each.to(device), clock)
+                    for name, value in {"loss": loss, **metrics}.items():
+                        sums[name] = sums.get(name, torch.zeros_like(count)) + value.double() * each.size
+                    count += each.size
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        names = sorted(set[str]().union(*self.ranks.all_gather_objects(list(sums))), key=lambda name: name != "loss")
+        rows = torch.stack([count, *(sums.get(name, torch.zeros_like(count)) for name in names)])
+        total, *values = self.ranks.all_reduce_sum(rows).tolist()
+        metrics = {name: value / max(total, 1) for name, value in zip(names, values, strict=True)}
+        return MeanMetrics(metrics=metrics, skipped=tuple(skipped), examples=int(total))
+
+    def copy(self) -> Self:
+        """A deep copy with its own weights; the objects in `shared` are not copied."""
+        return deepcopy(self, {id(each): each for each in self.shared})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanMetrics:
+    """Metrics averaged over the validation examples."""
+
+    metrics: Mapping[str, float]
+    skipped: tuple[str, ...] = ()
+    examples: int = 0
+
+    def format_headline(self) -> str:
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSetup:
+    """A task with its data, and where its model comes from."""
+
+    task: Task
+    source: Source
+    model_name: str
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for run.json
+    write_options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for writing the model
+    started_from: str | None = None  # checkpoint of the initial weights
+
+
+@contextmanager
+def no_progress_bar(_total: int | None, _title: str) -> Generator[Callable[[int], object]]:
+    yield lambda _count: None
+
+
+def ignore_line(_line: str) -> None:
+    """The default of `report`: nothing is printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """The process in which a task is built."""
+
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    ranks: Ranks = Ranks()  # noqa: RUF009  # immutable
+    report: Callable[[str], object] = ignore_line  # receives notes about the data and the teacher
+    progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar
+    dry_run: bool = False  # nothing is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskKind:
+    """The last line of every task file: its name in recipes, its settings, and how a request becomes a task."""
+
+    name: str
+    settings: type[Any] | None  # a dataclass; the keys of `task` in a recipe
+    build: Callable[[Request, BuildContext], TaskSetup]
+
+
+def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+    """Raise an error if the task cannot be trained on this data by this recipe."""
+    task.check(source, recipe, ranks)
+    name = type(task).__name__
+    batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate
+    if batch > source.example_count:
+        raise ConfigError(
+            f"`batch` {batch} is more than the {source.example_count} training images; "
+            f"use {source.example_count} or less"
+        )
+    if batch % parts:
+        raise ConfigError(
+            f"`batch` {batch} over {ranks.world_size} processes of {recipe.loop.accumulate} micro-batches; "
+            f"expected equal parts: a multiple of {parts}"
+        )
+    if task.averages_itself and recipe.loop.ema:
+        raise ConfigError(f"`ema` is {recipe.loop.ema}; expected 0, since {name} has a moving average of its own")
