@@ -17,7 +17,6 @@ from vitrail.checkpoint.resample import (
 from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
 from vitrail.models.checkpoint_side import CheckpointSide, ResampledKind
-from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
@@ -39,8 +38,8 @@ def check_adaptable(config: Any, wanted: Any) -> Any:
 
 def adapt_weights(
     tensors: Mapping[str, Tensor],
-    source: ImageModel,
-    target: ImageModel,
+    source: Any,
+    target: Any,
     side: CheckpointSide,
     policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
@@ -77,7 +76,7 @@ def find_resampled_kind(name: str, side: CheckpointSide) -> ResampledKind | None
     return next((kind for end, kind in side.resampled.items() if name == end or name.endswith(f".{end}")), None)
 
 
-def find_old_and_new_grid(kind: ResampledKind | None, source: ImageModel, target: ImageModel) -> tuple[Grid, Grid]:
+def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) -> tuple[Grid, Grid]:
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
     if kind is None or kind == "kernel":
         return (1, 1), (1, 1)
