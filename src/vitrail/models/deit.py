@@ -124,7 +124,9 @@ class DeiT(ImageModel):
         return self.patch_embed(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        prefix = [each.expand(len(patches), -1, -1) for each in (self.cls_token, self.dist_token) if each is not None]
+        prefix = [
+            each.expand(patches.shape[0], -1, -1) for each in (self.cls_token, self.dist_token) if each is not None
+        ]
         return self.pos_drop(torch.cat([*prefix, patches], dim=1) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:

@@ -127,7 +127,7 @@ class T2T(ImageModel):
         return self.tokens_to_token(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.pos_drop(x + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:

@@ -153,7 +153,9 @@ class ViT(ImageModel):
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         """Add the prefix tokens and, at the stem, the positions: (B, n, D) → (B, N, D)."""
-        prefix = [each.expand(len(patches), -1, -1) for each in (self.cls_token, self.reg_token) if each is not None]
+        prefix = [
+            each.expand(patches.shape[0], -1, -1) for each in (self.cls_token, self.reg_token) if each is not None
+        ]
         x = torch.cat([*prefix, patches], dim=1)
         tables = self.tables(grid) if self.config.positions_at == "stem" else None
         return x if tables is None else x + tables[0]

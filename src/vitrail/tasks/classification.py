@@ -21,7 +21,8 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import ImageTask, StartingModel, as_image_source, build_image_task
-from vitrail.tasks.task import LOSS_METRIC, BuildContext, Metric, Source, TaskKind, TaskSetup
+from vitrail.tasks.metric import CLASSIFICATION_METRICS
+from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup
 
 BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for mixing a batch
 MAX_WHITENING_IMAGES = 2000  # training images used to whiten the first filters
@@ -53,11 +54,7 @@ class Classification(ImageTask):
     `objective` is a function (model, inputs) → (loss, metrics) that replaces the cross-entropy.
     """
 
-    metrics = (
-        Metric(name="top1", label="top-1", is_share=True),
-        LOSS_METRIC,
-        Metric(name="top5", label="top-5", is_share=True),
-    )
+    metrics = CLASSIFICATION_METRICS
 
     def __init__(self, model: nn.Module, objective: Objective | None = None) -> None:
         super().__init__()

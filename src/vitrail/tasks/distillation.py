@@ -39,6 +39,14 @@ class Distillation(Classification):
         self.shared = (objective, teacher)
         self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
 
+    def compile_backbone(self) -> None:
+        super().compile_backbone()
+        self.backbone.encode = torch.compile(self.backbone.encode)  # called past `forward` for both heads
+
+    def restore_eager(self) -> None:
+        super().restore_eager()
+        del self.backbone.encode
+
 
 def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """τ²·KL(ψ(Zt/τ) ‖ ψ(Zs/τ)), averaged over the batch: DeiT's equation 2 without its factor λ (Hinton 2015)."""

@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.task import Task
+from vitrail.train.lars import Lars
 from vitrail.train.muon import Muon
 
 USUAL_BLOCK_NAME = re.compile(r"(?:blocks|layer\d+)\.\d+(?=\.)")  # in modules of other libraries
@@ -95,8 +96,9 @@ def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimi
     """Create one optimizer, or two for Muon. The learning rate of each parameter group is multiplied by its `scale`."""
     every = list_task_weights(task)
     trained, last = [each for each in every if each.tensor.requires_grad], max(each.level for each in every)
-    if settings.optimizer == "sgd":
-        return [SGD(make_parameter_groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
+    if settings.optimizer in ("sgd", "lars"):
+        kind = SGD if settings.optimizer == "sgd" else Lars
+        return [kind(make_parameter_groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
     pixels = next((each.name for each in every if each.decays), "")
     maps = [each for each in trained if settings.optimizer == "muon" and is_muon_weight(each, pixels, last)]
     rest = [each for each in trained if each.name not in {each.name for each in maps}]
