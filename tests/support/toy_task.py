@@ -115,7 +115,7 @@ def make_data(count: int = 24) -> DatasetSplits:
 def build_toy_task(request: Request, context: BuildContext) -> TaskSetup:
     settings = parse_task_settings(TASK, request.recipe)
 
-    def make(start: StartingModel, source: ImageSource) -> SelfDistillation:  # noqa: ARG001
+    def make(start: StartingModel, source: ImageSource) -> SelfDistillation:
         return SelfDistillation(start.model, settings)
 
     return build_image_task(request, context, make)
