@@ -112,6 +112,22 @@ def test_nothing_outside_cli_imports_it() -> None:
             assert not any(re.match(r"vitrail\.cli\b", module) for module in modules), path
 
 
+PROBE = re.compile(r"hasattr|getattr")
+REASON = re.compile(r"#\s*(?!noqa|pyright|type:)\w")
+
+
+def test_probes_are_few_and_have_a_reason() -> None:
+    """What a model can do is declared in its file; a probe is for objects of other libraries, and says why."""
+    probes = list[str]()
+    for path in SOURCES:
+        lines = path.read_text("utf-8").splitlines()
+        for before, line in zip(["", *lines], lines, strict=False):
+            if PROBE.search(line):
+                probes.append(f"{path.relative_to(PACKAGE)}: {line.strip()}")
+                assert REASON.search(line) or before.strip().startswith("# "), f"{probes[-1]}: say why in a comment"
+    assert len(probes) <= 25, probes
+
+
 def test_cli_is_small() -> None:
     assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 2520
 

@@ -299,7 +299,7 @@ def collect_stop_signals() -> Generator[list[int]]:
         if number == signal.SIGINT:
             signal.signal(number, before[signal.SIGINT])
 
-    hangup = getattr(signal, "SIGHUP", None)
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     heeded = [] if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [hangup]
     before = {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT, *heeded)}
     try:
