@@ -237,6 +237,11 @@ def test_no_other_file_imports_a_family(name: str) -> None:
             assert not re.search(rf"models\.{name}\b|models import .*\b{name}\b", text), path
 
 
+def test_shared_parts_do_not_know_families() -> None:
+    for path in (PACKAGE / "models" / "parts").glob("*.py"):
+        assert not re.search(r"models\.(family|catalog)\b|\bconfig\.", path.read_text("utf-8")), path
+
+
 @pytest.mark.parametrize("family", load_built_in_families(), ids=lambda family: family.name)
 def test_every_preset_survives_json_and_builds_on_the_meta_device(family: Family) -> None:
     for name, config in family.presets.items():
