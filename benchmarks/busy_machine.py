@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -240,6 +239,8 @@ class Training:
         from vitrail.data.array_dataset import ArrayDataset
         from vitrail.data.datasets import DatasetSplits
         from vitrail.recipes.request import Request
+        from vitrail.tasks.classification import Classification
+        from vitrail.tasks.image_task import open_image_source
         from vitrail.train.plan import Plan, plan_request
         from vitrail.train.trainer import Trainer
 
@@ -248,13 +249,12 @@ class Training:
         else:
             pixels = np.random.default_rng(0).integers(0, 256, (64, 224, 224, 3), dtype=np.uint8)
             images = ArrayDataset(pixels, np.arange(64) % 2, ("a", "b"))
-            self.plan = Plan(
-                model=vitrail.create("vit_tiny_patch16_224", classes=2),
-                data=DatasetSplits(name="noise", train=images, val=None, classes=images.classes),
-                recipe=vitrail.open_recipe("scratch").with_settings({"batch": 16, "epochs": 100}),
-                preprocessing=vitrail.Preprocessing(image_size=224),
-            )
-        self.trainer = Trainer(replace(self.plan, model=deepcopy(self.plan.model), fixed_steps=10**6))
+            model = vitrail.create("vit_tiny_patch16_224", classes=2)
+            data = DatasetSplits(name="noise", train=images, val=None, classes=images.classes)
+            recipe = vitrail.open_recipe("scratch").with_settings({"batch": 16, "epochs": 100})
+            source = open_image_source(Classification(model), data, recipe, vitrail.Preprocessing(image_size=224))
+            self.plan = Plan(task=Classification(model), source=source, recipe=recipe)
+        self.trainer = Trainer(replace(self.plan, task=self.plan.task.copy(), fixed_steps=10**6))
         self.batches: Iterator[Any] = self.plan.load_batches(range(10**6))
 
     def choose(self) -> str:

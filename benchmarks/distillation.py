@@ -23,9 +23,11 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.classification import Classification
+from vitrail.tasks.distillation import make_distillation
+from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher, TeacherView
 from vitrail.text import format_table
-from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer
 
@@ -69,9 +71,11 @@ def build_steps(case: Case, folder: Path) -> dict[str, Step]:
 
     def stepping(kept: Path | None, *, taught: bool) -> Step:
         model = vitrail.create(case.student, **{**case.fields, "classes": 10})
-        plan = Plan(model=model, data=data, recipe=recipe, preprocessing=how, fixed_steps=10**6)
+        source = open_image_source(Classification(model), data, recipe, how)
+        task = Classification(model)
         if taught:
-            plan, _ = add_distillation_to_plan(plan, teacher, cache_folder=kept)
+            task, _ = make_distillation(model, teacher, source, recipe, cache_folder=kept)
+        plan = Plan(task=task, source=source, recipe=recipe, fixed_steps=10**6)
         trainer, batches = Trainer(plan), plan.load_batches(range(10**6))
         return lambda: trainer.step(batches)
 

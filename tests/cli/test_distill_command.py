@@ -46,7 +46,7 @@ def test_distillation_trains_a_student(capsys: pytest.CaptureFixture[str]) -> No
     assert "validation top-1" in out
     plan = json.loads(Path("run/run.json").read_text())
     assert plan["teacher"]["name"] == str(Path("teacher").resolve())
-    assert plan["recipe"]["distill"] == "hard"
+    assert plan["recipe"]["task"]["distill"] == "hard"
     assert 0 <= RunFolder(Path("run")).read_records()[0]["agreement"] <= 1
     student = vitrail.load("run/model")
     assert student.config.distilled

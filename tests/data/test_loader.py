@@ -140,7 +140,7 @@ def test_unreadable_images_are_replaced_in_training_and_left_out_in_evaluation(t
         (reason,) = batch.skipped
         assert "1.png" in reason
         left = next(evaluation_batches(source, SMALL, batch=8))
-        assert left.indices.tolist() == [0, 2, 3, 4, 5, 6, 7]
+        assert left["indices"].tolist() == [0, 2, 3, 4, 5, 6, 7]
         assert left.skipped == (reason,)
 
 
@@ -152,7 +152,7 @@ def test_folder_without_readable_images_gives_empty_batches(tmp_path: Path) -> N
     assert images is not None
     views = BatchDataset(dataset=images, augmentation=Augmentation(), preprocessing=SMALL, replace_unreadable=True)
     empty = next(training_batches(views, ShuffledSampler(image_count=4, batch=2), range(1)))
-    assert len(empty.labels) == 0, "the loop raises the error, since one raised in a worker would be a traceback"
+    assert len(empty["labels"]) == 0, "the loop raises the error, since one raised in a worker would be a traceback"
     batch = next(evaluation_batches(images, SMALL))
     assert batch["images"].shape == (0, 3, 8, 8)
     assert len(batch.skipped) == 4

@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def test_builtin_recipes() -> None:
 def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) -> None:
     found = open_recipe(name)
     assert found.name == name
-    path = Path(__file__).parents[2] / "src" / "vitrail" / "train" / "recipes" / f"{name}.yaml"
+    path = Path(__file__).parents[2] / "src" / "vitrail" / "recipes" / f"{name}.yaml"
     head = path.read_text("utf-8").split("\n\n")[0].splitlines()
     assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study"))
     assert len(head) > 2, "and with its measured result, or why there is none"
@@ -29,11 +30,37 @@ def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) ->
         find_preset("ViT-B/16")[0].configure(None, **found.fields)
 
 
-def test_flat_dict_round_trip() -> None:
+def test_json_round_trip() -> None:
     for name in list_builtin_recipe_names():
         found = open_recipe(name)
-        flat = found.to_flat_dict()
-        assert Recipe(name=flat.pop("name")).with_settings(flat) == found
+        data = json.loads(json.dumps(found.to_json()))
+        assert Recipe(name=data.pop("name")).with_settings(data).to_json() == found.to_json()
+
+
+def test_settings_of_a_task_are_in_their_own_section() -> None:
+    recipe = Recipe().with_settings({"task": {"name": "toy", "temperature": 0.1, "lr": 3}})
+    assert recipe.task == {"name": "toy", "temperature": 0.1, "lr": 3}
+    assert recipe.optimization.lr != 3, "names of different sections do not collide"
+    assert recipe.with_settings({"task": {"lr": 4}}).task == {"name": "toy", "temperature": 0.1, "lr": 4}
+    assert recipe.with_settings({"task": {"name": "other"}}).task == {"name": "other"}, (
+        "another task has other settings"
+    )
+
+
+def test_old_recipes_name_the_settings_of_distillation_without_a_section() -> None:
+    old, new = Recipe().with_settings({"distill": "soft"}), Recipe().with_settings({"task": {"distill": "soft"}})
+    assert old == new
+    assert new.distillation.distill == "soft"
+    with pytest.raises(ConfigError, match="'harder'"):
+        Recipe().with_settings({"task": {"distill": "harder"}})
+
+
+def test_schedules_are_checked() -> None:
+    recipe = Recipe().with_settings({"schedules": {"weight_decay": {"start": 0.04, "end": 0.4}}})
+    assert recipe.to_json()["schedules"] == {"weight_decay": {"start": 0.04, "end": 0.4}}
+    for wrong in ({"weight_decy": 1}, {"clip": {"end": 1}}, {"clip": {"start": "x"}}, {"clip": {"start": 1, "by": 0}}):
+        with pytest.raises(ConfigError, match=r"clip|weight_decay"):
+            Recipe().with_settings({"schedules": wrong})
 
 
 def test_deit_has_the_settings_of_the_paper() -> None:

@@ -45,7 +45,7 @@ def test_resume_is_bit_identical(optimizer: str, tmp_path: Path) -> None:
 
     def train_until(run: RunFolder, stop: int = 0) -> None:
         fields = {"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.2}
-        fit(cait(**fields), data(), recipe, teacher=teacher, run=run, callback=StopAt(stop), device="cpu")
+        fit(cait(**fields), data(), recipe, teacher=teacher, run=run, callbacks=StopAt(stop), device="cpu")
 
     train_until(uninterrupted)
     with pytest.raises(KeyboardInterrupt):

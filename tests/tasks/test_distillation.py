@@ -14,11 +14,11 @@ import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import LoopSettings, Recipe
-from vitrail.tasks.losses import DistillationLoss, classification_loss
+from vitrail.tasks.classification import Classification, classification_loss
+from vitrail.tasks.distillation import DistillationLoss, check_distill_token_fits_model, make_distillation
+from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher
-from vitrail.train.distillation import add_distillation_to_plan, check_distill_token_fits_model
 from vitrail.train.fit import fit
-from vitrail.train.plan import Plan
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.trainer import DivergedError
 
@@ -51,7 +51,7 @@ def test_distillation_head_learns_from_the_teacher_and_class_head_from_the_label
     recipe = replace(PLAIN, loop=LoopSettings(epochs=30, batch=8))
     fitted = fit(student(), data(), recipe, teacher=next_class_teacher, device="cpu").model
     images = torch.from_numpy(colour_images(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
-    by_label, by_teacher = fitted.heads(images)
+    by_label, by_teacher = fitted.head_logits(fitted.encode(images, queries=2))
     labels = torch.arange(24) % 4
     assert torch.equal(by_label.argmax(-1), labels)
     assert torch.equal(by_teacher.argmax(-1), (labels + 1) % 4)
@@ -66,7 +66,7 @@ def test_resume_is_bit_identical(kind: str, distilled: bool, tmp_path: Path) -> 
 
     def train_until(run: RunFolder, stop: int = 0) -> None:
         fields = {"distilled": distilled, "stochastic_depth": 0.2}
-        fit(student(**fields), data(), recipe, teacher=teacher(), run=run, callback=StopAt(stop), device="cpu")
+        fit(student(**fields), data(), recipe, teacher=teacher(), run=run, callbacks=StopAt(stop), device="cpu")
 
     train_until(uninterrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -95,8 +95,10 @@ def test_compiled_teacher_and_student_have_the_same_loss() -> None:
 def test_recipe_sets_kind_weight_and_temperature() -> None:
     def build_objective(settings: dict[str, Any], **fields: Any) -> Any:
         recipe = Recipe().with_settings({"batch": 8, **settings})
-        plan = Plan(model=student(**fields), data=data(), recipe=recipe, preprocessing=SEEN)
-        return add_distillation_to_plan(plan, teacher())[0].objective
+        given = student(**fields)
+        return make_distillation(
+            given, teacher(), open_image_source(Classification(given), data(), recipe, SEEN), recipe
+        )[0].objective
 
     assert build_objective({"distill": "none"}) is classification_loss
     for kind, weight in (("hard", 0.5), ("soft", 0.1)):

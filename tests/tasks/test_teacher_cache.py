@@ -17,16 +17,16 @@ from torch import Tensor
 import vitrail.tasks.teacher_cache
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSubset
+from vitrail.data.datasets import DatasetSplits, DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import Recipe
-from vitrail.tasks.losses import DistillationLoss, LossInputs
+from vitrail.tasks.classification import Classification, LossInputs
+from vitrail.tasks.distillation import DistillationLoss, make_distillation
+from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher, TeacherView
 from vitrail.tasks.teacher_cache import LogitsFile, open_intact_logits_or_none, write_array_with_checksum
-from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.fit import fit
-from vitrail.train.plan import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,13 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe = PLAIN) -> Any:
-    plan = Plan(model=student(dynamic=True), data=data(), recipe=recipe, preprocessing=SEEN)
-    return add_distillation_to_plan(plan, which or teacher(), cache_folder=folder)[0].objective
+    return make_loss(data(), which or teacher(), folder, recipe)
+
+
+def make_loss(images: DatasetSplits, which: Teacher, folder: Path | None, recipe: Recipe = PLAIN) -> Any:
+    given = student(dynamic=True)
+    source = open_image_source(Classification(given), images, recipe, SEEN)
+    return make_distillation(given, which, source, recipe, cache_folder=folder)[0].objective
 
 
 def train_student(folder: Path | None) -> dict[str, Tensor]:
@@ -128,8 +133,7 @@ def test_each_teacher_and_data_set_has_its_own_folder(tmp_path: Path) -> None:
     for number, (which, images) in enumerate(
         [(None, splits), (moved, splits), (None, other), (None, reversed_order)], 1
     ):
-        plan = Plan(model=student(), data=images, recipe=PLAIN, preprocessing=SEEN)
-        loss = add_distillation_to_plan(plan, teacher(which), cache_folder=tmp_path)[0].objective
+        loss = make_loss(images, teacher(which), tmp_path)
         assert len(list(tmp_path.iterdir())) == number
         assert isinstance(loss, DistillationLoss)
         view = TeacherView(teacher(which), images, SEEN, torch.device("cpu"))

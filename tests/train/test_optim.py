@@ -11,6 +11,7 @@ from torch.optim import SGD, AdamW
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import OptimizationSettings
+from vitrail.tasks.classification import Classification
 from vitrail.train.muon import Muon
 from vitrail.train.optim import (
     WeightEMA,
@@ -77,21 +78,21 @@ def test_layer_decay_matches_timm() -> None:
 def test_every_weight_is_in_one_group() -> None:
     model = tiny()
     for optimizer in ("adamw", "sgd", "muon", "lars"):
-        optimizers = create_optimizers(model, replace(SETTINGS, optimizer=optimizer))
+        optimizers = create_optimizers(Classification(model), replace(SETTINGS, optimizer=optimizer))
         grouped = [id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]]
         assert sorted(grouped) == sorted(id(tensor) for tensor in model.parameters())
 
 
 def test_optimizers_are_those_of_torch_and_fused() -> None:
-    (adam,) = create_optimizers(tiny(), replace(SETTINGS, momentum=0.8, beta2=0.95))
+    (adam,) = create_optimizers(Classification(tiny()), replace(SETTINGS, momentum=0.8, beta2=0.95))
     assert isinstance(adam, AdamW)
     assert adam.defaults["fused"] is True
     assert adam.defaults["betas"] == (0.8, 0.95)
-    (sgd,) = create_optimizers(tiny(), replace(SETTINGS, optimizer="sgd"))
+    (sgd,) = create_optimizers(Classification(tiny()), replace(SETTINGS, optimizer="sgd"))
     assert isinstance(sgd, SGD)
     assert sgd.defaults["momentum"] == 0.9
     model = tiny()
-    rest, muon = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
+    rest, muon = create_optimizers(Classification(model), replace(SETTINGS, optimizer="muon"))
     assert isinstance(rest, AdamW)
     assert isinstance(muon, Muon)
     names = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -102,7 +103,7 @@ def test_optimizers_are_those_of_torch_and_fused() -> None:
 
 def test_learning_rate_is_scaled_by_level() -> None:
     model = tiny("vit_tiny_patch16_224")
-    optimizers = create_optimizers(model, SETTINGS)
+    optimizers = create_optimizers(Classification(model), SETTINGS)
     set_scaled_lr(optimizers, 1.0)
     rates = {id(t): group["lr"] for group in optimizers[0].param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
@@ -118,19 +119,19 @@ def test_learning_rate_is_scaled_by_level() -> None:
 )
 def test_freezing_keeps_the_head_and_the_last_blocks_trainable(blocks: int | None, trained: set[str] | None) -> None:
     model = tiny()
-    freeze_all_but_last_blocks(model, blocks)
+    freeze_all_but_last_blocks(Classification(model), blocks)
     moving = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
     parts = {".".join(name.split(".")[: 2 if name.startswith("blocks") else 1]) for name in moving}
     assert parts == (trained if trained is not None else parts)
     assert trained is not None or len(moving) == len(list(model.parameters()))
-    assert create_optimizers(model, SETTINGS)
+    assert create_optimizers(Classification(model), SETTINGS)
 
 
 def test_freezing_too_many_blocks_or_without_a_head_is_refused() -> None:
     with pytest.raises(ConfigError, match="train_blocks is 4; expected less than 4"):
-        freeze_all_but_last_blocks(tiny(), 4)
+        freeze_all_but_last_blocks(Classification(tiny()), 4)
     with pytest.raises(ConfigError, match="no head"):
-        freeze_all_but_last_blocks(tiny("vit_tiny_patch16_224", classes=0), 0)
+        freeze_all_but_last_blocks(Classification(tiny("vit_tiny_patch16_224", classes=0)), 0)
 
 
 def test_ema_matches_its_definition_with_a_faster_start() -> None:
@@ -157,15 +158,15 @@ def test_blocks_in_the_stem_of_a_hybrid_are_level_0() -> None:
 
 def test_block_has_one_learning_rate_with_every_optimizer() -> None:
     model = tiny("vit_tiny_patch16_224")
-    optimizers = create_optimizers(model, replace(SETTINGS, optimizer="muon"))
+    optimizers = create_optimizers(Classification(model), replace(SETTINGS, optimizer="muon"))
     set_scaled_lr(optimizers, 1.0)
     rates = {id(t): group["lr"] for each in optimizers for group in each.param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["blocks.1.attn.qkv.weight"] == named["blocks.1.mlp.fc1.weight"] == named["blocks.1.norm1.bias"] == 0.25
-    freeze_all_but_last_blocks(model, 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     maps = {
         id(t)
-        for each in create_optimizers(model, replace(SETTINGS, optimizer="muon"))[1:]
+        for each in create_optimizers(Classification(model), replace(SETTINGS, optimizer="muon"))[1:]
         for group in each.param_groups
         for t in group["params"]
     }
@@ -202,20 +203,20 @@ def test_layer_decay_of_a_convnet_matches_timm(name: str) -> None:
 @pytest.mark.parametrize("name", CONVNETS)
 def test_convnet_is_frozen_by_block_and_trained_by_muon(name: str) -> None:
     model = small_convnet(name)
-    assert len(create_optimizers(model, replace(SETTINGS, optimizer="muon"))) == 2
+    assert len(create_optimizers(Classification(model), replace(SETTINGS, optimizer="muon"))) == 2
     blocks = 5 if name == "resnet18" else 6
     with pytest.raises(ConfigError, match=f"train_blocks is {blocks + 1}; expected less than {blocks + 1}"):
-        freeze_all_but_last_blocks(model, blocks + 1)
-    freeze_all_but_last_blocks(model, 1)
+        freeze_all_but_last_blocks(Classification(model), blocks + 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     moving = {name.split(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
     assert moving == ({"layer4", "fc"} if name == "resnet18" else {"s4", "head"})
     with pytest.raises(ConfigError, match="the model has no head"):
-        freeze_all_but_last_blocks(small_convnet(name, classes=0), 0)
+        freeze_all_but_last_blocks(Classification(small_convnet(name, classes=0)), 0)
 
 
 def test_frozen_batch_norms_keep_their_statistics() -> None:
     model = small_convnet("resnet18")
-    freeze_all_but_last_blocks(model, 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     set_frozen_batch_norms_to_eval(model.train())
     model(torch.randn(4, 3, 64, 64))

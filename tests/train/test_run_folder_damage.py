@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from test_train_fit import EVERYTHING, NOISY, assert_same, data, model, train_toy_model
 
 from vitrail.checkpoint.run_files import find_finished_run
-from vitrail.data.loader import is_worker_death
+from vitrail.data.workers import is_worker_death
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.locks import InUseError
 from vitrail.recipes.recipe import Recipe
@@ -251,7 +251,7 @@ def test_damaged_checkpoint_is_not_reported_as_good(run_copy: RunFolder) -> None
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
     with pytest.raises(DataError, match="after step 15, there is no checkpoint to resume from"):
-        fit(model(), data(), SAVING, run=run_copy, callback=StepCallback(damage), device="cpu")
+        fit(model(), data(), SAVING, run=run_copy, callbacks=StepCallback(damage), device="cpu")
 
 
 def test_checkpoint_of_an_earlier_version_without_checksum_is_read(run_copy: RunFolder) -> None:
@@ -491,7 +491,7 @@ def train_and_send_sighup(folder: Path, ignored: bool) -> None:
 
     recipe = replace(SAVING, loop=replace(SAVING.loop, save_every=100))
     try:
-        fit(model(), data(), recipe, run=RunFolder(folder), callback=StepCallback(send), device="cpu")
+        fit(model(), data(), recipe, run=RunFolder(folder), callbacks=StepCallback(send), device="cpu")
     except StoppedError as error:
         os._exit(error.exit_code if "stopped by SIGHUP after step 7" in str(error) else 1)
 
@@ -511,7 +511,7 @@ def test_closed_terminal_does_not_prevent_saving(tmp_path: Path) -> None:
         raise OSError(5, "Input/output error")
 
     run = RunFolder.create(tmp_path / "run", {})
-    fit(model(), data(), SAVING, run=run, callback=StepCallback(raise_io_error), device="cpu")
+    fit(model(), data(), SAVING, run=run, callbacks=StepCallback(raise_io_error), device="cpu")
     assert run.list_checkpoints()
 
 
@@ -529,7 +529,7 @@ def test_killed_data_worker_is_a_one_line_error_and_the_run_resumes(intact: RunF
         r".*step-00000005\.safetensors: continue with `resume` .*run$"
     )
     with pytest.raises(DataError, match=message):
-        fit(model(**NOISY), data(), recipe, run=run, workers=2, callback=StepCallback(kill), device="cpu")
+        fit(model(**NOISY), data(), recipe, run=run, workers=2, callbacks=StepCallback(kill), device="cpu")
     train_toy_model(SAVING, run)
     assert_same(intact, run)
 

@@ -18,6 +18,8 @@ from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores
 from vitrail.recipes.recipe import LoopSettings
+from vitrail.tasks.classification import Classification
+from vitrail.tasks.image_task import open_image_source
 from vitrail.train import thread_choice
 from vitrail.train.plan import Plan
 from vitrail.train.run_folder import RunFolder
@@ -59,16 +61,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
 
 
 def make_plan(**changes: Any) -> Plan:
-    preprocessing, device = Preprocessing(image_size=16, crop=1.0), torch.device("cpu")
-    fields: dict[str, Any] = {
-        "model": model(dropout=0.1),
-        "data": data(),
-        "recipe": LONG,
-        "preprocessing": preprocessing,
-        "device": device,
-        "ranks": Ranks(),
-    }
-    return Plan(**{**fields, **changes})
+    given, recipe = model(dropout=0.1), changes.pop("recipe", LONG)
+    source = open_image_source(Classification(given), data(), recipe, Preprocessing(image_size=16, crop=1.0))
+    return Plan(**{"task": Classification(given), "source": source, "recipe": recipe, **changes})
 
 
 def train(words: str) -> None:

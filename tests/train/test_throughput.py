@@ -8,14 +8,16 @@ from torch import nn
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import LoopSettings, Recipe
+from vitrail.tasks.classification import Classification
+from vitrail.tasks.image_task import open_image_source
 from vitrail.train.fit import fit
 from vitrail.train.plan import Plan
 from vitrail.train.throughput import Throughput, measure_throughput
 
 
 def measure(given: nn.Module, recipe: Recipe) -> Throughput:
-    preprocessing = Preprocessing(image_size=16, crop=1.0)
-    return measure_throughput(Plan(model=given, data=data(), recipe=recipe, preprocessing=preprocessing))
+    source = open_image_source(Classification(given), data(), recipe, Preprocessing(image_size=16, crop=1.0))
+    return measure_throughput(Plan(task=Classification(given), source=source, recipe=recipe))
 
 
 def test_steps_and_evaluations_fit_into_the_budget() -> None:

@@ -19,7 +19,7 @@ from vitrail.data.augment.config import Augmentation
 from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
-from vitrail.tasks.losses import LossInputs, classification_loss
+from vitrail.tasks.classification import LossInputs, classification_loss
 from vitrail.train.callbacks import TrainingStart
 from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
@@ -77,7 +77,7 @@ def train_toy_model(
     recipe: Recipe, run: RunFolder | None = None, stop: int = 0, workers: int = 0, fields: Mapping[str, Any] = NOISY
 ) -> FitResult:
     watch = StopAt(stop)
-    return fit(model(**fields), data(), recipe, run=run, workers=workers, callback=watch, device="cpu")
+    return fit(model(**fields), data(), recipe, run=run, workers=workers, callbacks=watch, device="cpu")
 
 
 def read_checkpoint_and_log(run: RunFolder) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -168,7 +168,7 @@ def test_resume_runs_a_missed_evaluation(tmp_path: Path) -> None:
     uninterrupted, stopped = create_runs(tmp_path)
     train_toy_model(recipe, uninterrupted)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.train.loop.evaluate", raise_interrupt)
+        patch.setattr("vitrail.tasks.classification.evaluate", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             train_toy_model(recipe, stopped)
     assert not any("val_top1" in each for each in stopped.read_records())

@@ -6,12 +6,12 @@ B batch, C channels, H and W rows and columns of the model's input.
 import os
 import random
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,9 +28,12 @@ from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.preprocessing import Preprocessing, compute_resize_size
 from vitrail.data.rng import ORDER_PURPOSE, make_view_keys, uniform_randoms
 from vitrail.data.torch_dataset import TorchDatasetAdapter
-from vitrail.errors import DataError
+from vitrail.data.view_maker import ViewMaker
+from vitrail.data.views import View, are_default_views, check_views
+from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import pair
 
+T = TypeVar("T")
 MAX_UNREADABLE_IN_A_ROW = 1000  # then a batch is one image smaller
 
 
@@ -78,7 +81,11 @@ def shuffle_indices(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchDataset(Dataset[Batch]):
-    """Makes a batch from indices, in the form that torch's DataLoader expects."""
+    """Makes a batch from indices, in the form that torch's DataLoader expects.
+
+    Without views, or with {"images": View()}, `images` is uint8 (B, C, H, W) and its keys are (B,). With other views
+    each name is uint8 (count, B, C, h, w), its keys (count, B), and an image is decoded once for all of them.
+    """
 
     dataset: ImageDataset
     augmentation: Augmentation
@@ -86,13 +93,32 @@ class BatchDataset(Dataset[Batch]):
     seed: int = 0
     replace_unreadable: bool = False  # use the next readable image instead; otherwise the image is left out
     transform: Callable[[Any], Any] | None = None  # user code: Pillow image → model input
+    views: Mapping[str, View] | None = None  # by name
+    view_maker: ViewMaker | None = field(init=False, default=None)  # None without views
     model_sized_arrays: ArrayDataset | None = field(init=False, default=None)  # set if a batch can be augmented at once
 
     def __post_init__(self) -> None:
-        if can_augment_as_batch(self.augmentation) and self.transform is None:
+        if self.views is not None and not are_default_views(self.views):
+            self.check_views(self.views)
+            object.__setattr__(self, "view_maker", ViewMaker(self.views, self.augmentation, self.preprocessing))
+        elif can_augment_as_batch(self.augmentation) and self.transform is None:
             object.__setattr__(self, "model_sized_arrays", find_model_sized_arrays(self.dataset, self.preprocessing))
 
+    def check_views(self, views: Mapping[str, View]) -> None:
+        """Raise an error before the first batch if the data cannot give these views."""
+        if self.transform is not None:
+            raise ConfigError("`transform` makes one view of an image, but the task asks for its own; leave it out")
+        check_views(views, self.dataset)
+        with suppress(DataError):  # an unreadable image is replaced or left out later
+            if len(self.dataset) and is_float_tensor(self.read_source(0, key=0)):
+                raise ConfigError(
+                    f"{self.dataset.name(0)} is a tensor of floats, but views are cropped from pixels; expected images "
+                    "before ToTensor and Normalize: leave the transform of the data set out"
+                )
+
     def __getitems__(self, batch_indices: BatchIndices) -> Batch:
+        if self.view_maker is not None:
+            return self.make_view_batch(self.view_maker, batch_indices)
         keys = make_view_keys(self.seed, batch_indices.epoch, batch_indices.indices, batch_indices.replicas)
         if (arrays := self.model_sized_arrays) is not None:
             pixels = torch.from_numpy(arrays.images[batch_indices.indices]).permute(0, 3, 1, 2).contiguous()
@@ -100,32 +126,62 @@ class BatchDataset(Dataset[Batch]):
             views = shift_and_flip_batch(pixels, self.augmentation, keys)
             labels = torch.from_numpy(arrays.labels[batch_indices.indices])
             return make_image_batch(views, labels, torch.from_numpy(batch_indices.indices), keys)
-        images, indices, loaded_rows, skipped = list[Tensor](), list[int](), list[int](), list[str]()
-        for row, index in enumerate(batch_indices.indices.tolist()):
-            loaded = self.load_readable_view(index, int(keys[row]), skipped)
-            if loaded is not None:
-                images.append(loaded[0])
-                indices.append(loaded[1])
-                loaded_rows.append(row)
+        views, indices, loaded_rows, skipped = self.load_readable(
+            batch_indices, lambda index, row: self.load_view(index, int(keys[row]))
+        )
         height, width = pair(self.preprocessing.image_size)
         empty = torch.empty(0, len(self.preprocessing.mean), height, width, dtype=torch.uint8)
         return make_image_batch(
-            torch.stack(images) if images else empty,
-            torch.tensor([self.dataset.label(index) for index in indices], dtype=torch.int64),
+            torch.stack(views) if views else empty,
+            self.collect_labels(indices),
             torch.tensor(indices, dtype=torch.int64),
             keys[loaded_rows],
-            tuple(skipped),
+            skipped,
         )
 
-    def load_readable_view(self, index: int, key: int, skipped: list[str]) -> tuple[Tensor, int] | None:
-        """The view and the index of the image, or of the next readable one; adds to `skipped` why others failed."""
-        for tried in range(min(len(self.dataset), MAX_UNREADABLE_IN_A_ROW) if self.replace_unreadable else 1):
-            candidate = (index + tried) % len(self.dataset)
-            try:
-                return self.load_view(candidate, key), candidate
-            except DataError as error:
-                skipped.append(str(error))
-        return None
+    def make_view_batch(self, maker: ViewMaker, batch_indices: BatchIndices) -> Batch:
+        keys = maker.make_keys(self.seed, batch_indices.epoch, batch_indices.indices, batch_indices.replicas)
+
+        def crop_image(index: int, row: int) -> list[Tensor]:
+            source = self.read_source(index, int(keys[0, row]))
+            if is_float_tensor(source):
+                raise DataError(f"{self.dataset.name(index)} is a tensor of floats; expected pixels")
+            return maker.crop_image(source, keys[:, row])
+
+        crops, indices, loaded_rows, skipped = self.load_readable(batch_indices, crop_image)
+        tensors, keys_by_name = maker.join(crops, keys[:, loaded_rows])
+        tensors["labels"] = self.collect_labels(indices)
+        tensors["indices"] = torch.tensor(indices, dtype=torch.int64)
+        return Batch(tensors, keys_by_name, len(indices), skipped)
+
+    def load_readable(
+        self, batch_indices: BatchIndices, load: Callable[[int, int], T]
+    ) -> tuple[list[T], list[int], list[int], tuple[str, ...]]:
+        """What `load` makes of (index, row of the batch), the indices, the rows, and why other images failed.
+
+        If an image is unreadable, the next readable one takes its place, or its row is left out.
+        """
+        loaded, indices, rows, skipped = list[T](), list[int](), list[int](), list[str]()
+        tries = min(len(self.dataset), MAX_UNREADABLE_IN_A_ROW) if self.replace_unreadable else 1
+        for row, index in enumerate(batch_indices.indices.tolist()):
+            for candidate in range(index, index + tries):
+                try:
+                    loaded.append(load(candidate % len(self.dataset), row))
+                except DataError as error:
+                    skipped.append(str(error))
+                else:
+                    indices.append(candidate % len(self.dataset))
+                    rows.append(row)
+                    break
+        return loaded, indices, rows, tuple(skipped)
+
+    def collect_labels(self, indices: list[int]) -> Tensor:
+        return torch.tensor([self.dataset.label(index) for index in indices], dtype=torch.int64)
+
+    def read_source(self, index: int, key: int) -> Any:
+        """The image before decoding; the code of a torch data set runs with its random generators seeded by the key."""
+        with temporary_seed(key) if is_torch_dataset(self.dataset) else nullcontext():
+            return self.dataset.source(index)
 
     def load_view(self, index: int, key: int) -> Tensor:
         """A view of the image; a tensor of floats is taken as model input, unchanged."""
@@ -133,7 +189,7 @@ class BatchDataset(Dataset[Batch]):
             source = self.dataset.source(index)
             if self.transform is not None:
                 source = self.transform(open_image(source))
-        if not (isinstance(source, Tensor) and source.is_floating_point()):
+        if not is_float_tensor(source):
             return augment_image(source, self.augmentation, self.preprocessing, key)
         expected = (len(self.preprocessing.mean), *pair(self.preprocessing.image_size))
         if source.shape != expected:
@@ -179,6 +235,10 @@ def find_model_sized_arrays(dataset: ImageDataset, preprocessing: Preprocessing)
     return dataset if same_size and channels in (1, len(preprocessing.mean)) else None
 
 
+def is_float_tensor(source: Any) -> bool:
+    return isinstance(source, Tensor) and source.is_floating_point()
+
+
 def is_torch_dataset(dataset: ImageDataset) -> bool:
     return isinstance(dataset.dataset if isinstance(dataset, DatasetSubset) else dataset, TorchDatasetAdapter)
 
@@ -208,12 +268,19 @@ def evaluation_batches(
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
+    views: Mapping[str, View] | None = None,
+    seed: int = 0,
 ) -> Iterator[Batch]:
-    """Every image once over all ranks, without augmentation; unreadable images are listed in `skipped`."""
+    """Every image once over all ranks, without augmentation; unreadable images are listed in `skipped`.
+
+    With `views` each image has the same random views in every evaluation.
+    """
     indices = np.arange(rank, len(dataset), world)
     starts = range(0, len(indices), batch)
     chunks = (indices[start : start + batch] for start in starts)
-    batches = BatchDataset(dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing)
+    batches = BatchDataset(
+        dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing, views=views, seed=seed
+    )
     return load_batches_by_indices(batches, (BatchIndices(0, each, np.zeros_like(each)) for each in chunks), workers)
 
 
@@ -238,32 +305,6 @@ def load_batches_by_indices(
             generator=torch.Generator(),  # its own: starting would otherwise advance the generator of dropout
         )
         return iter(loader)
-
-
-def is_worker_death(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, means that a data worker was killed.
-
-    torch raises it from a signal handler, so at any point of the main thread, not only where a batch is requested.
-    """
-    while error is not None:
-        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-@contextmanager
-def wrap_dead_worker_errors(workers: int, describe_loss: Callable[[], str] = str) -> Generator[None]:
-    """Turn torch's traceback for a killed data worker into a one-line error that ends in what was lost."""
-    try:
-        yield
-    except Exception as error:
-        if not is_worker_death(error):
-            raise
-        raise DataError(
-            f"one of {workers} data workers was killed, perhaps because memory ran out; "
-            f"use fewer `workers`, or more memory{describe_loss()}"
-        ) from None
 
 
 def identity_collate(batch: Batch) -> Batch:

@@ -17,7 +17,8 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device
 
@@ -44,16 +45,20 @@ class AxialConfig:
         check_grid(pair(self.image_size), pair(self.patch_size))
 
 
-class Axial(nn.Module):
+class Axial(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
 
+    config: AxialConfig
+    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    no_dropping_reason = "its attention along rows and columns needs a complete grid"
+
     def __init__(self, config: AxialConfig) -> None:
-        super().__init__()
-        self.config = config
-        width = config.width
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 0
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        super().__init__(config)
+        width, patch = config.width, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("mean", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             AxialBlock(
@@ -84,18 +89,17 @@ class Axial(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm: (B, C, H, W) → (B, n, D)."""
-        config = self.config
-        size, patch = pair(config.image_size), pair(config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.drop(self.patch_embed(images))
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
+        return self.drop(patches)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
         for block in self.blocks:
             x = block(x, grid)
-        return self.norm(x)
+        return x
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for `tokens`: (B, n, D) → (B, classes)."""

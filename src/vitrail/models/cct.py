@@ -16,7 +16,9 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample, sinusoid_1d
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checkpoint_side import CheckpointSide
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device
 
@@ -66,15 +68,22 @@ class CCTConfig:
         return (side, side)
 
 
-class CCT(nn.Module):
+class CCT(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
+    config: CCTConfig
+    attention_pool, final_norm, first_filters = "attn_pool", "norm", "patch_embed.layers.0.weight"
+    whitens = True
+    no_masking_reason = "its convolutions mix patches before they become tokens"
+
     def __init__(self, config: CCTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
-        self.grid = check_grid(pair(config.image_size), config.patch)
-        self.prefix = 0
+        self.levels = make_single_level(pair(config.image_size), config.patch, width, config.depth)
+        self.sizes = make_patch_sizes(config.patch, dynamic=config.dynamic)
+        self.heads = (("map", "head"),) if config.classes else ()
+        if config.neighbours:
+            self.no_dropping_reason = "its attention needs the offset between any two tokens"
         widths = (config.channels, *config.stem, width)
         pools = len(widths) - 1 if config.pools is None else config.pools
         self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)
@@ -121,21 +130,27 @@ class CCT(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm: (B, C, H, W) → (B, n, D)."""
-        config = self.config
-        grid = check_images(images, config.channels, pair(config.image_size), config.patch, dynamic=config.dynamic)
-        x = self.pos_drop(self.patch_embed(images) + resample(self.pos_embed, self.grid, grid))
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(patches + self.tables(grid))
+
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the pool reads all
         for block in self.blocks:
             x = block(x, grid)
-        return self.norm(x)
+        return x
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the pooled `tokens`: (B, n, D) → (B, classes)."""
         return self.head(self.attn_pool(tokens))
+
+    def whiten(self, batches: Iterable[Tensor]) -> None:
+        self.patch_embed.whiten(batches)
 
 
 class Tokenizer(nn.Module):
@@ -238,4 +253,5 @@ PRESETS = {  # cct_depth_kernel×convolutions_pixels
     "cct_14_7x2_384": replace(LARGE, image_size=384),
     "cct_cpu_32": replace(CPU, dynamic=True),  # ours: 0.7 M parameters, trains in half an hour on two cores
 }
-FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={"pos_embed": "grid"})  # `offsets` has another shape than in a ViT
+FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS, checkpoint=CHECKPOINT)

@@ -14,10 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.block import Block
-from vitrail.layers.positions import resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.layers.positions import Grid, resample
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    TensorShapes,
+    make_same_name_entries,
+)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
+from vitrail.models.parts import encoder_names
+from vitrail.models.parts.flax_names import make_resnet_entries
+from vitrail.models.parts.tensor_shapes import count_stage_blocks, get_tensor_shape
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
 
@@ -51,15 +62,21 @@ class HybridConfig:
         return (stride * pair(self.patch_size)[0], stride * pair(self.patch_size)[1])
 
 
-class Hybrid(nn.Module):
+class Hybrid(ImageModel):
     """(B, C, H, W) → logits (B, classes)."""
 
+    config: HybridConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    final_norm = "norm"
+    no_masking_reason = "its convolutions mix patches before they become tokens"
+
     def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width = config.width
-        self.grid = check_grid(pair(config.image_size), config.stride)
-        self.prefix = 1
+        self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
+        self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
+        self.first_filters = f"patch_embed.backbone.{'stem.' if config.stages else ''}conv.weight"
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -97,29 +114,26 @@ class Hybrid(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.pos_drop(x + self.tables(grid))
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        size = pair(config.image_size)
-        grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         *body, last = self.blocks
         for block in body:
             x = block(x, grid)
-        return self.norm(last(x, grid, queries))
+        return last(x, grid, queries)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the class token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
 
 
 class HybridEmbed(nn.Module):
@@ -263,4 +277,53 @@ ALIASES = {
     "R50+ViT-L/32": "vit_large_r50_s32_224",
     "R50+ViT-L/32@384": "vit_large_r50_s32_384",
 }
-FAMILY = Family(name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
+    fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
+    root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
+    fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
+    rows, columns = fields["patch_size"]
+    scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
+    return InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
+
+
+def has_no_stages(config: ConfigFields) -> bool:
+    return not config["stages"]
+
+
+ROOT, STEM, UNIT = "patch_embed.backbone.", "patch_embed.backbone.stem.", "patch_embed.backbone.stages.#.blocks.#."
+STEM_NAMES = (
+    *(f"{root}{part}" for root in (STEM, ROOT) for part in ("conv.weight", "norm.*")),
+    *(f"{UNIT}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
+    *(f"{UNIT}downsample.{part}" for part in ("conv.weight", "norm.*")),
+)
+GOOGLE = replace(
+    encoder_names.GOOGLE,
+    table=(*encoder_names.GOOGLE.table, *make_resnet_entries(STEM)),
+    markers=("embedding/kernel", "conv_root/kernel", "block1/unit1/conv1/kernel"),
+    assumed={"constants": "google", "norm_eps": 1e-6},
+    details={"fields": {"constants": "google"}},
+)
+SOURCES = (
+    replace(
+        encoder_names.TIMM,
+        table=(*encoder_names.TIMM_TABLE, *make_same_name_entries(*STEM_NAMES)),
+        markers=(encoder_names.PATCH_KERNEL, "patch_embed.backbone."),
+        assumed={"constants": "timm", "norm_eps": 1e-6},
+        card=None,
+        details={**encoder_names.TIMM_DETAILS, "only_in_timm": True},
+    ),
+    replace(  # a ResNet without stages
+        GOOGLE,
+        table=(*encoder_names.GOOGLE.table, *make_resnet_entries(ROOT)),
+        markers=GOOGLE.markers[:2],
+        accepts=has_no_stages,
+    ),
+    GOOGLE,
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(
+    name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
+)

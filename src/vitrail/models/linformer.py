@@ -17,7 +17,9 @@ from vitrail.layers.attention import attention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device
 
@@ -48,19 +50,25 @@ class LinformerConfig:
         check_grid(pair(self.image_size), pair(self.patch_size))
 
 
-class Linformer(nn.Module):
+class Linformer(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
+    config: LinformerConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    no_maps_reason = "its keys are mixtures of all tokens, so there are no weights per token"
+    no_dropping_reason = "its projections mix a fixed number of tokens"
+
     def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        width, depth = config.width, config.depth
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 1
+        super().__init__(config)
+        width, depth, patch = config.width, config.depth, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
         tokens = self.prefix + math.prod(self.grid)
         projections = {"none": 2 * config.heads, "heads": 2, "kv": 1, "layers": 0}[config.shared]
 
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, width))
         self.projection = None if projections else nn.Parameter(torch.empty(1, tokens, config.projected))
@@ -98,29 +106,26 @@ class Linformer(nn.Module):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.pos_drop(x + self.tables(grid))
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        size, patch = pair(config.image_size), pair(config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         shared = None if self.projection is None else resample_projection(self.projection, self.grid, grid)
         for layer, block in enumerate(self.blocks):
             x = block(x, grid, queries if layer == len(self.blocks) - 1 else None, shared)
-        return self.norm(x)
+        return x
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the class token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
 
 
 class LinformerBlock(Block):
@@ -207,4 +212,5 @@ PRESETS = {
     for size in SIZES
     for patch, pixels in SHAPES
 }
-FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
+FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)

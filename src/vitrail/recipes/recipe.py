@@ -5,7 +5,7 @@ A recipe file is flat YAML with the names of these fields; fields that it does n
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.files import read_text
 from vitrail.json_yaml import parse_yaml
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
+from vitrail.recipes.schedule import Schedule, parse_schedule
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -79,6 +80,9 @@ class LoopSettings:
     )
     compile: bool = field_with_help(False, "Compile the model with torch.compile.")
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
+    keep_best: bool = field_with_help(
+        False, "Keep the model of the best evaluation in the folder best/ of the run, next to the last one."
+    )
     save_every: int = field_with_help(
         0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO
     )
@@ -132,7 +136,25 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     optimization: OptimizationSettings = field(default_factory=OptimizationSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
-    distillation: DistillationSettings = field(default_factory=DistillationSettings)
+    task: Mapping[str, Any] = field(default_factory=dict[str, Any])  # `name` of the task, and its settings
+    schedules: Mapping[str, Any] = field(default_factory=dict[str, Any])  # settings of the optimizer that change
+
+    def __post_init__(self) -> None:
+        for name, value in self.schedules.items():
+            if name not in SCHEDULED_SETTINGS:
+                raise unknown_name_error("setting with a schedule", name, SCHEDULED_SETTINGS)
+            parse_schedule(value, name)
+        _ = self.distillation  # checks its settings
+
+    @property
+    def distillation(self) -> DistillationSettings:
+        """The settings of the task distillation."""
+        return DistillationSettings(**{name: self.task[name] for name in self.distillation_names if name in self.task})
+
+    @property
+    def distillation_names(self) -> list[str]:
+        """Settings of the task distillation, which a recipe may name without `task`."""
+        return list_setting_names("distillation") if self.task.get("name", "distillation") == "distillation" else []
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Recipe":
         """A copy with these settings replaced, by flat name; `fields` and `preprocessing` are merged."""
@@ -140,27 +162,36 @@ class Recipe:
         parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         rest = dict[str, Any]()
         for name, value in settings.items():
-            if name in ("fields", "preprocessing"):
+            if name in MAPPINGS:
                 if not isinstance(value, Mapping):
                     raise ConfigError(f"{name} is {value!r}; expected a mapping of names to values")
-                rest[name] = {**getattr(self, name), **value}
+                rest[name] = {**rest.get(name, vars(self)[name]), **value}
+                if name == "task" and "name" in value and value["name"] != self.task.get("name", value["name"]):
+                    rest[name] = dict(value)  # another task has other settings
             elif name in ("name", "model"):
                 rest[name] = value
             elif name in known:
                 parts[known[name]][name] = parse_if_numeric_text(value)
             else:
-                raise unknown_name_error(
-                    "setting", name, [*known, "model", "fields", "preprocessing"], synonyms=SETTING_ALIASES
-                )
-        sections = {name: replace(getattr(self, name), **values) for name, values in parts.items()}
+                raise unknown_name_error("setting", name, [*known, "model", *MAPPINGS], synonyms=SETTING_ALIASES)
+        if distillation := parts.pop("distillation"):
+            rest["task"] = {**rest.get("task", self.task), **distillation}
+        sections = {name: replace(vars(self)[name], **values) for name, values in parts.items()}
         return replace(self, **rest, **sections)
 
-    def to_flat_dict(self) -> dict[str, Any]:
-        """All settings by flat name, as in a recipe file."""
-        rest = {name: getattr(self, name) for name in ("name", "model", "fields", "preprocessing")}
-        return rest | {
-            name: getattr(getattr(self, part), name) for part in SECTIONS for name in list_setting_names(part)
+    def to_json(self) -> dict[str, Any]:
+        """All settings as in a recipe file."""
+        flat = self.to_flat_dict()
+        return {name: value for name, value in flat.items() if name not in list_setting_names("distillation")} | {
+            "task": {**(asdict(self.distillation) if self.distillation_names else {}), **self.task},
+            "schedules": {name: to_plain_value(value) for name, value in self.schedules.items()},
         }
+
+    def to_flat_dict(self) -> dict[str, Any]:
+        """All settings by flat name, those of the task distillation too."""
+        rest = {name: vars(self)[name] for name in ("name", "model", "fields", "preprocessing")}
+        sections = {**vars(self), "distillation": self.distillation}
+        return rest | {name: vars(sections[part])[name] for part in SECTIONS for name in list_setting_names(part)}
 
 
 SECTIONS: Mapping[str, type["DataclassInstance"]] = {
@@ -169,6 +200,8 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "augmentation": Augmentation,
     "distillation": DistillationSettings,
 }
+MAPPINGS = ("fields", "preprocessing", "task", "schedules")
+SCHEDULED_SETTINGS = ("weight_decay", "momentum", "beta2", "clip")
 SETTING_ALIASES = {  # names in the scripts of timm and facebook
     "batch_size": "batch",
     "learning_rate": "lr",
@@ -187,6 +220,10 @@ SETTING_ALIASES = {  # names in the scripts of timm and facebook
     "drop": "fields",
     "drop_path": "fields",
 }
+
+
+def to_plain_value(value: Any) -> Any:
+    return asdict(value) if isinstance(value, Schedule) else value
 
 
 def list_setting_names(section: str) -> list[str]:

@@ -34,7 +34,7 @@ class Request:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, is_number = getattr(self, each.name), each.name in ("val_share", "cache")
+            value, is_number = vars(self)[each.name], each.name in ("val_share", "cache")
             if is_number and not (type(value) in (int, float) and isfinite(value)):
                 raise ConfigError(f"`{each.name}` is {value!r}; expected a number")
             if each.name == "teacher_fields":
@@ -50,7 +50,7 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))
         del recorded["trusted"]
-        return {**recorded, "recipe": self.recipe.to_flat_dict()}
+        return {**recorded, "recipe": self.recipe.to_json()}
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> "Request":
@@ -64,6 +64,11 @@ class Request:
             raise CheckpointError(f"{where}: run.json lacks {error}; expected what `vitrail train` wrote") from None
         except (TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(f"{where}: {error}; expected run.json as `vitrail train` wrote it") from None
+
+    @property
+    def task_name(self) -> str:
+        """The task of the recipe; by default distillation with a teacher, and classification without one."""
+        return self.recipe.task.get("name") or ("classification" if self.teacher is None else "distillation")
 
     @property
     def trusted_code(self) -> list[str]:

@@ -16,13 +16,16 @@ import torch
 
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
-from vitrail.models import family
+from vitrail.models.family import TIMM_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
+from vitrail.tasks.classification import make_classification
+from vitrail.tasks.distillation import check_distill_token_fits_model, check_no_random_augmentation
+from vitrail.tasks.image_task import assemble_image_task
+from vitrail.tasks.task import BuildContext
 from vitrail.tasks.teacher import Teacher, TeacherView
-from vitrail.train.distillation import check_distill_token_fits_model, check_no_random_augmentation
 from vitrail.train.optim import freeze_all_but_last_blocks
-from vitrail.train.plan import Plan, plan_request
+from vitrail.train.plan import Plan, plan_from_setup
 
 INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value that disables it
     "mixup": 0.0,
@@ -53,7 +56,7 @@ INGREDIENT_ALIASES = {
 }
 FOREIGN_SETTING_NAMES = {
     **recipes.SETTING_ALIASES,
-    **family.TIMM_FIELD_NAMES,
+    **TIMM_FIELD_NAMES,
     "drop": "dropout",
     "drop_path": "stochastic_depth",
 }
@@ -155,7 +158,8 @@ class AblationPlanner:
     def check_teacher_fits(self, rows: Sequence[AblationVariant], teacher: Teacher, device: torch.device) -> None:
         """Check that the teacher fits every row, before any is trained."""
         distilled = [row.request for row in rows if row.request.teacher is not None]
-        for preprocessing in dict.fromkeys(self.check_request(request).preprocessing for request in distilled):
+        inputs = (self.check_request(request).source.describe_model_input() for request in distilled)
+        for preprocessing in dict.fromkeys(each["preprocessing"] for each in inputs):
             TeacherView(teacher, self.data, preprocessing, device)
 
     def build_row(self, name: str, request: Request) -> AblationVariant:
@@ -189,10 +193,11 @@ class AblationPlanner:
         config = json_round_trip(asdict(self.plan.model.config))
         del config["classes"]  # from the data
         name = self.request.recipe.model
-        if name is None and self.plan.family is not None:
-            nearest, _ = find_nearest_preset(self.plan.family, self.plan.model.config)
-            name = nearest or next(iter(self.plan.family.presets))  # every field is replaced
-        preprocessing = json_round_trip(asdict(self.plan.preprocessing))
+        family = self.plan.write_options["family"]
+        if name is None:
+            nearest, _ = find_nearest_preset(family, self.plan.model.config)
+            name = nearest or next(iter(family.presets))  # every field is replaced
+        preprocessing = json_round_trip(asdict(self.plan.source.describe_model_input()["preprocessing"]))
         recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": preprocessing})
         return replace(self.request, init=None, recipe=recipe)
 
@@ -205,9 +210,10 @@ class AblationPlanner:
         if key not in self.plans:
             with warnings.catch_warnings(), nullcontext() if request.init else torch.device("meta"):
                 warnings.simplefilter("ignore")  # the run itself warns
-                self.plans[key] = plan_request(request, self.data)
+                setup = assemble_image_task(request, self.data, make_classification)
+                self.plans[key] = plan_from_setup(request, setup, BuildContext())
         plan = replace(self.plans[key], recipe=recipe, request=request)
-        freeze_all_but_last_blocks(plan.model, recipe.optimization.train_blocks)
+        freeze_all_but_last_blocks(plan.task, recipe.optimization.train_blocks)
         if request.teacher is not None:
             check_distill_token_fits_model(recipe, plan.model)
         if request.teacher_cache is not None:

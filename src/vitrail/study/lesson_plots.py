@@ -11,7 +11,7 @@ from vitrail.inspection.position_similarity import position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
 from vitrail.recipes.recipe import OptimizationSettings
-from vitrail.tasks.schedule import lr_factor
+from vitrail.recipes.schedule import lr_factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,8 +40,8 @@ class Teacher:
 
     def __post_init__(self) -> None:
         for name, kind in (("model", nn.Module), ("preprocessing", Preprocessing)):
-            if not isinstance(getattr(self, name), kind):
-                given = type(getattr(self, name)).__name__
+            if not isinstance(vars(self)[name], kind):
+                given = type(vars(self)[name]).__name__
                 raise ConfigError(f"the teacher's {name} is a {given}; expected a {kind.__name__}")
 
     @classmethod

@@ -22,7 +22,7 @@ from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, DataError, describe_error
 from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
 from vitrail.npy_header import HEADER_BYTES, parse_npy_header
-from vitrail.tasks.losses import LossInputs
+from vitrail.tasks.classification import LossInputs
 from vitrail.tasks.teacher import TeacherView
 
 IMAGES_PER_FILE = 4096

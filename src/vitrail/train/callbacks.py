@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrail.errors import missing_package_error
 from vitrail.progress import NotebookBar, in_notebook, is_watched
+from vitrail.tasks.metric import Metric, format_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,17 @@ class TrainingStart:
     steps_per_epoch: int
     steps_done: int = 0  # more than 0 in a resumed run
     folder: Path | None = None
+    metrics: tuple[Metric, ...] = ()  # of evaluations; the first one is shown
+    unit: str = "images"  # of the speed
+    shares: tuple[str, ...] = ("accuracy",)  # training metrics shown in per cent
 
 
+UNIT_SYMBOLS = {"images": "img"}
+LOOP_VALUES = ("step", "epoch", "loss", "lr", "seconds")  # of a record, not metrics of the task
+MAX_SHOWN_METRICS = 4  # of training, on a line
+
+
+@runtime_checkable
 class Callback(Protocol):
     def on_start(self, start: TrainingStart) -> None: ...
 
@@ -31,21 +41,31 @@ class Callback(Protocol):
         ...
 
     def on_log(self, record: Mapping[str, float]) -> None:
-        """Called for each line of the log: it has `loss`, or `val_top1` after an evaluation."""
+        """Called for each line of the log: it has `loss`, or after an evaluation `val_` and the name of each metric."""
         ...
 
     def on_finish(self) -> None: ...
 
 
-def format_record(record: Mapping[str, float]) -> str:
+def is_evaluation(record: Mapping[str, float]) -> bool:
+    return any(name.startswith("val_") for name in record)
+
+
+def format_record(record: Mapping[str, float], start: TrainingStart) -> str:
     """A record as one line."""
     words = [f"epoch {record['epoch']:.2f}", f"step {record['step']:.0f}"]
-    if "val_top1" in record:
-        words += [f"validation: top-1 {record['val_top1']:.2%}", f"loss {record['val_loss']:.4f}"]
+    if is_evaluation(record):
+        values = {name.removeprefix("val_"): value for name, value in record.items() if name.startswith("val_")}
+        first, *rest = format_metrics(start.metrics, values)
+        words += [f"validation: {first}", *rest]
     else:
+        speed = f"{start.unit}_per_second"
+        names = [name for name in record if name not in (*LOOP_VALUES, speed)][:MAX_SHOWN_METRICS]
         words += [f"loss {record['loss']:.4f}"]
-        words += [f"{name} {value:.2%}" for name, value in record.items() if name in ("accuracy", "agreement")]
-        words += [f"lr {record['lr']:.2e}", f"{record['images_per_second']:.0f} img/s"]
+        words += [
+            f"{name.replace('_', ' ')} {record[name]:{'.2%' if name in start.shares else '.4g'}}" for name in names
+        ]
+        words += [f"lr {record['lr']:.2e}", f"{record[speed]:.0f} {UNIT_SYMBOLS.get(start.unit, start.unit)}/s"]
     return "  ".join(words)
 
 
@@ -58,8 +78,10 @@ class TerminalCallback:
     progress: Progress | None = None
     task: TaskID | None = None
     last_line_time: float = 0.0
+    start: TrainingStart | None = None
 
     def on_start(self, start: TrainingStart) -> None:
+        self.start = start
         if self.console.is_terminal:
             columns = (
                 TextColumn("epoch {task.fields[epoch]}"),
@@ -80,14 +102,15 @@ class TerminalCallback:
             self.progress.update(self.task, completed=step)
 
     def on_log(self, record: Mapping[str, float]) -> None:
-        if "val_top1" in record:
-            self.console.print(format_record(record))
+        assert self.start is not None
+        if is_evaluation(record):
+            self.console.print(format_record(record, self.start))
         elif self.progress is not None and self.task is not None:
-            _, _, now = format_record(record).partition("  step ")
+            _, _, now = format_record(record, self.start).partition("  step ")
             self.progress.update(self.task, epoch=f"{record['epoch']:.2f}", now=now.partition("  ")[2])
         elif monotonic() - self.last_line_time > self.seconds_between_lines:
             self.last_line_time = monotonic()
-            self.console.print(format_record(record))
+            self.console.print(format_record(record, self.start))
 
     def on_finish(self) -> None:
         if self.progress is not None:
@@ -102,8 +125,10 @@ class NotebookCallback:
     step: int = 0
     note: str = ""
     evaluations: list[str] = field(default_factory=list[str])
+    start: TrainingStart | None = None
 
     def on_start(self, start: TrainingStart) -> None:
+        self.start = start
         self.step, self.bar = start.steps_done, NotebookBar(start.steps, "training", done=start.steps_done)
 
     def on_step(self, step: int) -> None:
@@ -111,8 +136,9 @@ class NotebookCallback:
         self.update()
 
     def on_log(self, record: Mapping[str, float]) -> None:
-        if "val_top1" in record:
-            self.evaluations.append(format_record(record))
+        assert self.start is not None
+        if is_evaluation(record):
+            self.evaluations.append(format_record(record, self.start))
         else:
             self.note = f"epoch {record['epoch']:.2f}  loss {record['loss']:.4f}"
         self.update()

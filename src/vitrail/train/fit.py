@@ -1,56 +1,59 @@
 """`fit`: trains a model that you made, on your data, by a recipe. `vitrail train` shares everything below it."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from vitrail.data.datasets import DatasetSplits, open_data
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.torch_dataset import TorchDataset
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError
-from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.models.checks import check_count
 from vitrail.recipes.recipe import Recipe, open_recipe
-from vitrail.tasks.losses import Objective, classification_loss
+from vitrail.tasks.classification import Classification, Objective
+from vitrail.tasks.distillation import make_distillation
+from vitrail.tasks.image_task import open_image_source
+from vitrail.tasks.task import Task, check_task
 from vitrail.tasks.teacher import Teacher
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
-from vitrail.train.distillation import add_distillation_to_plan
 from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
 from vitrail.train.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from vitrail.data.datasets import DatasetSplits
+    from vitrail.data.preprocessing import Preprocessing
+    from vitrail.data.torch_dataset import TorchDataset
+
 
 def fit(
     model: nn.Module,
-    data: DatasetSplits | TorchDataset | str | Path,
+    data: "DatasetSplits | TorchDataset | str | Path",
     recipe: Recipe | str | None = None,
     *,
     objective: Objective | None = None,
     teacher: Teacher | str | Path | None = None,
     teacher_cache: Path | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: "Preprocessing | None" = None,
     transform: Callable[[Any], Any] | None = None,
-    run: RunFolder | None = None,
+    run: RunFolder | Path | str | None = None,
     steps: int | None = None,
     device: str = "auto",
     workers: int = 0,
     strict: bool = False,
     ranks: Ranks | None = None,
-    callback: Callback | None = None,
+    callbacks: Callback | Sequence[Callback] | None = None,
     progress: bool | None = None,
 ) -> FitResult:
-    """Train the model on the data by the recipe; resume from the run's newest checkpoint if it has one.
+    """Train a model, or a task of your own, on the data by the recipe; resume the run if it has a checkpoint.
 
     `data` is anything that `open_data` takes. `transform` maps a Pillow image to the model's input, as torchvision's
     transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that `vitrail distill` takes, or a
     vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder for its logits. With `strict`
-    an unreadable image is an error. By default, without a `callback`, a progress bar is shown in a notebook and on a
-    terminal.
+    an unreadable image is an error. `run` is a folder for the log and the checkpoints. By default, without
+    `callbacks`, a progress bar is shown in a notebook and on a terminal.
 
     >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
     >>> vitrail.fit(model, "fashion", steps=2).steps
@@ -63,10 +66,11 @@ def fit(
         raise ConfigError(f"recipe is a {kind}; expected a name, or vitrail.open_recipe(…).with_settings(…)")
     if steps is not None:
         check_count("steps", steps)
-    if not isinstance(run, RunFolder | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`run` is {run!r}; expected a RunFolder from vitrail.train.run_folder")
-    if callback is not None and not all(hasattr(callback, name) for name in ("on_start", "on_step", "on_log")):
-        raise ConfigError(f"the callback is a {type(callback).__name__}; expected on_start, on_step, on_log, on_finish")
+    if not isinstance(run, RunFolder | Path | str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`run` is {run!r}; expected a folder for the log and the checkpoints")
+    shown = check_callbacks(callbacks)
+    if isinstance(model, Task) and (objective is not None or teacher is not None):
+        raise ConfigError("pass either a task, or a model with an objective or a teacher: a task has its own loss")
     if teacher is not None and objective is not None:
         raise ConfigError("pass either objective or teacher, not both: the teacher's loss is the recipe's")
     if teacher is not None and transform is not None:
@@ -77,24 +81,37 @@ def fit(
             )
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
+    task = model if isinstance(model, Task) else Classification(model, objective)
+    source = open_image_source(task, data, recipe, preprocessing, transform)
+    place = resolve_device(device, ranks)
+    if teacher is not None:
+        check_task(task, source, recipe, ranks)
+        task, notes = make_distillation(
+            model, teacher, source, recipe, device=place, ranks=ranks, cache_folder=teacher_cache
+        )
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
     plan = Plan(
-        model=model,
-        preprocessing=preprocessing or default_preprocessing(model),
-        device=resolve_device(device, ranks),
-        data=open_data(data, seed=recipe.loop.seed),
+        task=task,
+        source=source,
         recipe=recipe,
+        device=place,
         fixed_steps=steps,
         ranks=ranks,
         workers=workers,
         strict=strict,
-        objective=objective or classification_loss,
-        transform=transform,
     )
-    if teacher is not None:
-        plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=teacher_cache)
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
-    if progress is not None or callback is None:
+    if progress is not None or callbacks is None:
         bar = open_progress_callback(progress) if ranks.is_first else None
-        callback = CallbackList([each for each in (bar, callback) if each is not None])
-    return run_training(plan, run, callback, start=start)
+        shown = [each for each in (bar, *shown) if each is not None]
+    folder = RunFolder.open_or_create(Path(run), ranks) if isinstance(run, str | Path) else run
+    return run_training(plan, folder, CallbackList(shown), start=start)
+
+
+def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """One callback, several or none as a list."""
+    found: list[Any] = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    for each in found:
+        if not isinstance(each, Callback):
+            raise ConfigError(f"a callback is a {type(each).__name__}; expected on_start, on_step, on_log, on_finish")
+    return found

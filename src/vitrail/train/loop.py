@@ -3,7 +3,7 @@
 import errno
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from vitrail.data.loader import wrap_dead_worker_errors
+from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
-from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.metrics import Evaluation
+from vitrail.tasks.task import EvaluationResult
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
 from vitrail.train.plan import Plan
 from vitrail.train.resume import (
@@ -30,6 +29,7 @@ from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
 
 MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if `save_every` is 0
+BEST_FOLDER = "best"  # of a run: the model of the best evaluation
 MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped images that a checkpoint records
 
 
@@ -39,7 +39,7 @@ class FitResult:
 
     model: Any
     steps: int
-    evaluation: Evaluation | None
+    evaluation: Any  # an EvaluationResult: for classification an Evaluation; None without validation examples
     records: list[dict[str, float]]
     skipped: tuple[str, ...]  # why images could not be read
 
@@ -62,8 +62,7 @@ def run_training(
             planned = state.metadata.get("steps") if state else None
             known = type(planned) is int and planned > 0
             plan = plan.with_steps(planned) if known else fix_steps_by_minutes(plan, start)
-        if plan.recipe.loop.whiten:
-            plan.whiten_first_layer()
+        plan.task.initialise(plan.source, plan.recipe)
         trainer = Trainer(plan)
         torch.manual_seed(plan.recipe.loop.seed * 1009 + ranks.rank + 1)  # for dropout, not for initial weights
         loop = TrainingLoop(plan, trainer, run, callback or CallbackList())
@@ -74,9 +73,7 @@ def run_training(
             with wrap_dead_worker_errors(plan.workers, lost), wrap_lost_rank_errors(ranks, lost):
                 loop.run_steps(received_signals)
     skipped = set[str]().union(*ranks.all_gather_objects(loop.skipped))
-    return FitResult(
-        trainer.trained_model.eval(), trainer.steps_done, loop.evaluation, loop.records, tuple(sorted(skipped))
-    )
+    return FitResult(trainer.finish(), trainer.steps_done, loop.evaluation, loop.records, tuple(sorted(skipped)))
 
 
 class StoppedError(VitrailError):
@@ -101,7 +98,7 @@ class TrainingLoop:
     callback: Callback
     records: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     skipped: set[str] = field(default_factory=set[str])
-    evaluation: Evaluation | None = None
+    evaluation: EvaluationResult | None = None
     start_time: float = field(default_factory=monotonic)  # moved back by the time before the last resume
     last_log_time: float = field(default_factory=monotonic)
     last_save_time: float = field(default_factory=monotonic)
@@ -116,6 +113,9 @@ class TrainingLoop:
                 steps_per_epoch=self.trainer.steps_per_epoch,
                 steps_done=self.trainer.steps_done,
                 folder=self.run.folder if self.run else None,
+                metrics=self.trainer.task.metrics,
+                unit=self.trainer.task.unit,
+                shares=self.trainer.task.shares,
             )
         )
 
@@ -160,12 +160,11 @@ class TrainingLoop:
 
     def collect_metrics(self) -> dict[str, float]:
         trainer, now = self.trainer, monotonic()
-        count = (trainer.steps_done - 1) % trainer.log_every + 1
-        speed = count * trainer.recipe.loop.batch / max(now - self.last_log_time, 1e-9)
-        self.last_log_time = now
+        speed = trainer.units_since_log / max(now - self.last_log_time, 1e-9)
+        self.last_log_time, trainer.units_since_log = now, 0
         lr = trainer.optimizers[0].param_groups[-1]["lr"]
         with self.add_last_checkpoint_to_error():
-            return {**trainer.compute_mean_metrics(), "lr": lr, "images_per_second": round(speed, 1)}
+            return {**trainer.compute_mean_metrics(), "lr": lr, f"{trainer.task.unit}_per_second": round(speed, 1)}
 
     def check_finite(self) -> None:
         """Check the weights and the losses so far before they are evaluated or saved."""
@@ -226,27 +225,36 @@ class TrainingLoop:
     def evaluate_if_due(self) -> None:
         trainer = self.trainer
         last = trainer.steps_done == trainer.steps
-        known = any(each["step"] == trainer.steps_done and "val_top1" in each for each in self.records)
+        known = any(each["step"] == trainer.steps_done and has_validation_metrics(each) for each in self.records)
         due = last or (self.is_epoch_multiple(trainer.recipe.loop.eval_every) and not known)
-        if self.plan.data.val is None or not trainer.steps_done or not due:
+        if not self.plan.source.validation_count or not trainer.steps_done or not due:
             return
         self.check_finite()
-        trainer.ranks.broadcast_buffers(trainer.trained_model)
-        found = evaluate(
-            trainer.trained_model,
-            self.plan.data.val,
-            trainer.preprocessing,
+        trainer.ranks.broadcast_buffers(trainer.trained_task)
+        found = trainer.trained_task.evaluate(
+            self.plan.source,
+            trainer.clock,
             batch=max(trainer.recipe.loop.batch // trainer.ranks.world_size // trainer.recipe.loop.accumulate, 1),
             workers=self.plan.workers,
             device=trainer.device,
-            progress=False,  # training has its own bar
-            ranks=trainer.ranks,
         )
         self.add_skipped(set(found.skipped))
         self.evaluation = found
         if not known:
-            self.log_record({"val_loss": found.loss, "val_top1": found.top1, "val_top5": found.top5})
+            self.log_record({f"val_{name}": value for name, value in found.metrics.items()})
+            if trainer.recipe.loop.keep_best and self.is_best_so_far():
+                self.keep_best_model()
         self.last_log_time = monotonic()
+
+    def is_best_so_far(self) -> bool:
+        """Whether the last evaluation is the best one by the first metric of the task."""
+        metric = self.trainer.task.metrics[0]
+        values = [each[name] for each in self.records if (name := f"val_{metric.name}") in each]
+        return bool(values) and values[-1] == (max(values) if metric.higher_is_better else min(values))
+
+    def keep_best_model(self) -> None:
+        if self.run is not None and self.trainer.ranks.is_first:
+            self.plan.write_model(self.trainer.trained_task.result, self.run.folder / BEST_FOLDER, self.evaluation)
 
     def save_checkpoint(self) -> None:
         trainer, start = self.trainer, monotonic()
@@ -269,6 +277,10 @@ class TrainingLoop:
         if reasons and self.plan.strict:
             raise DataError(min(reasons))
         self.skipped |= reasons
+
+
+def has_validation_metrics(record: Mapping[str, float]) -> bool:
+    return any(name.startswith("val_") for name in record)
 
 
 @contextmanager

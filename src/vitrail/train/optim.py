@@ -1,7 +1,7 @@
 """Optimizers, parameter groups, frozen layers and the moving average of the weights."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -11,13 +11,14 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
+from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import OptimizationSettings
+from vitrail.tasks.task import Task
 from vitrail.train.lars import Lars
 from vitrail.train.muon import Muon
 
-# matched at the start of a name: the stem of a hybrid has blocks of its own
-BLOCK_PREFIX = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")
-HEAD_PREFIXES = ("head", "fc.")
+USUAL_BLOCK_NAME = re.compile(r"(?:blocks|layer\d+)\.\d+(?=\.)")  # in modules of other libraries
+USUAL_HEAD_NAMES = ("head", "fc", "classifier")
 
 
 @dataclass(frozen=True)
@@ -37,28 +38,49 @@ class NamedWeight:
 def list_weights(model: nn.Module) -> list[NamedWeight]:
     """All parameters in order; those before the first block are the stem, later ones outside of blocks the head."""
     found, passed = list[NamedWeight](), False
-    matches = [match[1] for name, _ in model.named_parameters() if (match := BLOCK_PREFIX.match(name))]
-    levels = {block: level for level, block in enumerate(dict.fromkeys(matches), start=1)}
+    levels = {block: level for level, block in enumerate(list_block_names(model), start=1)}
     for name, tensor in model.named_parameters():
-        match = BLOCK_PREFIX.match(name)
-        passed = passed or match is not None
-        level = levels[match[1]] if match else (len(levels) + 1) * passed
-        found.append(NamedWeight(name, tensor, level))
+        level = next((level for block, level in levels.items() if name.startswith(f"{block}.")), None)
+        passed = passed or level is not None
+        found.append(NamedWeight(name, tensor, (len(levels) + 1) * passed if level is None else level))
     return found
 
 
-def freeze_all_but_last_blocks(model: nn.Module, blocks: int | None) -> None:
-    """Freeze all but the head and the last `blocks` blocks with the norm after them; None freezes nothing."""
+def list_block_names(model: nn.Module) -> list[str]:
+    """The blocks of a model in order, as it declares them; of other modules, those with the usual names."""
+    if isinstance(model, ImageModel):
+        return [block for level in model.levels for block in level.blocks]
+    matches = [USUAL_BLOCK_NAME.match(name) for name, _ in model.named_parameters()]
+    return list(dict.fromkeys(match[0] for match in matches if match))
+
+
+def list_head_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of the classifier heads of a model, with a dot."""
+    names = [name for _, name in model.heads] if isinstance(model, ImageModel) else USUAL_HEAD_NAMES
+    return tuple(f"{name}." for name in names)
+
+
+def list_task_weights(task: Task) -> list[NamedWeight]:
+    """The parameters of the backbone with their levels, then all others at the level of the head."""
+    backbone = list_weights(task.backbone)
+    last = max((each.level for each in backbone), default=0)
+    rest = [(name, tensor) for name, tensor in task.named_parameters() if not name.startswith("backbone.")]
+    return [*backbone, *(NamedWeight(f"task.{name}", tensor, last) for name, tensor in rest)]
+
+
+def freeze_all_but_last_blocks(task: Task, blocks: int | None) -> None:
+    """Freeze all of the backbone but its head and the last `blocks` blocks with the norm after them; None: nothing."""
     if blocks is None:
         return
-    if not any(name.startswith(HEAD_PREFIXES) for name, _ in model.named_parameters()):
+    every, heads = list_weights(task.backbone), list_head_names(task.backbone)
+    has_head = any(weight.name.startswith(heads) for weight in every)
+    if not has_head and len(list_task_weights(task)) == len(every):
         raise ConfigError(f"train_blocks is {blocks}; expected none, since the model has no head")
-    every = list_weights(model)
     last = max(weight.level for weight in every)
     if blocks >= last:
         raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the number of blocks, or none")
     for weight in every:
-        trained = weight.name.startswith(HEAD_PREFIXES) or (blocks > 0 and weight.level >= last - blocks)
+        trained = weight.name.startswith(heads) or (blocks > 0 and weight.level >= last - blocks)
         weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
 
 
@@ -70,9 +92,9 @@ def set_frozen_batch_norms_to_eval(model: nn.Module) -> None:
             module.eval()
 
 
-def create_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Optimizer]:
+def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimizer]:
     """Create one optimizer, or two for Muon. The learning rate of each parameter group is multiplied by its `scale`."""
-    every = list_weights(model)
+    every = list_task_weights(task)
     trained, last = [each for each in every if each.tensor.requires_grad], max(each.level for each in every)
     if settings.optimizer in ("sgd", "lars"):
         kind = SGD if settings.optimizer == "sgd" else Lars
@@ -106,6 +128,7 @@ def make_parameter_groups(
             "params": [weight.tensor for weight in members],
             "scale": settings.layer_decay ** (last - level),
             "weight_decay": settings.weight_decay if decays else 0.0,
+            "decays": decays,
         }
         for (level, decays), members in groupby(sorted(trained, key=parameter_group_key), key=parameter_group_key)
     ]
@@ -121,16 +144,28 @@ def set_scaled_lr(optimizers: Sequence[Optimizer], lr: float) -> None:
             group["lr"] = lr * group["scale"]
 
 
+def set_scheduled_settings(optimizers: Sequence[Optimizer], values: Mapping[str, float]) -> None:
+    """Set the settings that follow a schedule; weight decay applies only to weights that decay."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if "weight_decay" in values and group["decays"]:
+                group["weight_decay"] = values["weight_decay"]
+            if "betas" in group:
+                group["betas"] = values.get("momentum", group["betas"][0]), values.get("beta2", group["betas"][1])
+            elif "momentum" in values and not isinstance(optimizer, Muon):
+                group["momentum"] = values["momentum"]
+
+
 class WeightEMA:
     """Exponential moving average (EMA) of a model's weights; the decay is smaller in the first steps."""
 
-    def __init__(self, model: nn.Module, averaged_model: nn.Module, decay: float) -> None:
-        self.model, self.averaged_model, self.decay = model, averaged_model.requires_grad_(False).eval(), decay
+    def __init__(self, module: nn.Module, averaged_module: Any, decay: float) -> None:
+        self.module, self.averaged_module, self.decay = module, averaged_module.requires_grad_(False).eval(), decay
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        for mine, its in zip(self.averaged_model.parameters(), self.model.parameters(), strict=True):
+        for mine, its in zip(self.averaged_module.parameters(), self.module.parameters(), strict=True):
             mine.lerp_(its, 1 - decay)
-        for mine, its in zip(self.averaged_model.buffers(), self.model.buffers(), strict=True):
+        for mine, its in zip(self.averaged_module.buffers(), self.module.buffers(), strict=True):
             mine.copy_(its)

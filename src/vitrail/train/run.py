@@ -16,19 +16,16 @@ from time import monotonic
 import torch
 
 from vitrail.checkpoint.run_files import CURVES_FILE, MODEL_FOLDER, is_run_finished
-from vitrail.checkpoint.writing import write
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.image_cache import CachedDataset, cache_if_small
 from vitrail.distributed import Ranks, join_process_group, resolve_device
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
 from vitrail.models.catalog import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names
 from vitrail.recipes.request import Request
-from vitrail.tasks.teacher import Teacher
+from vitrail.tasks.metric import format_metrics
+from vitrail.tasks.task import BuildContext, Source
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
-from vitrail.train.distillation import add_distillation_to_plan, check_no_random_augmentation
 from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, plan_request
 from vitrail.train.plots import plot_training_curves
@@ -73,7 +70,7 @@ def start_run(
         if dry_run:
             return
         if folder is None and ranks.is_first:
-            folder = create_numbered_folder(plan.data.name, request.recipe.name)
+            folder = create_numbered_folder(plan.source.name, request.recipe.name)
         run = RunFolder(ranks.broadcast_object(folder))
         if ranks.is_first:
             RunFolder.check_folder_is_free(run.folder)
@@ -119,25 +116,17 @@ def is_training_complete(run: RunFolder) -> bool:
 
 
 def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: bool = False) -> Plan:
-    """The plan of a request on this machine: images in memory if they fit, device, workers and teacher."""
-    device = resolve_device(runtime.device, ranks)
-    plan = plan_request(request)
-    runtime.report_lines(*(f"note   {note}" for note in plan.data.notes))
-    with runtime.progress(None, "decoding") as advance:
-        data = cache_if_small(plan.data, request.cache * 1e9, lambda: advance(1))
-    workers = choose_worker_count(data, runtime.workers, ranks)
-    plan = replace(plan, data=data, device=device, ranks=ranks, workers=workers, strict=runtime.strict)
-    if request.teacher is None:
-        return plan
-    if request.teacher_cache is not None:
-        check_no_random_augmentation(request.recipe)
-    cache_folder = None if request.teacher_cache is None or dry_run else Path(request.teacher_cache)
-    fields = request.teacher_fields
-    with runtime.progress(len(plan.train_images) if cache_folder else 0, "teacher") as advance:
-        teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
-        plan, notes = add_distillation_to_plan(plan, teacher, cache_folder=cache_folder, progress=advance)
-    runtime.report_lines(*(f"note   {note}" for note in notes))
-    return plan
+    """The plan of a request on this machine, with its device and workers."""
+    context = BuildContext(
+        device=resolve_device(runtime.device, ranks),
+        ranks=ranks,
+        report=runtime.report,
+        progress=runtime.progress,
+        dry_run=dry_run,
+    )
+    plan = plan_request(request, context)
+    workers = choose_worker_count(plan.source, runtime.workers, ranks)
+    return replace(plan, workers=workers, strict=runtime.strict)
 
 
 def use_threads(plan: Plan, threads: int) -> Plan:
@@ -146,14 +135,13 @@ def use_threads(plan: Plan, threads: int) -> Plan:
     return replace(plan, threads=threads)
 
 
-def choose_worker_count(data: DatasetSplits, asked: int | None, ranks: Ranks) -> int:
-    """By default none if the images are in memory, else one per core, shared by the ranks of a machine."""
+def choose_worker_count(source: Source, asked: int | None, ranks: Ranks) -> int:
+    """By default none if the examples are in memory, else one per core, shared by the ranks of a machine."""
     if asked is not None:
         if asked < 0:
             raise ConfigError(f"`workers` is {asked}; expected at least 0")
         return asked
-    in_memory = isinstance(data.train, CachedDataset) or hasattr(data.train, "images")
-    return 0 if in_memory else max(1, min(8, count_cores() // ranks.world_size))
+    return 0 if source.in_memory else max(1, min(8, count_cores() // ranks.world_size))
 
 
 def keep_freed_memory() -> None:
@@ -171,24 +159,12 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     if not plan.ranks.is_first:
         return
     evaluation, model_folder = result.evaluation, run.folder / MODEL_FOLDER
-    write(
-        result.model,
-        model_folder,
-        preprocessing=plan.preprocessing,
-        labels=plan.data.classes,
-        provenance={
-            **({"started from": plan.started_from} if plan.started_from else {}),
-            "data": plan.data.name,
-            "recipe": plan.recipe.name,
-            "validation": evaluation and {"top1": evaluation.top1, "top5": evaluation.top5},
-        },
-        resampling=plan.resampling,
-        family=plan.family,
-    )
+    plan.write_model(result.model, model_folder, evaluation)
     curves = run.folder / CURVES_FILE
-    plot_training_curves({run.folder.name: run.read_records()}, curves)
-    done = evaluation and (
-        f"done   validation top-1 {evaluation.top1:.2%}, loss {evaluation.loss:.4f}, curves in {curves}"
+    plot_training_curves({run.folder.name: run.read_records()}, curves, plan.task.metrics[:1])
+    done = (
+        evaluation
+        and f"done   validation {', '.join(format_metrics(plan.task.metrics, evaluation.metrics))}, curves in {curves}"
     )
     runtime.report_lines(
         *describe_skipped_images(result.skipped),
@@ -227,9 +203,7 @@ class ResumeCallback(CallbackList):
 
 
 def describe_plan(plan: Plan, request: Request) -> list[str]:
-    data, recipe = plan.data, plan.recipe
-    parameters = sum(weight.numel() for weight in plan.model.parameters())
-    size = "×".join(map(str, plan.model.config.image_size))
+    recipe = plan.recipe
     start = f"from {request.init}" if request.init else f"from scratch, seed {recipe.loop.seed}"
     hidden = (*HIDDEN_SETTINGS, *(list_setting_names("distillation") if request.teacher is None else ()))
     default = Recipe().to_flat_dict()
@@ -239,9 +213,8 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
         if value != default[name] and name not in hidden
     ]
     return [
-        f"data   {data.name}: {format_count(len(plan.train_images), 'training image')}, "
-        f"{format_count(len(data.val or ()), 'validation image')}, {format_count(len(data.classes), 'class')}",
-        f"model  {plan.model_name}, {parameters / 1e6:.2f} M parameters, {size} pixels, {start}",
+        f"data   {plan.source.describe()}",
+        f"model  {plan.model_name}, {plan.task.describe()}, {start}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
         f"device {plan.device}, {format_count(plan.workers, 'worker')}",
@@ -252,7 +225,8 @@ def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
     loop = plan.recipe.loop
     total = speed.estimate_seconds(plan.steps, plan.steps_per_epoch, loop.eval_every)
     return [
-        f"speed  {loop.batch / speed.step_seconds:.1f} images/s, {speed.step_seconds:.3f} s per step of {loop.batch}; "
+        f"speed  {loop.batch / speed.step_seconds:.1f} {plan.task.unit}/s, "
+        f"{speed.step_seconds:.3f} s per step of {loop.batch}; "
         f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
         f"time   about {format_duration(total)} for {format_length(plan)}",
     ]

@@ -26,6 +26,7 @@ from vitrail.checkpoint.run_files import (
     TENSORBOARD_FOLDER,
     read_plan,
 )
+from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import FILE_KINDS, is_leftover_temporary_file, make_folder, read_text, remove_file, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
@@ -54,6 +55,13 @@ class RunFolder:
             make_folder(folder / CHECKPOINTS_FOLDER)
             write_text(folder / PLAN_FILE, json.dumps(add_checksum(plan), indent=2, ensure_ascii=False) + "\n")
         return run
+
+    @classmethod
+    def open_or_create(cls, folder: Path, ranks: Ranks) -> "RunFolder":
+        """The run in a folder, or a new one without a plan; only the first of several processes writes."""
+        if ranks.is_first and not (folder / PLAN_FILE).exists():
+            cls.create(folder, {})
+        return ranks.broadcast_object(cls(folder))
 
     @classmethod
     def check_folder_is_free(cls, folder: Path) -> None:

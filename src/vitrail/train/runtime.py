@@ -1,20 +1,12 @@
 """What belongs to the process of a run and not to the run: device, workers, threads, and where lines are reported."""
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitrail.distributed import Ranks
-
-
-@contextmanager
-def no_progress_bar(_total: int | None, _title: str) -> Generator[Callable[[int], object]]:
-    yield lambda _count: None
-
-
-def ignore_line(_line: str) -> None:
-    """The default of `Runtime.report`: nothing is printed."""
+from vitrail.tasks.task import ignore_line, no_progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ def choose_fewest_fast_threads(speeds: Mapping[int, float]) -> int:
 def measure_step_seconds_by_threads(plan: Plan, numbers: Sequence[int]) -> Blocks:
     """Seconds per step for each number of threads, in interleaved blocks; torch's number of threads is restored."""
     with restore_threads(), start_trial(plan) as (trainer, batches):
-        if trainer.uses_early_size:  # with progressive resizing, the large images take most of the time
+        if trainer.task.early_share:  # with progressive resizing, the large images take most of the time
             trainer.steps_done = trainer.steps - 1000
         return time_interleaved_steps(lambda: trainer.step(batches), numbers)
 

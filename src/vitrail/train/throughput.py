@@ -4,7 +4,6 @@ import resource
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from time import monotonic
@@ -12,10 +11,9 @@ from time import monotonic
 import torch
 
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import wrap_dead_worker_errors
+from vitrail.data.workers import wrap_dead_worker_errors
+from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
-from vitrail.evaluation.evaluate import evaluate
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer
 
@@ -53,7 +51,7 @@ def start_trial(plan: Plan) -> Generator[tuple[Trainer, Iterator[Batch]]]:
     random_state = torch.get_rng_state()
     try:
         with wrap_dead_worker_errors(plan.workers):
-            trainer = Trainer(replace(plan, model=deepcopy(plan.model), fixed_steps=10**6))
+            trainer = Trainer(replace(plan, task=plan.task.copy(), fixed_steps=10**6))
             yield trainer, plan.load_batches(range(10**6))
     finally:
         torch.set_rng_state(random_state)
@@ -61,25 +59,19 @@ def start_trial(plan: Plan) -> Generator[tuple[Trainer, Iterator[Batch]]]:
 
 def measure_throughput(plan: Plan) -> Throughput:
     """Time a few steps on a copy of the model and an evaluation of a few images."""
-    recipe, data, seconds = plan.recipe, plan.data, 0.0
+    recipe, validation_count, seconds = plan.recipe, plan.source.validation_count, 0.0
     with start_trial(plan) as (trainer, batches):
         step = measure_step_seconds(trainer, batches)
-        if trainer.uses_early_size:  # both parts of progressive resizing
+        if share := trainer.task.early_share:  # both parts of progressive resizing
             trainer.steps_done = trainer.steps - 1000
-            share = recipe.loop.early_share
             step = share * step + (1 - share) * measure_step_seconds(trainer, batches)
-        if data.val is not None and len(data.val):
-            some = min(len(data.val), max(recipe.loop.batch, 64))
+        if validation_count:
+            some = min(validation_count, max(recipe.loop.batch, 64))
+            batch = max(recipe.loop.batch // recipe.loop.accumulate, 1)
+            trainer.task.ranks = trainer.trained_task.ranks = Ranks()  # each process measures on its own
             start = monotonic()
-            evaluate(
-                trainer.trained_model,
-                DatasetSubset(data.val, range(some)),
-                plan.preprocessing,
-                batch=max(recipe.loop.batch // recipe.loop.accumulate, 1),
-                device=plan.device,
-                progress=False,
-            )
-            seconds = (monotonic() - start) * len(data.val) / some / plan.ranks.world_size
+            trainer.trained_task.evaluate(plan.source, trainer.clock, batch=batch, device=plan.device, limit=some)
+            seconds = (monotonic() - start) * validation_count / some / plan.ranks.world_size
     gpu = plan.device.type == "cuda"
     memory = torch.cuda.max_memory_allocated(plan.device) if gpu else get_peak_memory()
     return plan.ranks.broadcast_object(Throughput(step, seconds, memory))

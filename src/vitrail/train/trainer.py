@@ -2,27 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from copy import deepcopy
 from math import isfinite
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.augment.batch_transforms import mixup_or_cutmix, normalise, random_erase
 from vitrail.data.batch import Batch
-from vitrail.data.rng import make_view_keys
-from vitrail.errors import CheckpointError, DataError, VitrailError
-from vitrail.models.checks import pair
-from vitrail.tasks.losses import LossInputs
-from vitrail.tasks.schedule import lr_factor
+from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
+from vitrail.tasks.task import Task
 from vitrail.train.optim import (
     WeightEMA,
     create_optimizers,
     freeze_all_but_last_blocks,
     set_frozen_batch_norms_to_eval,
     set_scaled_lr,
+    set_scheduled_settings,
 )
 from vitrail.train.plan import Plan
 from vitrail.train.training_state import (
@@ -34,51 +30,58 @@ from vitrail.train.training_state import (
     restore_random_state,
 )
 
-BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for mixing a batch
+AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Trainer:
-    """The model of a plan in training. `model` is always the plain module, not its compiled or DDP wrapper."""
+    """The task of a plan in training. `task` is always the plain module, not its DDP wrapper."""
 
     def __init__(self, plan: Plan) -> None:
-        self.recipe, self.preprocessing, self.objective = plan.recipe, plan.preprocessing, plan.objective
-        self.device, self.ranks, self.classes = plan.device, plan.ranks, len(plan.data.classes)
+        self.recipe, self.device, self.ranks = plan.recipe, plan.device, plan.ranks
         self.steps, self.steps_per_epoch = plan.steps, plan.steps_per_epoch
         self.log_every = max(1, min(50, plan.steps_per_epoch // 10))
         settings, loop = plan.recipe.optimization, plan.recipe.loop
-        self.model: nn.Module = plan.model.to(plan.device)
-        freeze_all_but_last_blocks(self.model, settings.train_blocks)
-        self.optimizers = create_optimizers(self.model, settings)
-        self.ema = WeightEMA(self.model, deepcopy(self.model), loop.ema) if loop.ema else None
+        self.task = plan.task.to(plan.device)
+        self.task.ranks = plan.ranks
+        self.task.setup(plan.source, plan.recipe)
+        freeze_all_but_last_blocks(self.task, settings.train_blocks)
+        self.optimizers = create_optimizers(self.task, settings)
+        self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}
+        self.ema = WeightEMA(self.task, self.task.copy(), loop.ema) if loop.ema else None
         self.scaler = torch.GradScaler(plan.device.type, enabled=loop.precision == "float16")
         warmup = round(settings.warmup * self.steps_per_epoch)
         self.warmup_steps = min(warmup, self.steps // 2)  # a short run must reach its peak
         self.peak_lr = settings.lr * (loop.batch / settings.lr_batch if settings.lr_batch else 1)
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
-        compiled = torch.compile(self.model) if loop.compile else self.model
-        self.forward = plan.ranks.wrap_in_ddp(cast(nn.Module, compiled), plan.device)
+        self.units_since_log = 0  # images or tokens, over all processes
+        if loop.compile:
+            self.task.compile_backbone()
+        self.forward = plan.ranks.wrap_in_ddp(self.task, plan.device)
         self.steps_done = 0
+        self.output_is_checked = False
 
     @property
-    def trained_model(self) -> nn.Module:
-        """The model to evaluate and save: the moving average of the weights if the recipe has one."""
-        return self.ema.averaged_model if self.ema else self.model
+    def trained_task(self) -> Task:
+        """The task to evaluate and save: with the moving average of the weights if the recipe has one."""
+        return self.ema.averaged_module if self.ema else self.task
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the next step."""
+        return Clock(step=self.steps_done, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
         return self.peak_lr * lr_factor(self.steps_done, self.steps, self.warmup_steps, self.recipe.optimization)
 
-    @property
-    def uses_early_size(self) -> bool:
-        """Whether the next step trains on smaller images (progressive resizing)."""
-        return bool(self.recipe.loop.early_size) and self.steps_done < self.recipe.loop.early_share * self.steps
-
     def step(self, batches: Iterator[Batch]) -> set[str]:
-        """Take the micro-batches of one step from `batches` and update the weights; return why images were skipped."""
-        accumulate, skipped = self.recipe.loop.accumulate, set[str]()
-        self.forward.train(self.recipe.optimization.train_blocks != 0)  # a frozen backbone has no dropout
-        set_frozen_batch_norms_to_eval(self.model)
+        """Take the micro-batches of one step from `batches` and update the weights; return why some were skipped."""
+        accumulate, skipped, clock = self.recipe.loop.accumulate, set[str](), self.clock
+        self.forward.train()
+        if self.recipe.optimization.train_blocks == 0:
+            self.task.backbone.eval()  # a frozen backbone has no dropout
+        set_frozen_batch_norms_to_eval(self.task.backbone)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for part in range(accumulate):
@@ -86,55 +89,68 @@ class Trainer:
             skipped.update(batch.skipped)
             if not batch.size:
                 raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
+            self.units_since_log += self.task.count_units(batch) * self.ranks.world_size
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
             with waiting:
                 with self.autocast():
-                    loss, metrics = self.objective(self.forward, self.prepare_inputs(batch))
+                    loss, metrics = self.compute_loss(batch.to(self.device), clock)
                 self.scaler.scale(loss / accumulate).backward()
             self.record_metrics({"loss": loss.detach(), **metrics}, 1 / accumulate)
-        self.update_weights()
+        if self.ranks.world_size > 1:
+            self.check_weights_have_gradients()
+        taken = self.update_weights(clock)
+        if taken:
+            self.task.after_step(clock)
         self.steps_done += 1
         if self.ema:
             self.ema.update(self.steps_done)
         return skipped
 
-    def update_weights(self) -> None:
+    def compute_loss(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
+        output: Any = self.forward(batch, clock)
+        if not self.output_is_checked:  # once, before the first update
+            check_task_output(self.task, output)
+            self.output_is_checked = True
+        loss, metrics = output
+        return loss, {name: torch.as_tensor(value, device=self.device).detach() for name, value in metrics.items()}
+
+    def update_weights(self, clock: Clock) -> bool:
+        """Update the weights; return whether the step was taken: in float16, one with infinite gradients is skipped."""
         set_scaled_lr(self.optimizers, self.lr)
-        if self.recipe.optimization.clip:
-            for optimizer in self.optimizers:
-                self.scaler.unscale_(optimizer)
-            trained = [weight for weight in self.model.parameters() if weight.grad is not None]
-            nn.utils.clip_grad_norm_(trained, self.recipe.optimization.clip)
+        values = {name: schedule.at(clock) for name, schedule in self.schedules.items()}
+        set_scheduled_settings(self.optimizers, values)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        if clip := values.get("clip", self.recipe.optimization.clip):
+            trained = [weight for weight in self.task.parameters() if weight.grad is not None]
+            nn.utils.clip_grad_norm_(trained, clip)
+        self.task.before_step(clock)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
         self.scaler.update()
+        return not self.scaler.is_enabled() or self.scaler.get_scale() >= scale
 
-    def prepare_inputs(self, batch: Batch) -> LossInputs:
-        """Normalise, erase and mix on the device. Random choices depend on the seed and the step alone."""
-        augmentation, seed = self.recipe.augmentation, self.recipe.loop.seed
-        images = batch["images"].to(self.device, non_blocking=True)
-        labels = batch["labels"].to(self.device, non_blocking=True)
-        images = normalise(images, self.preprocessing)
-        if self.uses_early_size:
-            rows, columns = pair(self.preprocessing.image_size)
-            side = self.recipe.loop.early_size
-            images = F.interpolate(images, (side, side * columns // rows), mode="bilinear", antialias=True)
-        if augmentation.erase:
-            images = random_erase(images, batch.keys["images"], augmentation.erase)
-        images, targets = mixup_or_cutmix(
-            images,
-            labels,
-            self.classes,
-            augmentation,
-            int(make_view_keys(seed, self.steps_done, BATCH_MIXING_KEY, 0)[0]),
-        )
-        return LossInputs(images, targets, labels, batch["indices"])
+    def check_weights_have_gradients(self) -> None:
+        """DDP needs the gradient of every trained weight."""
+        unused = [name for name, weight in self.named_weights().items() if weight.requires_grad and weight.grad is None]
+        if unused:
+            raise ConfigError(
+                f"{unused[0]} of {type(self.task).__name__} is trained but does not change the loss; expected weights "
+                "that do, on several processes: use it, or call requires_grad_(False)"
+            )
 
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.recipe.loop.precision))
+        return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.recipe.loop.precision])
+
+    def finish(self) -> nn.Module:
+        """The result of the task in eval mode, no longer compiled."""
+        if self.recipe.loop.compile:
+            self.task.restore_eager()
+        return self.trained_task.result.eval()
 
     def record_metrics(self, values: Mapping[str, Tensor], weight: float) -> None:
         place = self.steps_done % self.log_every
@@ -142,7 +158,7 @@ class Trainer:
             if name not in self.metric_window:
                 exact = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
                 self.metric_window[name] = torch.zeros(self.log_every, dtype=exact, device=self.device)
-            self.metric_window[name][place] += value.to(self.metric_window[name].dtype) * weight
+            self.metric_window[name][place] += value.reshape(()).to(self.metric_window[name].dtype) * weight
 
     def compute_mean_metrics(self) -> dict[str, float]:
         """Mean metrics since the last log, over all processes; an error if the loss is not finite."""
@@ -156,14 +172,14 @@ class Trainer:
 
     def check_weights_finite(self) -> None:
         """The last finite loss may have an infinite gradient."""
-        if not all(weight.isfinite().all() for weight in self.model.parameters()):
+        if not all(weight.isfinite().all() for weight in self.task.parameters()):
             raise DivergedError(self.steps_done, float("nan"))
 
     def get_state(self, metadata: Mapping[str, Any]) -> TrainingState:
         ranks = self.ranks.all_gather(get_random_state(self.device)["cpu"])
         tensors = {
-            **add_prefix("model", self.model.state_dict()),
-            **add_prefix("optimizer", get_optimizer_tensors(self.model, self.optimizers)),
+            **add_prefix("model", get_task_state(self.task)),
+            **add_prefix("optimizer", get_optimizer_tensors(self.named_weights(), self.optimizers)),
             **add_prefix("window", self.metric_window),
             **{f"random/{rank}/cpu": state for rank, state in enumerate(ranks)},
         }
@@ -171,13 +187,16 @@ class Trainer:
             states = self.ranks.all_gather(get_random_state(self.device)["cuda"].to(self.device))
             tensors |= {f"random/{rank}/cuda": state for rank, state in enumerate(states)}
         if self.ema:
-            tensors |= add_prefix("average", self.ema.averaged_model.state_dict())
+            tensors |= add_prefix("average", get_task_state(self.ema.averaged_module))
         return TrainingState(tensors, {"step": self.steps_done, "scale": self.scaler.state_dict(), **metadata})
 
+    def named_weights(self) -> dict[str, nn.Parameter]:
+        return {name_in_checkpoint(name): weight for name, weight in self.task.named_parameters()}
+
     def restore_state(self, state: TrainingState) -> None:
-        targets = [("model", self.model), *([("average", self.ema.averaged_model)] if self.ema else [])]
-        for name, module in targets:
-            given, expected = state.tensors_with_prefix(name), module.state_dict()
+        targets = [("model", self.task), *([("average", self.ema.averaged_module)] if self.ema else [])]
+        for name, task in targets:
+            given, expected = state.tensors_with_prefix(name), get_task_state(task)
             wrong = [
                 key for key in {**given, **expected} if format_shape(given.get(key)) != format_shape(expected.get(key))
             ]
@@ -186,8 +205,9 @@ class Trainer:
                     f"the run's checkpoint does not fit its model, for instance {wrong[0]!r} is "
                     f"{format_shape(given.get(wrong[0]))}; expected {format_shape(expected.get(wrong[0]))}"
                 )
-            module.load_state_dict(given)
-        restore_optimizers(self.model, self.optimizers, state.tensors_with_prefix("optimizer"))
+            names = {name_in_checkpoint(key): key for key in task.state_dict()}
+            task.load_state_dict({names[key]: tensor for key, tensor in given.items()})
+        restore_optimizers(self.named_weights(), self.optimizers, state.tensors_with_prefix("optimizer"))
         window = state.tensors_with_prefix("window")
         if any(each.shape != (self.log_every,) for each in window.values()) or (window and "loss" not in window):
             raise ValueError(f"its losses do not cover {self.log_every} steps")
@@ -201,6 +221,41 @@ class Trainer:
         self.steps_done = done
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(state.metadata["scale"]))
+
+
+def name_in_checkpoint(name: str) -> str:
+    """The name of a task's tensor in a checkpoint: that of the backbone alone, or with a prefix for other parts."""
+    return name.removeprefix("backbone.") if name.startswith("backbone.") else f"task.{name}"
+
+
+def get_task_state(task: Task) -> dict[str, Tensor]:
+    return {name_in_checkpoint(name): tensor for name, tensor in task.state_dict().items()}
+
+
+def check_task_output(task: Task, output: Any) -> None:
+    """Check what a task returns for its first batch."""
+    name = type(task).__name__
+    if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Mapping)):
+        raise ConfigError(f"{name} returned a {type(output).__name__}; expected the loss and a mapping of metrics")
+    loss, metrics = output
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(f"the loss of {name} is {given}; expected a tensor with one number")
+    if not loss.requires_grad:
+        raise ConfigError(f"the loss of {name} has no gradient; expected one that depends on trained weights")
+    if not loss.isfinite():
+        raise ConfigError(
+            f"the loss of {name} is {loss.item()} in its first step, before any update; "
+            "expected a finite number: check its inputs and the initial weights"
+        )
+    if wrong := [key for key in metrics if not isinstance(key, str) or key == "loss"]:
+        raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
+    for key, value in metrics.items():
+        is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not is_number or not isfinite(value):
+            raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
+        if key in ("step", "epoch") or key.startswith("val_"):
+            raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")
 
 
 class DivergedError(VitrailError):

@@ -86,20 +86,22 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def get_optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+def get_optimizer_tensors(weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """The optimizer state of each weight, by name."""
     return {
         f"{name}/{key}": value
-        for name, weight in model.named_parameters()
+        for name, weight in weights.items()
         for optimizer in optimizers
         for key, value in optimizer.state.get(weight, {}).items()
         if isinstance(value, Tensor)
     }
 
 
-def restore_optimizers(model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizers(
+    weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
+) -> None:
     owners = {weight: each for each in optimizers for group in each.param_groups for weight in group["params"]}
-    for name, weight in model.named_parameters():
+    for name, weight in weights.items():
         remembered = {
             key.rpartition("/")[2]: value.to(weight.device)
             for key, value in tensors.items()

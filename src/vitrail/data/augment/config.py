@@ -43,11 +43,14 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("area", "aspect"):
-            limits = getattr(self, name)
-            if len(limits) != 2 or limits[0] > limits[1]:
-                raise ConfigError(f"{name} is {limits}; expected two numbers, the smaller one first")
-        if self.area[1] > 1:
-            raise ConfigError(f"area is {self.area}; expected shares of the image, at most 1")
+        check_crop_limits(self.area, self.aspect)
         if self.magnitude > 10:
             raise ConfigError(f"magnitude is {self.magnitude}; expected 0 to 10")
+
+
+def check_crop_limits(area: tuple[float, ...], aspect: tuple[float, ...]) -> None:
+    for name, limits in (("area", area), ("aspect", aspect)):
+        if len(limits) != 2 or limits[0] > limits[1]:
+            raise ConfigError(f"{name} is {limits}; expected two numbers, the smaller one first")
+    if area[1] > 1:
+        raise ConfigError(f"area is {area}; expected shares of the image, at most 1")

@@ -37,6 +37,13 @@ class CropBox(NamedTuple):
     columns: int
 
 
+class SizedBox(NamedTuple):
+    """A box, and the (rows, columns) that it keeps at least if the image is decoded at a reduced size."""
+
+    box: CropBox
+    min_size: tuple[int, int]
+
+
 def random_resized_crop_box(
     rows: int, columns: int, area: Sequence[float], aspect: Sequence[float], draws: Sequence[float]
 ) -> CropBox:
@@ -59,49 +66,59 @@ def decode_crop(source: Any, choose: Callable[[int, int], CropBox], min_size: tu
 
     A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as the box keeps at least `min_size`.
     """
+    return decode_crops(source, lambda rows, columns: [SizedBox(choose(rows, columns), min_size)])[0]
+
+
+def decode_crops(source: Any, choose: Callable[[int, int], Sequence[SizedBox]]) -> list[NDArray[np.uint8]]:
+    """Several boxes of an image that is decoded once, as `decode_crop`; a JPEG is reduced as far as all boxes allow."""
     limits = get_pillow_or_default_limits()
     data, where = read_encoded_bytes_and_name(source, limits)
     if data is not None:
-        return decode_crop_from_bytes(data, where, choose, min_size, limits)
+        return decode_crops_from_bytes(data, where, choose, limits)
     image = open_image(source)
-    return crop_to_array(image, choose(image.height, image.width))
+    return [crop_to_array(image, each.box) for each in choose(image.height, image.width)]
 
 
-def decode_crop_from_bytes(
-    data: bytes, where: str, choose: Callable[[int, int], CropBox], min_size: tuple[int, int], limits: ImageLimits
-) -> NDArray[np.uint8]:
+def decode_crops_from_bytes(
+    data: bytes, where: str, choose: Callable[[int, int], Sequence[SizedBox]], limits: ImageLimits
+) -> list[NDArray[np.uint8]]:
     with wrap_image_errors(where):
         check_file_size(data, where, limits)
-        pixels = decode_crop_with_simplejpeg(data, where, choose, min_size, limits)
-        if pixels is not None:
-            return pixels
+        crops = decode_crops_with_simplejpeg(data, where, choose, limits)
+        if crops is not None:
+            return crops
         image = open_undecoded(data, where, limits)
         swapped = read_exif_orientation(image) in SWAPPED_ORIENTATIONS
         rows, columns = (image.width, image.height) if swapped else (image.height, image.width)
-        box = choose(rows, columns)
-        divisor = jpeg.find_largest_jpeg_divisor((box.rows, box.columns), min_size)
+        chosen = choose(rows, columns)
+        boxes, divisor = [each.box for each in chosen], find_common_divisor(chosen)
         reduced_size = (image.width // divisor, image.height // divisor)
         if divisor > 1 and image.draft(image.mode, reduced_size):  # None unless it is a JPEG
-            box = scale_down_box(box, divisor, -(-rows // divisor), -(-columns // divisor))
+            boxes = [scale_down_box(box, divisor, -(-rows // divisor), -(-columns // divisor)) for box in boxes]
         image = to_rgb(to_upright_8_bit(image, where))  # frees the previous image
-        return crop_to_array(image, box)
+        return [crop_to_array(image, box) for box in boxes]
 
 
-def decode_crop_with_simplejpeg(
-    data: bytes, where: str, choose: Callable[[int, int], CropBox], min_size: tuple[int, int], limits: ImageLimits
-) -> NDArray[np.uint8] | None:
-    """The crop by simplejpeg; None unless it is a valid upright JPEG, so that Pillow decodes the rest."""
+def decode_crops_with_simplejpeg(
+    data: bytes, where: str, choose: Callable[[int, int], Sequence[SizedBox]], limits: ImageLimits
+) -> list[NDArray[np.uint8]] | None:
+    """The crops by simplejpeg; None unless it is a valid upright JPEG, so that Pillow decodes the rest."""
     header = jpeg.read_jpeg_header(data)
     if header is None or header.orientation in EXIF_TRANSPOSES:
         return None
     check_jpeg_pixels_and_scans(data, header.rows, header.columns, where, limits, full_size=True)
-    box = choose(header.rows, header.columns)
-    divisor = jpeg.find_largest_jpeg_divisor((box.rows, box.columns), min_size)
+    chosen = choose(header.rows, header.columns)
+    divisor = find_common_divisor(chosen)
     pixels = jpeg.try_decode_jpeg(data, header, divisor)
     if pixels is None:
         return None
-    top, left, height, width = scale_down_box(box, divisor, pixels.shape[0], pixels.shape[1])
-    return pixels[top : top + height, left : left + width]
+    boxes = [scale_down_box(each.box, divisor, pixels.shape[0], pixels.shape[1]) for each in chosen]
+    return [pixels[top : top + height, left : left + width] for top, left, height, width in boxes]
+
+
+def find_common_divisor(chosen: Sequence[SizedBox]) -> int:
+    """The largest divisor of a JPEG's size that leaves every box enough pixels."""
+    return min(jpeg.find_largest_jpeg_divisor((box.rows, box.columns), min_size) for box, min_size in chosen)
 
 
 def scale_down_box(box: CropBox, divisor: int, rows: int, columns: int) -> CropBox:

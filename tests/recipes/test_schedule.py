@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.recipes.recipe import OptimizationSettings
-from vitrail.tasks.schedule import lr_factor
+from vitrail.recipes.schedule import Clock, Schedule, lr_factor
 
 COSINE = OptimizationSettings(final_lr=0.1)
 
@@ -55,3 +55,26 @@ def test_factors_are_between_zero_and_one_and_decrease_after_the_warm_up(
     assert all(0 <= each <= 1 + 1e-12 for each in shares)
     after = shares[max(warmup - 1, 0) :]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(after))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),  # at the first step, the end of the warm-up, the middle of the rest, and the last step
+    [
+        (Schedule(start=2.0), (2, 2, 2, 2)),
+        (Schedule(start=2.0, end=1.0, shape="constant"), (2, 2, 2, 2)),
+        (Schedule(start=2.0, end=1.0, shape="linear"), (2, 1.8, 1.4, 1.01)),
+        (Schedule(start=0.0, end=1.0, shape="linear", warmup=2, warmup_start=5), (5, 0, 0.5, 0.9875)),
+        (Schedule(start=0.0, end=1.0, warmup=2), (0, 0, 0.5, (1 - cos(pi * 79 / 80)) / 2)),
+        (Schedule(start=0.0, end=1.0, shape="linear", by="epoch"), (0, 0.2, 0.6, 0.9)),
+    ],
+)
+def test_schedule_at_first_warmed_up_middle_and_last_step(schedule: Schedule, values: tuple[float, ...]) -> None:
+    clocks = [Clock(step=step, steps=100, steps_per_epoch=10) for step in (0, 20, 60, 99)]
+    assert [schedule.at(clock) for clock in clocks] == pytest.approx(values)
+
+
+def test_epoch_schedules_change_between_epochs_only() -> None:
+    schedule = Schedule(start=1.0, end=0.0, by="epoch")
+    values = [schedule.at(Clock(step=step, steps=50, steps_per_epoch=10)) for step in range(50)]
+    assert [len(set(values[start : start + 10])) for start in range(0, 50, 10)] == [1] * 5
+    assert len(set(values)) == 5

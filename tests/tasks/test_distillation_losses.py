@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.tasks.losses import (
-    DistillationLoss,
-    LossInputs,
-    classification_loss,
-    hard_distillation_loss,
-    soft_distillation_loss,
-)
+from vitrail.tasks.classification import LossInputs, classification_loss
+from vitrail.tasks.distillation import DistillationLoss, hard_distillation_loss, soft_distillation_loss
 
 
 def logits(seed: int, batch: int = 5, classes: int = 7) -> Tensor:
@@ -80,7 +75,9 @@ def test_distillation_loss_combines_labels_and_teacher(kind: Literal["soft", "ha
         teacher_logits=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, uses_distillation_token=token
     )
     loss, metrics = objective(model, batch)
-    by_label, by_teacher = model.heads(batch.images) if token else 2 * [model(batch.images)]  # type: ignore[operator]
+    by_label, by_teacher = (
+        model.head_logits(model.encode(batch.images, queries=2)) if token else 2 * [model(batch.images)]
+    )
     teacher_loss = (
         soft_distillation_loss(by_teacher, teacher, 2.0)
         if kind == "soft"

@@ -1,0 +1,202 @@
+"""Distillation: a student learns from a teacher's predictions, live or cached on disk, and from the labels.
+
+Zs, Zt the logits of student and teacher, ψ the softmax, y the label, y_t = argmax Zt, τ a temperature, λ a weight.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.data.augment.config import Augmentation
+from vitrail.distributed import Ranks
+from vitrail.errors import ConfigError
+from vitrail.models.contract import ImageModel
+from vitrail.recipes.recipe import DistillationSettings, Recipe
+from vitrail.recipes.request import Request
+from vitrail.tasks.classification import Classification, LossInputs, make_classification
+from vitrail.tasks.image_source import ImageSource
+from vitrail.tasks.image_task import as_image_source, build_image_task
+from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup
+from vitrail.tasks.teacher import Teacher, TeacherView
+from vitrail.tasks.teacher_cache import TeacherCache
+
+DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1}  # as in the DeiT paper
+RANDOM_AUGMENTATIONS = ("flip", "jitter", "erase", "mixup", "cutmix")  # must be 0 to cache logits
+
+
+class Distillation(Classification):
+    """Classification with the distillation loss of a teacher. See `make_distillation`."""
+
+    shares = ("accuracy", "agreement")
+
+    def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
+        super().__init__(model, objective)
+        self.shared = (objective, teacher)
+        self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
+
+    def compile_backbone(self) -> None:
+        super().compile_backbone()
+        self.backbone.encode = torch.compile(self.backbone.encode)  # called past `forward` for both heads
+
+    def restore_eager(self) -> None:
+        super().restore_eager()
+        del self.backbone.encode
+
+
+def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """τ²·KL(ψ(Zt/τ) ‖ ψ(Zs/τ)), averaged over the batch: DeiT's equation 2 without its factor λ (Hinton 2015)."""
+    said, meant = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
+    return temperature**2 * F.kl_div(said, meant, log_target=True, reduction="batchmean")
+
+
+def hard_distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """CE(ψ(Zs), y_t), the second term of DeiT's equation 3: the teacher's top class is used as the label."""
+    return F.cross_entropy(student, teacher.argmax(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationLoss:
+    """(1 − λ)·CE(class head, y) + λ·(soft or hard distillation of the head that learns from the teacher)."""
+
+    teacher_logits: Callable[[LossInputs], Tensor]  # (B, classes)
+    kind: Literal["soft", "hard"]
+    weight: float  # λ
+    temperature: float  # τ, for soft distillation
+    uses_distillation_token: bool  # otherwise the class head learns from labels and teacher
+
+    def __call__(self, model: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+        teacher = self.teacher_logits(inputs)
+        if self.uses_distillation_token:
+            by_label, by_teacher = model.head_logits(model.encode(inputs.images, queries=model.prefix))
+        else:
+            by_label = by_teacher = model(inputs.images)
+        if self.kind == "soft":
+            taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
+        else:
+            taught = hard_distillation_loss(by_teacher, teacher)
+        taught = taught + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
+        loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * taught
+        hits = by_label.detach().argmax(-1) == inputs.targets.argmax(-1)
+        alike = by_teacher.detach().argmax(-1) == teacher.argmax(-1)
+        return loss, {"accuracy": hits.float().mean(), "agreement": alike.float().mean()}
+
+
+def make_distillation(
+    model: Any,
+    teacher: Teacher | str | Path,
+    source: ImageSource,
+    recipe: Recipe,
+    *,
+    device: torch.device | None = None,
+    ranks: Ranks | None = None,
+    cache_folder: Path | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[Classification, list[str]]:
+    """The task of the recipe's distillation, and notes about the teacher's classes.
+
+    `cache_folder` is a folder for the teacher's logits.
+    """
+    settings, device, ranks = recipe.distillation, device or torch.device("cpu"), ranks or Ranks()
+    check_distill_token_fits_model(recipe, model)
+    if settings.distill == "none":
+        return Classification(model), []
+    if cache_folder is not None:
+        check_no_random_augmentation(recipe)
+    if isinstance(teacher, str | Path):
+        teacher = Teacher.from_name(str(teacher))
+    if not isinstance(teacher, Teacher):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(teacher).__name__
+        raise ConfigError(
+            f"the teacher is a {kind}; expected its name, or for a module of your own "
+            "vitrail.Teacher(model=…, preprocessing=…, labels=…)"
+        )
+    if teacher.model is model:
+        raise ConfigError("the teacher is the student itself; expected another model, or a copy of it")
+    view = TeacherView(teacher, source.data, source.preprocessing, device, compiled=recipe.loop.compile)
+
+    def compute_logits(inputs: LossInputs) -> Tensor:
+        return view(inputs.images)
+
+    objective = DistillationLoss(
+        teacher_logits=compute_logits
+        if cache_folder is None
+        else TeacherCache.build(cache_folder, view, source.data, ranks, progress),
+        kind=settings.distill,
+        weight=DEFAULT_TEACHER_WEIGHT[settings.distill] if settings.teacher_weight is None else settings.teacher_weight,
+        temperature=settings.temperature,
+        uses_distillation_token=has_distillation_head(model),
+    )
+    return Distillation(model, objective, teacher), view.notes
+
+
+def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
+    """Check the settings before a teacher is opened."""
+    asked, distilled = recipe.distillation, has_distillation_head(model)
+    if asked.distill == "none":
+        return
+    if asked.distill_token == "distill" and not distilled:
+        raise ConfigError(
+            "`distill_token` is 'distill', but the model has no distillation token; expected one that has, such as "
+            "deit_tiny_distilled_patch16_224 (or `fields` distilled=true), or `distill_token` class"
+        )
+    if asked.distill_token == "class" and distilled:
+        raise ConfigError(
+            "`distill_token` is 'class', but the model has a distillation token, which would learn nothing; expected "
+            "a model without one (`fields` distilled=false), or `distill_token` auto"
+        )
+
+
+def has_distillation_head(model: nn.Module) -> bool:
+    return isinstance(model, ImageModel) and any(reads == "distill" for reads, _ in model.heads)
+
+
+def check_no_random_augmentation(recipe: Recipe) -> None:
+    """Refuse to cache a teacher's logits if images are augmented randomly."""
+    augmentation = recipe.augmentation
+    moving = [name for name in RANDOM_AUGMENTATIONS if vars(augmentation)[name]]
+    moving += ["crop"] if augmentation.crop != "centre" else []
+    moving += ["policy"] if augmentation.policy != "none" else []
+    moving += ["early_size"] if recipe.loop.early_size else []
+    if moving:
+        hint = " ".join(f"`{name}` {vars(Augmentation()).get(name, 0)}" for name in moving)
+        raise ConfigError(
+            f"`teacher_cache` with random augmentation ({', '.join(moving)}), which changes the logits; expected "
+            f"no `teacher_cache`, or {hint}"
+        )
+
+
+def build_distillation(request: Request, context: BuildContext) -> TaskSetup:
+    if request.teacher is None:
+        raise ConfigError("the task distillation has no `teacher`; set it to a trained model")
+    setup = build_image_task(request, context, make_classification)
+    source = as_image_source(setup.source, setup.task)
+    if request.teacher_cache is not None:
+        check_no_random_augmentation(request.recipe)
+    cache_folder = None if request.teacher_cache is None or context.dry_run else Path(request.teacher_cache)
+    fields = request.teacher_fields
+    with context.progress(source.example_count if cache_folder else 0, "teacher") as advance:
+        teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
+        task, notes = make_distillation(
+            setup.task.backbone,
+            teacher,
+            source,
+            request.recipe,
+            device=context.device,
+            ranks=context.ranks,
+            cache_folder=cache_folder,
+            progress=advance,
+        )
+    for note in notes:
+        context.report(f"note   {note}")
+    if not isinstance(task, Distillation):  # turned off by the recipe
+        return replace(setup, task=task)
+    about = {"name": request.teacher, "fingerprint": task.teacher[0].fingerprint()}
+    return replace(setup, task=task, facts={**setup.facts, "teacher": about})
+
+
+TASK = TaskKind(name="distillation", settings=DistillationSettings, build=build_distillation)

@@ -1,0 +1,226 @@
+"""What tasks on images share: normalisation, the model that training starts from, and how a request becomes a task."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail.checkpoint.reading import Checkpoint, get_built_in_family
+from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.augment.batch_transforms import normalise
+from vitrail.data.datasets import DatasetSplits, open_data
+from vitrail.data.image_cache import cache_if_small
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.torch_dataset import TorchDataset
+from vitrail.data.views import View
+from vitrail.distributed import Ranks
+from vitrail.errors import ConfigError
+from vitrail.evaluation.evaluate import default_preprocessing
+from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
+from vitrail.models.catalog import find_preset
+from vitrail.models.checks import pair
+from vitrail.models.contract import ImageModel
+from vitrail.models.family import Family
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
+from vitrail.tasks.image_source import ImageSource
+from vitrail.tasks.task import BuildContext, Source, Task, TaskSetup, check_task
+
+
+class ImageTask(Task):
+    """A task whose batches hold `labels`, `indices`, and `images`, uint8 (B, C, H, W), or the views that it asks for.
+
+    A view of `count` crops is uint8 (count, B, C, h, w) under its name, with one random key per crop.
+    """
+
+    views: Mapping[str, View] | None = None  # None: `images`, by the augmentation of the recipe
+    preprocessing: Preprocessing | None = None  # known after `setup`
+
+    def setup(self, source: Source, recipe: Recipe) -> None:  # noqa: ARG002  # the recipe is for subclasses
+        self.preprocessing = as_image_source(source, self).preprocessing
+
+    def describe(self) -> str:
+        return f"{super().describe()}, {'×'.join(map(str, self.backbone.config.image_size))} pixels"
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 pixels as the model's input."""
+        assert self.preprocessing is not None, "called before `setup`"
+        return normalise(pixels, self.preprocessing)
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:  # noqa: ARG002  # for subclasses
+        images, config = as_image_source(source, self), self.backbone.config
+        if len(images.preprocessing.mean) != config.channels:
+            means = len(images.preprocessing.mean)
+            raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
+        if images.views is not None:
+            images.make_batch_dataset()  # checks them
+
+
+def as_image_source(source: Source, task: Task) -> ImageSource:
+    if not isinstance(source, ImageSource):
+        raise ConfigError(f"{type(task).__name__} trains on images; expected images, not {source.name}")
+    return source
+
+
+def check_patches_can_be_masked(task: str, model: ImageModel) -> None:
+    """For tasks that replace patches by a mask token."""
+    if reason := model.no_masking_reason:
+        raise ConfigError(
+            f"{task} needs patches that can be masked; this {type(model).__name__} cannot, since {reason}"
+        )
+
+
+def check_patches_can_be_dropped(task: str, model: ImageModel) -> None:
+    """For tasks that show the blocks only some patches."""
+    if reason := model.no_masking_reason or model.no_dropping_reason:
+        raise ConfigError(
+            f"{task} needs patches that can be dropped; this {type(model).__name__} cannot drop any, since {reason}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingModel:
+    """The model that training starts from, and how its images are prepared."""
+
+    model: Any
+    preprocessing: Preprocessing
+    family: Family
+    resampling: ResamplingPolicy = "timm"
+    started_from: str | None = None  # a checkpoint
+
+
+def open_image_source(
+    task: Task,
+    data: DatasetSplits | TorchDataset | str | Path,
+    recipe: Recipe,
+    preprocessing: Preprocessing | None = None,
+    transform: Callable[[Any], Any] | None = None,
+) -> ImageSource:
+    """The images that a task is trained on; `data` is anything that `open_data` takes."""
+    return ImageSource(
+        data=open_data(data, seed=recipe.loop.seed),
+        preprocessing=preprocessing or default_preprocessing(task.backbone),
+        augmentation=recipe.augmentation,
+        batch=recipe.loop.batch,
+        seed=recipe.loop.seed,
+        transform=transform,
+        views=task.views if isinstance(task, ImageTask) else None,
+    )
+
+
+def build_image_task(
+    request: Request, context: BuildContext, make_task: Callable[[StartingModel, ImageSource], Task]
+) -> TaskSetup:
+    """Open the data and the model of a request, keep the images in memory if they fit, and make the task."""
+    data = request.open_data()
+    setup = assemble_image_task(request, data, make_task)
+    check_task(setup.task, setup.source, request.recipe, context.ranks)
+    for note in data.notes:
+        context.report(f"note   {note}")
+    with context.progress(None, "decoding") as advance:
+        data = cache_if_small(data, request.cache * 1e9, lambda: advance(1))
+    return replace(setup, source=replace(as_image_source(setup.source, setup.task), data=data))
+
+
+def assemble_image_task(
+    request: Request, data: DatasetSplits, make_task: Callable[[StartingModel, ImageSource], Task]
+) -> TaskSetup:
+    """The task of a request on data that is open; nothing is decoded."""
+    start = make_starting_model(request, data)
+    recipe = request.recipe
+    source = ImageSource(
+        data=data,
+        preprocessing=start.preprocessing,
+        augmentation=recipe.augmentation,
+        batch=recipe.loop.batch,
+        seed=recipe.loop.seed,
+    )
+    name = recipe.model or start.family.name
+    task = make_task(start, source)
+    return TaskSetup(
+        task=task,
+        source=replace(source, views=task.views if isinstance(task, ImageTask) else None),
+        model_name=name,
+        facts={
+            "model": {
+                "name": name,
+                "family": start.family.name,
+                "config": json.loads(json.dumps(asdict(start.model.config))),  # tuples as lists, as read from a file
+                "preprocessing": json.loads(json.dumps(asdict(start.preprocessing))),
+            }
+        },
+        write_options={"resampling": start.resampling, "family": start.family},
+        started_from=start.started_from,
+    )
+
+
+def make_starting_model(request: Request, data: DatasetSplits) -> StartingModel:
+    return open_starting_checkpoint(request, data) if request.init else create_starting_model(request, data)
+
+
+def create_starting_model(request: Request, data: DatasetSplits) -> StartingModel:
+    """A new model; grey images get a model of one channel."""
+    recipe = request.recipe
+    if recipe.model is None:
+        raise ConfigError(
+            "no model is named; use `init` to fine-tune one (`init` vit_tiny_patch16_224), or `model` to train from "
+            "scratch (`model` ViT-Ti/16)"
+        )
+    family, preset = find_preset(recipe.model, trusted=request.trusted)
+    images = data.train.images if isinstance(data.train, ArrayDataset) else None
+    channels = preset.channels if images is None else images.shape[3]
+    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colours makes grey images RGB
+    config = family.configure(preset, **{"channels": channels, "classes": len(data.classes), **recipe.fields})
+    if config.classes != len(data.classes):
+        raise ConfigError(f"classes is {config.classes}; expected {len(data.classes)}, as many as {data.name} has")
+    size = pair(config.image_size)
+    uncropped = images is not None and images.shape[1:3] == size
+    grey = (0.5,) * config.channels
+    preprocessing = Preprocessing(image_size=size, crop=1.0 if uncropped else 0.9, mean=grey, std=grey)
+    return StartingModel(
+        model=family.build(config), preprocessing=preprocessing.with_fields(recipe.preprocessing), family=family
+    )
+
+
+def open_starting_checkpoint(request: Request, data: DatasetSplits) -> StartingModel:
+    """The model of a checkpoint. Its head is kept if the classes are the same; a new one starts at zero."""
+    recipe, fields = request.recipe, dict(request.recipe.fields)
+    refuse_models_without_layers(str(request.init))
+    if "classes" in fields or read_model_description(str(request.init), fields).labels != data.classes:
+        fields["classes"] = len(data.classes)
+    loaded = open_torch_model(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
+    assert loaded.checkpoint is not None
+    init, description = str(loaded.source if loaded.run is None else loaded.run.model), loaded.checkpoint.description
+    if recipe.model is not None:
+        family, preset = find_preset(recipe.model, trusted=request.trusted)
+        check_preset_matches_checkpoint(family, preset, loaded.checkpoint, init)
+    model = copy_weights_as_float32(loaded.module)
+    size = pair(model.config.image_size)
+    return StartingModel(
+        model=model,
+        preprocessing=replace(loaded.preprocessing, image_size=size).with_fields(recipe.preprocessing),
+        family=get_built_in_family(description.family, init),
+        resampling=description.resampling,
+        started_from=init,
+    )
+
+
+def check_preset_matches_checkpoint(family: Family, preset: Any, found: Checkpoint, init: str) -> None:
+    expected, value = asdict(preset), asdict(found.model.config)
+    for name in ("width", "depth", "heads", "patch_size", "stages", "block", "widths"):
+        if family.name != found.description.family or expected.get(name) != value.get(name):
+            raise ConfigError(
+                f"`model` is not the model in {init}, a {found.description.family} of {name} {value.get(name)}; "
+                "expected no `model` together with `init`"
+            )
+
+
+def copy_weights_as_float32(model: nn.Module) -> Any:
+    """The model with its weights copied into memory: loaded ones may be mapped from their file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.float().clone() if tensor.is_floating_point() else tensor.data.clone()
+    return model
