@@ -74,7 +74,7 @@ POSITION_CELLS = (
 def plan_position_ablation(request: Request) -> tuple[AblationPlanner, list[AblationVariant]]:
     """Rows for all cells, the one without positions first; all are checked before any is trained."""
     name = request.recipe.model
-    if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
+    if name is not None and "positions_at" not in vars(find_preset(name, trusted=request.trusted)[1]):
         raise ConfigError(f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16")
     ablation = AblationPlanner(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
     if ablation.plan.task.metrics != CLASSIFICATION_METRICS:

@@ -93,7 +93,7 @@ class RunSummary:
         metrics = [each.name for each in task.metrics if each.name != "loss"]
         return {
             "folder": str(self.folder),
-            **{name: getattr(self, name) for name in plain},
+            **{name: vars(self)[name] for name in plain},
             **({"task": task.name, "metric": asdict(task.metric), "unit": task.unit} if other else {}),
             "epoch": self.last_value("epoch"),
             f"best_val_{task.metric.name}": self.best_metric,
@@ -113,7 +113,7 @@ def list_run_cells(runs: Sequence[RunSummary]) -> TableCells:
     mixed = any(not run.task.is_classification for run in runs)
     rows = [
         (
-            *(make_printable(run.name if name == "run" else getattr(run, name), MAX_CELL_LENGTH) for name in names),
+            *(make_printable(run.name if name == "run" else vars(run)[name], MAX_CELL_LENGTH) for name in names),
             f"{run.step}/{'?' if run.steps is None else run.steps}",
             *([make_printable(run.task.metric.label, MAX_CELL_LENGTH)] if mixed else []),
             run.task.metric.format_value(run.last_metric),
