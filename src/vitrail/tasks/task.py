@@ -52,7 +52,9 @@ class Source(Protocol):
     ) -> Iterator[Batch]: ...
     def describe(self) -> str: ...  # one line
     def to_json(self) -> dict[str, Any]: ...  # for run.json
-    def describe_model_input(self) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
+    def describe_model_input(
+        self, model: Any
+    ) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
 
 
 class Task(nn.Module):

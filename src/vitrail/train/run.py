@@ -177,6 +177,8 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
     if is_external_family_name(plan.model_name):  # commands import no code that the user has not named
         return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
     name = quote(str(run))
+    if plan.source.describe_model_input(plan.task.result).get("labels") is None:
+        return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}")'
     return (
         f"vitrail eval {name}, vitrail predict {name} photo.jpg, "
         f'or in Python vitrail.Predictor("{model}").predict("photo.jpg")'
