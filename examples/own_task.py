@@ -17,7 +17,7 @@ from vitrail.data.batch import Batch
 from vitrail.distributed import join_process_group
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import ImageTask
-from vitrail.tasks.task import Metric
+from vitrail.tasks.metric import Metric
 
 
 class RotationPrediction(ImageTask):
@@ -28,7 +28,7 @@ class RotationPrediction(ImageTask):
         self.backbone = backbone  # what is saved: layer decay, freezing and Muon apply to it
         self.head = nn.Linear(width, 4)  # trained with it, in every checkpoint, but not in the saved model
 
-    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG002
         # each image has a random key; torch's generator would give other turns to two processes and to a resumed run
         turns = torch.from_numpy((batch.keys["images"] % 4).astype(int))
         rotated = [image.rot90(int(turn), (-2, -1)) for image, turn in zip(batch["images"], turns, strict=True)]

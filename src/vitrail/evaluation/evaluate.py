@@ -96,7 +96,7 @@ def evaluate(
 def adapt_dataset(dataset: Any) -> ImageDataset:
     if isinstance(dataset, ImageDataset):
         return dataset
-    if isinstance(dataset, str | Path | DatasetSplits) or not hasattr(dataset, "__getitem__"):
+    if isinstance(dataset, str | Path | DatasetSplits) or not isinstance(dataset, TorchDataset):
         kind = type(dataset).__name__
         raise DataError(f"the data is a {kind}; expected images with labels, such as vitrail.open_data(…).val")
     return TorchDatasetAdapter(dataset)

@@ -10,14 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+)
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.parts import encoder_names, hf_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +116,17 @@ class DeiT(ImageModel):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
 
-    def forward(self, images: Tensor, *, apart: bool = False) -> Any:
-        """Logits (B, classes); with `apart` those of each head, as DDP and torch.compile wrap only `forward`."""
-        tokens = self.encode(images, queries=self.prefix)
-        return self.head_logits(tokens) if apart else self.logits(tokens)
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, queries=self.prefix))
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)
         return self.patch_embed(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        prefix = [each.expand(len(patches), -1, -1) for each in (self.cls_token, self.dist_token) if each is not None]
+        prefix = [
+            each.expand(patches.shape[0], -1, -1) for each in (self.cls_token, self.dist_token) if each is not None
+        ]
         return self.pos_drop(torch.cat([*prefix, patches], dim=1) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
@@ -177,4 +186,54 @@ ALIASES = {
     "DeiT-III-L": "deit3_large_patch16_224",
     "DeiT-III-H": "deit3_huge_patch14_224",
 }
-FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, distilled = encoder_names.infer_encoder_fields(shapes), "dist_token" in shapes
+    return InferredConfig(fields={**fields, "distilled": distilled}, stride=fields["patch_size"], prefix=1 + distilled)
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    if config["distilled"] and not config["prefix_positions"]:
+        raise CheckpointError("distilled models of timm have positions for both tokens; expected prefix_positions=True")
+    arguments = encoder_names.make_timm_arguments(config) | {"no_embed_class": not config["prefix_positions"]}
+    if config["distilled"]:
+        return encoder_names.make_timm_card(config, "deit_tiny_distilled_patch16_224", arguments)
+    arguments |= {"class_token": True, "reg_tokens": 0, "global_pool": "token", "fc_norm": False}
+    return encoder_names.make_timm_card(config, "deit_tiny_patch16_224", arguments)
+
+
+TIMM = replace(
+    encoder_names.TIMM,
+    markers=(encoder_names.PATCH_KERNEL, "dist_token"),
+    card=make_timm_card,
+    details={**encoder_names.TIMM_DETAILS, "imagenet_mean": True},
+)
+SOURCES = (
+    TIMM,
+    replace(TIMM, markers=(encoder_names.PATCH_KERNEL,), named="deit"),  # without distillation it has a ViT's tensors
+    replace(encoder_names.FACEBOOK, markers=(encoder_names.PATCH_KERNEL,)),
+    SourceNames(
+        layout="hf",
+        table=(
+            *hf_names.HF_DISTILLED,
+            make_entry("embeddings.distillation_token", "dist_token"),
+            *hf_names.HF_VIT_TABLE,
+        ),
+        markers=(hf_names.HF_KERNEL, "embeddings.distillation_token", "distillation_classifier.weight"),
+        accepts=lambda config: config["distilled"] and not hf_names.is_dinov2(config),
+        supported={"has a head": (True,)},
+        card=lambda config: hf_names.make_hf_vit_card(config, "deit", "DeiT"),
+        details=hf_names.HF_DEIT_DETAILS,
+    ),
+    *(replace(each, markers=()) for each in (*encoder_names.WRITTEN_AS_VIT, hf_names.HF_VIT, *hf_names.HF_DINO)),
+)
+CHECKPOINT = CheckpointSide(
+    infer_config=infer_config,
+    sources=SOURCES,
+    heads=("head", "head_dist"),
+    heads_by_width=True,
+    implied={"activation": "gelu"},
+    general_family="vit",
+)
+FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

@@ -17,6 +17,7 @@ from vitrail.layers.attention import attention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
+from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
@@ -110,7 +111,7 @@ class Linformer(ImageModel):
         return self.patch_embed(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.pos_drop(x + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
@@ -211,4 +212,5 @@ PRESETS = {
     for size in SIZES
     for patch, pixels in SHAPES
 }
-FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
+FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)

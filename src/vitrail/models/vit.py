@@ -15,10 +15,14 @@ from vitrail.layers.block import Activation, Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
+from vitrail.models.checkpoint_side import CheckpointSide, InferredConfig, TensorShapes
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
+from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_encoder_fields
+from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
+from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,9 @@ class ViT(ImageModel):
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         """Add the prefix tokens and, at the stem, the positions: (B, n, D) → (B, N, D)."""
-        prefix = [each.expand(len(patches), -1, -1) for each in (self.cls_token, self.reg_token) if each is not None]
+        prefix = [
+            each.expand(patches.shape[0], -1, -1) for each in (self.cls_token, self.reg_token) if each is not None
+        ]
         x = torch.cat([*prefix, patches], dim=1)
         tables = self.tables(grid) if self.config.positions_at == "stem" else None
         return x if tables is None else x + tables[0]
@@ -219,4 +225,25 @@ ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
     **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
 }
-FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, class_token = infer_encoder_fields(shapes), "cls_token" in shapes
+    mean_norm = "fc_norm.weight" in shapes and "norm.weight" not in shapes
+    fields |= {
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "class_token": class_token,
+        "registers": get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
+        "pool": "mean_norm" if mean_norm else "class" if class_token else "mean",
+        "head": "mlp" if "pre_logits.weight" in shapes else "linear",
+    }
+    if "attn_pool.latent" in shapes:
+        fields["pool"] = "map"
+    if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]:
+        fields["activation"] = "swiglu"
+    return InferredConfig(fields=fields, stride=fields["patch_size"], prefix=class_token + fields["registers"])
+
+
+SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, heads_by_width=True)
+FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

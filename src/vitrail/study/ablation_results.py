@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_runs import AblationRun
@@ -43,14 +43,15 @@ class AblationVariantOutcomes:
     row: AblationVariant
     outcomes: tuple[RunOutcome, ...]
 
-    def list_values(self, name: str) -> list[float]:
-        return [value for each in self.outcomes if (value := getattr(each, name)) is not None]
+    def list_values(self, name: Literal["top1", "loss"]) -> list[float]:
+        values = [each.top1 if name == "top1" else each.loss for each in self.outcomes]
+        return [value for value in values if value is not None]
 
-    def mean(self, name: str) -> float | None:
+    def mean(self, name: Literal["top1", "loss"]) -> float | None:
         values = self.list_values(name)
         return fmean(values) if values else None
 
-    def std(self, name: str) -> float | None:
+    def std(self, name: Literal["top1", "loss"]) -> float | None:
         """Sample standard deviation (n − 1); None for a single seed."""
         values = self.list_values(name)
         return stdev(values) if len(values) > 1 else None

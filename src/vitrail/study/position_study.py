@@ -31,7 +31,6 @@ from vitrail.text import format_table
 PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
 HEADING = ("positions", "added", "top-1", "to none", "seeds", "paper", "to none")
 ALIGNMENTS = "llrrrrr"
-POSITION_FIELDS = ("positions", "positions_at")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class PaperPositionCell:
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in POSITION_FIELDS}
+        return {"positions": self.positions, "positions_at": self.positions_at}
 
     @property
     def paper_points(self) -> float:

@@ -1,6 +1,6 @@
 """The contract of a task: what is trained, how it is evaluated, and what is saved. Read classification.py next."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,26 +16,7 @@ from vitrail.models.checks import check_fields
 from vitrail.recipes.recipe import DistillationSettings, Recipe, parse_if_numeric_text
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A metric of an evaluation, and how it is shown."""
-
-    name: str  # in the log with the prefix val_
-    label: str  # in figures and tables
-    higher_is_better: bool = True
-    is_share: bool = False  # from 0 to 1, shown in per cent
-
-
-def format_metrics(metrics: Sequence[Metric], values: Mapping[str, float]) -> list[str]:
-    """The first metric of a task, and the loss."""
-    shown = [each for each in metrics[:1] if each.name != "loss" and each.name in values]
-    texts = [f"{each.label} {values[each.name]:{'.2%' if each.is_share else '.4g'}}" for each in shown]
-    return [*texts, *([f"loss {values['loss']:.4f}"] if "loss" in values else [])]
-
-
-LOSS_METRIC = Metric(name="loss", label="loss", higher_is_better=False)
+from vitrail.tasks.metric import LOSS_METRIC, Metric
 
 
 class EvaluationResult(Protocol):
@@ -123,6 +104,13 @@ class Task(nn.Module):
     def describe(self) -> str:
         """The size of the model, for the report of a run."""
         return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
+
+    def compile_backbone(self) -> None:
+        """Compile what `forward` calls; undone by `restore_eager`."""
+        self.backbone.compile()
+
+    def restore_eager(self) -> None:
+        self.backbone._compiled_call_impl = None  # torch has no public way
 
     def count_units(self, batch: Batch) -> int:
         """Images or tokens in a batch, for the speed."""
@@ -218,6 +206,7 @@ class TaskKind:
     name: str
     settings: type[Any] | None  # a dataclass; the keys of `task` in a recipe
     build: Callable[[Request, BuildContext], TaskSetup]
+    needs_classes: bool = True  # False: images without classes will do, and the model has no head
 
 
 def parse_task_settings(kind: TaskKind, recipe: Recipe) -> Any:

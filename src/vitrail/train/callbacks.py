@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from vitrail.errors import missing_package_error
 from vitrail.progress import NotebookBar, in_notebook, is_watched
-from vitrail.tasks.task import Metric, format_metrics
+from vitrail.tasks.metric import Metric, format_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ from vitrail.machine import count_cores, restore_threads
 from vitrail.models.catalog import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names
 from vitrail.recipes.request import Request
-from vitrail.tasks.task import BuildContext, Source, format_metrics
+from vitrail.tasks.metric import format_metrics
+from vitrail.tasks.task import BuildContext, Source
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.loop import run_training

@@ -55,7 +55,7 @@ class Trainer:
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         self.units_since_log = 0  # images or tokens, over all processes
         if loop.compile:
-            self.task.backbone.compile()
+            self.task.compile_backbone()
         self.forward = plan.ranks.wrap_in_ddp(self.task, plan.device)
         self.steps_done = 0
         self.output_is_checked = False
@@ -149,7 +149,7 @@ class Trainer:
     def finish(self) -> nn.Module:
         """The result of the task in eval mode, no longer compiled."""
         if self.recipe.loop.compile:
-            self.task.backbone._compiled_call_impl = None  # undoes `compile`
+            self.task.restore_eager()
         return self.trained_task.result.eval()
 
     def record_metrics(self, values: Mapping[str, Tensor], weight: float) -> None:
