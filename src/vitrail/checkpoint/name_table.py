@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 
 from torch import Tensor
@@ -93,13 +94,9 @@ def convert_to_their_tensors(
     return theirs
 
 
-def add_name_prefix(table: Iterable[NameEntry], prefix: str, *, but: tuple[str, ...] = ()) -> tuple[NameEntry, ...]:
-    """The table of a layout that puts `prefix` before all its names but those of our modules `but`."""
+def add_name_prefix(table: Iterable[NameEntry], prefix: str, *, but: str = "") -> tuple[NameEntry, ...]:
+    """The table of a layout that puts `prefix` before all its names, or all without `but` in them."""
     return tuple(
-        NameEntry(
-            row.theirs if row.ours.startswith(but or "\n") else tuple(prefix + name for name in row.theirs),
-            row.ours,
-            row.transform,
-        )
+        row if but and but in row.theirs[0] else replace(row, theirs=tuple(prefix + name for name in row.theirs))
         for row in table
     )

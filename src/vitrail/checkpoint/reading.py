@@ -266,7 +266,7 @@ def wrap_config_errors(where: str) -> Generator[None]:
         yield
     except CheckpointError:
         raise
-    except (ConfigError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
+    except (ConfigError, RuntimeError) as error:  # of a field in the file, or of torch for a shape
         raise CheckpointError(f"{where}: {describe_error(error)}") from None
 
 

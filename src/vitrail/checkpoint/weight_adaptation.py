@@ -37,10 +37,14 @@ def check_adaptable(config: Any, wanted: Any) -> Any:
 
 
 def adapt_weights(
-    tensors: Mapping[str, Tensor], source: Any, target: Any, side: CheckpointSide, policy: ResamplingPolicy
+    tensors: Mapping[str, Tensor],
+    source: Any,
+    target: Any,
+    side: CheckpointSide,
+    policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
-    adapted, heads = dict[str, Tensor](), tuple(f"{head}." for head in side.heads)
+    adapted, heads = dict[str, Tensor](), tuple(f"{module}." for _, module in target.heads)
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)

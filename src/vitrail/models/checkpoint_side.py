@@ -95,7 +95,6 @@ class CheckpointSide:
 
     infer_config: Callable[[TensorShapes], InferredConfig] | None = None  # for files without a config
     sources: tuple[SourceNames, ...] = ()
-    heads: tuple[str, ...] = ("head",)  # modules of classifiers, which are new for other classes
     resampled: Mapping[str, ResampledKind] = field(default_factory=lambda: RESAMPLED)  # by the end of a tensor's name
     mlp_ratio: int = 4  # of an MLP whose width the config does not specify
     heads_by_width: bool = False  # whether the presets tell the attention heads of other files of the same width

@@ -231,7 +231,6 @@ SOURCES = (
 CHECKPOINT = CheckpointSide(
     infer_config=infer_config,
     sources=SOURCES,
-    heads=("head", "head_dist"),
     heads_by_width=True,
     implied={"activation": "gelu"},
     general_family="vit",

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import CheckpointSide, InferredConfig, TensorShapes, make_same_name_entries
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    TensorShapes,
+    make_same_name_entries,
+)
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
@@ -283,6 +289,10 @@ def infer_config(shapes: TensorShapes) -> InferredConfig:
     return InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
 
 
+def has_no_stages(config: ConfigFields) -> bool:
+    return not config["stages"]
+
+
 ROOT, STEM, UNIT = "patch_embed.backbone.", "patch_embed.backbone.stem.", "patch_embed.backbone.stages.#.blocks.#."
 STEM_NAMES = (
     *(f"{root}{part}" for root in (STEM, ROOT) for part in ("conv.weight", "norm.*")),
@@ -309,7 +319,7 @@ SOURCES = (
         GOOGLE,
         table=(*encoder_names.GOOGLE.table, *make_resnet_entries(ROOT)),
         markers=GOOGLE.markers[:2],
-        accepts=lambda config: not config["stages"],
+        accepts=has_no_stages,
     ),
     GOOGLE,
 )

@@ -246,7 +246,7 @@ SOURCES = (
         supported={"channels": (3,)},
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, heads=("head.fc",))
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

@@ -290,7 +290,7 @@ SOURCES = (
         },
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, heads=("fc",))
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

@@ -161,7 +161,7 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     evaluation, model_folder = result.evaluation, run.folder / MODEL_FOLDER
     plan.write_model(result.model, model_folder, evaluation)
     curves = run.folder / CURVES_FILE
-    plot_training_curves({run.folder.name: run.read_records()}, curves)
+    plot_training_curves({run.folder.name: run.read_records()}, curves, plan.task.metrics[:1])
     done = (
         evaluation
         and f"done   validation {', '.join(format_metrics(plan.task.metrics, evaluation.metrics))}, curves in {curves}"

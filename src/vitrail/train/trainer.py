@@ -254,6 +254,8 @@ def check_task_output(task: Task, output: Any) -> None:
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
         if not is_number or not isfinite(value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
+        if key in ("step", "epoch") or key.startswith("val_"):
+            raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")
 
 
 class DivergedError(VitrailError):

@@ -199,7 +199,7 @@ def compute_crop_fraction(cropped: int, resized: int) -> float:
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write a folder for AutoModelForImageClassification, or for AutoModel if the model has no head."""
-    config, (family, source) = description.config, choose_source(NAME, description)
+    config, (_, source) = description.config, choose_source(NAME, description)
     kind, registers = source.details["model_type"], config.get("registers", 0)
     facts = {**config, "has a head": config["classes"] > 0}
     layout.check_representable(f"transformers' {kind}", facts, source.supported)
@@ -207,7 +207,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     if "dinov2" in source.details:
         renamed = layout.remove_zero_register_positions("transformers", renamed, config)
     prefix = f"{kind}." if config["classes"] else ""
-    table = add_name_prefix(source.table, prefix, but=family.checkpoint.heads)
+    table = add_name_prefix(source.table, prefix, but="classifier")  # its heads
     card = make_hf_config(description, source)
     make_folder(path)
     layout.rename_and_write_tensors(NAME, renamed, table, config["heads"], path / WEIGHT_FILES[0])

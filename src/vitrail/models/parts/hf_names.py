@@ -1,6 +1,5 @@
 """ViT encoders in transformers: its model types vit, deit and dinov2, with the names on disk and those in memory."""
 
-from dataclasses import replace
 from typing import Any
 
 from vitrail.errors import CheckpointError
@@ -123,29 +122,31 @@ def is_dinov2(config: ConfigFields) -> bool:
     return config.get("layer_scale") is not None or is_swiglu(config)
 
 
-HF_VIT = SourceNames(
-    layout="hf",
-    # a distillation token without its own head is a register
-    table=(make_entry("embeddings.distillation_token", "reg_token"), *HF_VIT_TABLE, HF_REGISTERS, *HF_DISTILLED),
-    markers=(HF_KERNEL,),
-    accepts=lambda config: not is_dinov2(config) and not config.get("distilled") and not config.get("registers"),
-    supported={"registers": (0, 1), **HF_SUPPORTED},
-    card=lambda config: make_hf_vit_card(config, "vit", "ViT"),
-    details={"model_type": "vit", "norm_eps": 1e-12},
-)
 HF_DEIT_DETAILS = {
     "model_type": "deit",
     "norm_eps": 1e-12,
     "imagenet_mean": True,
     "preprocessing": {"crop": 0.875, "interpolation": "bicubic"},
 }
-HF_REGISTER = replace(
-    HF_VIT,
-    markers=(HF_KERNEL, "embeddings.distillation_token"),
-    accepts=lambda config: not is_dinov2(config) and not config.get("distilled") and bool(config.get("registers")),
-    card=lambda config: make_hf_vit_card(config, "deit", "DeiT"),
-    details=HF_DEIT_DETAILS,
-)
+
+
+def make_hf_vit_source(*, registers: bool) -> SourceNames:
+    """A plain ViT; one with a register is a DeiT, whose distillation token without its own head is the register."""
+    model_type, class_name = ("deit", "DeiT") if registers else ("vit", "ViT")
+    return SourceNames(
+        layout="hf",
+        table=(make_entry("embeddings.distillation_token", "reg_token"), *HF_VIT_TABLE, HF_REGISTERS, *HF_DISTILLED),
+        markers=(HF_KERNEL, "embeddings.distillation_token") if registers else (HF_KERNEL,),
+        accepts=lambda config: (
+            not is_dinov2(config) and not config.get("distilled") and bool(config.get("registers")) == registers
+        ),
+        supported={"registers": (0, 1), **HF_SUPPORTED},
+        card=lambda config: make_hf_vit_card(config, model_type, class_name),
+        details=HF_DEIT_DETAILS if registers else {"model_type": "vit", "norm_eps": 1e-12},
+    )
+
+
+HF_VIT, HF_REGISTER = make_hf_vit_source(registers=False), make_hf_vit_source(registers=True)
 
 
 def make_hf_dino_source(*, registers: bool, swiglu: bool) -> SourceNames:
