@@ -247,7 +247,7 @@ def test_stopped_torchrun_run_resumes_in_one_process(tmp_path: Path, capsys: pyt
         "from vitrail.cli import main\nmain()\n"
     )
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-    words = ["train", "--minutes", "0.6", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
+    words = ["train", "--minutes", "4", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen([*run, *words, "--eval-every", "0"], stdout=pipe, stderr=pipe, text=True)
     while process.poll() is None and not RunFolder(folder).read_records():
