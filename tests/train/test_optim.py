@@ -77,7 +77,7 @@ def test_layer_decay_matches_timm() -> None:
 
 def test_every_weight_is_in_one_group() -> None:
     model = tiny()
-    for optimizer in ("adamw", "sgd", "muon"):
+    for optimizer in ("adamw", "sgd", "muon", "lars"):
         optimizers = create_optimizers(Classification(model), replace(SETTINGS, optimizer=optimizer))
         grouped = [id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]]
         assert sorted(grouped) == sorted(id(tensor) for tensor in model.parameters())

@@ -5,7 +5,7 @@ B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,30 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checkpoint_side import (
+    TWO_PARTS,
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+    make_same_name_entries,
+)
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
+from vitrail.models.parts import encoder_names
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,4 +200,55 @@ PRESETS = {f"cait_{size}_{pixels}": replace(SIZES[size], image_size=pixels) for 
 ALIASES = {
     f"CaiT-{size.upper()}{'' if pixels == 224 else f'@{pixels}'}": f"cait_{size}_{pixels}" for size, pixels in PUBLISHED
 }
-FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    """The class token has no position, and the maps that mix heads tell how many there are."""
+    fields = encoder_names.infer_encoder_fields(shapes)
+    fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
+    fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
+    return InferredConfig(fields=fields, stride=fields["patch_size"])
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    arguments = encoder_names.make_timm_arguments(config)
+    arguments |= {"depth_token_only": config["class_depth"], "mlp_ratio_token_only": arguments["mlp_ratio"]}
+    return encoder_names.make_timm_card(config, "cait_xxs24_224", arguments)
+
+
+CLASS_PARTS = ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
+NAME_TABLE = (
+    *encoder_names.TIMM_BASE_TABLE,
+    *make_same_name_entries("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
+    *make_same_name_entries(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
+    *(
+        make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
+        for blocks in ("blocks", "blocks_token_only")
+        for n in (1, 2)
+    ),
+    make_entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", TWO_PARTS),
+)
+MARKERS = (encoder_names.PATCH_KERNEL, "blocks_token_only.0.norm1.weight")
+SOURCES = (
+    replace(
+        encoder_names.TIMM,
+        table=NAME_TABLE,
+        markers=MARKERS,
+        card=make_timm_card,
+        details={
+            **encoder_names.TIMM_DETAILS,
+            "only_in_timm": True,
+            "imagenet_mean": True,
+            "pretrained_cfg": {"crop_pct": 1.0},
+        },
+    ),
+    SourceNames(
+        layout="deit",
+        table=NAME_TABLE,
+        markers=MARKERS,
+        assumed=encoder_names.TIMM_ASSUMED,
+        details={**encoder_names.TIMM_DETAILS, "prefix": "module.", "cropped": False, "named_as_in_timm": True},
+    ),
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample, sinusoid_1d
+from vitrail.models.checkpoint_side import CheckpointSide
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
@@ -233,4 +234,5 @@ PRESETS = {  # cct_depth_kernel×convolutions_pixels
     "cct_14_7x2_384": replace(LARGE, image_size=384),
     "cct_cpu_32": replace(CPU, dynamic=True),  # ours: 0.7 M parameters, trains in half an hour on two cores
 }
-FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={"pos_embed": "grid"})  # `offsets` has another shape than in a ViT
+FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS, checkpoint=CHECKPOINT)

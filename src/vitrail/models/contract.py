@@ -193,5 +193,23 @@ class ImageModel(Model):
 
 def check_reads_images(model: nn.Module) -> None:
     """Refuse a model that reads text where images are expected; modules of other libraries pass."""
-    if isinstance(model, Model) and model.reads != "images":
-        raise ConfigError(f"{type(model).__name__} reads {model.reads}; expected a model that reads images")
+    inner = unwrap_compiled(model)
+    if isinstance(inner, Model) and inner.reads != "images":
+        raise ConfigError(f"{type(inner).__name__} reads {inner.reads}; expected a model that reads images")
+
+
+def find_image_model(model: object) -> ImageModel | None:
+    """The model that makes declarations, without torch.compile's wrapper; None for a module of another library."""
+    inner = unwrap_compiled(model)
+    return inner if isinstance(inner, ImageModel) else None
+
+
+def takes_other_sizes(model: nn.Module) -> bool:
+    """Whether images may have another size than the one in the config; a module of another library takes one size."""
+    declared = find_image_model(model)
+    return declared is not None and declared.sizes.dynamic
+
+
+def unwrap_compiled(model: Any) -> Any:
+    """The module that torch.compile wrapped, whose code runs the hooks of its parts; any other object as it is."""
+    return getattr(model, "_orig_mod", model)  # importing the wrapper's class would import torch's compiler

@@ -4,19 +4,34 @@ B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n toke
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+)
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
+from vitrail.models.parts import encoder_names, hf_names
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
@@ -150,4 +165,53 @@ ALIASES = {
     "DeiT-III-L": "deit3_large_patch16_224",
     "DeiT-III-H": "deit3_huge_patch14_224",
 }
-FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, distilled = encoder_names.infer_encoder_fields(shapes), "dist_token" in shapes
+    return InferredConfig(fields={**fields, "distilled": distilled}, stride=fields["patch_size"], prefix=1 + distilled)
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    if config["distilled"] and not config["prefix_positions"]:
+        raise CheckpointError("distilled models of timm have positions for both tokens; expected prefix_positions=True")
+    arguments = encoder_names.make_timm_arguments(config) | {"no_embed_class": not config["prefix_positions"]}
+    if config["distilled"]:
+        return encoder_names.make_timm_card(config, "deit_tiny_distilled_patch16_224", arguments)
+    arguments |= {"class_token": True, "reg_tokens": 0, "global_pool": "token", "fc_norm": False}
+    return encoder_names.make_timm_card(config, "deit_tiny_patch16_224", arguments)
+
+
+TIMM = replace(
+    encoder_names.TIMM,
+    markers=(encoder_names.PATCH_KERNEL, "dist_token"),
+    card=make_timm_card,
+    details={**encoder_names.TIMM_DETAILS, "imagenet_mean": True},
+)
+SOURCES = (
+    TIMM,
+    replace(TIMM, markers=(encoder_names.PATCH_KERNEL,), named="deit"),  # without distillation it has a ViT's tensors
+    replace(encoder_names.FACEBOOK, markers=(encoder_names.PATCH_KERNEL,)),
+    SourceNames(
+        layout="hf",
+        table=(
+            *hf_names.HF_DISTILLED,
+            make_entry("embeddings.distillation_token", "dist_token"),
+            *hf_names.HF_VIT_TABLE,
+        ),
+        markers=(hf_names.HF_KERNEL, "embeddings.distillation_token", "distillation_classifier.weight"),
+        accepts=lambda config: config["distilled"] and not hf_names.is_dinov2(config),
+        supported={"has a head": (True,)},
+        card=lambda config: hf_names.make_hf_vit_card(config, "deit", "DeiT"),
+        details=hf_names.HF_DEIT_DETAILS,
+    ),
+    *(replace(each, markers=()) for each in (*encoder_names.WRITTEN_AS_VIT, hf_names.HF_VIT, *hf_names.HF_DINO)),
+)
+CHECKPOINT = CheckpointSide(
+    infer_config=infer_config,
+    sources=SOURCES,
+    heads_by_width=True,
+    implied={"activation": "gelu"},
+    general_family="vit",
+)
+FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

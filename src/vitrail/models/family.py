@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.models.checkpoint_side import CheckpointSide
 from vitrail.models.contract import Model
 
 TIMM_FIELD_NAMES = {  # timm's name → ours
@@ -41,6 +42,7 @@ class Family:
     build: type[Model]  # called with a config
     presets: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # common name → preset
+    checkpoint: CheckpointSide = field(default_factory=CheckpointSide)
 
     def __post_init__(self) -> None:
         if not isinstance(self.build, type) or not issubclass(self.build, Model):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -14,13 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    TensorShapes,
+    make_same_name_entries,
+)
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.parts import encoder_names
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.flax_names import make_resnet_entries
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.tensor_shapes import count_stage_blocks, get_tensor_shape
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
 
@@ -242,4 +252,53 @@ ALIASES = {
     "R50+ViT-L/32": "vit_large_r50_s32_224",
     "R50+ViT-L/32@384": "vit_large_r50_s32_384",
 }
-FAMILY = Family(name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
+    fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
+    root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
+    fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
+    rows, columns = fields["patch_size"]
+    scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
+    return InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
+
+
+def has_no_stages(config: ConfigFields) -> bool:
+    return not config["stages"]
+
+
+ROOT, STEM, UNIT = "patch_embed.backbone.", "patch_embed.backbone.stem.", "patch_embed.backbone.stages.#.blocks.#."
+STEM_NAMES = (
+    *(f"{root}{part}" for root in (STEM, ROOT) for part in ("conv.weight", "norm.*")),
+    *(f"{UNIT}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
+    *(f"{UNIT}downsample.{part}" for part in ("conv.weight", "norm.*")),
+)
+GOOGLE = replace(
+    encoder_names.GOOGLE,
+    table=(*encoder_names.GOOGLE.table, *make_resnet_entries(STEM)),
+    markers=("embedding/kernel", "conv_root/kernel", "block1/unit1/conv1/kernel"),
+    assumed={"constants": "google", "norm_eps": 1e-6},
+    details={"fields": {"constants": "google"}},
+)
+SOURCES = (
+    replace(
+        encoder_names.TIMM,
+        table=(*encoder_names.TIMM_TABLE, *make_same_name_entries(*STEM_NAMES)),
+        markers=(encoder_names.PATCH_KERNEL, "patch_embed.backbone."),
+        assumed={"constants": "timm", "norm_eps": 1e-6},
+        card=None,
+        details={**encoder_names.TIMM_DETAILS, "only_in_timm": True},
+    ),
+    replace(  # a ResNet without stages
+        GOOGLE,
+        table=(*encoder_names.GOOGLE.table, *make_resnet_entries(ROOT)),
+        markers=GOOGLE.markers[:2],
+        accepts=has_no_stages,
+    ),
+    GOOGLE,
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(
+    name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
+)

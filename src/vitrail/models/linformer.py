@@ -17,7 +17,14 @@ from vitrail.layers.attention import attention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
@@ -191,4 +198,5 @@ PRESETS = {
     for size in SIZES
     for patch, pixels in SHAPES
 }
-FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
+FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)

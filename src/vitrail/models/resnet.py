@@ -5,16 +5,27 @@ its 3×3 convolution, as in timm and torchvision. Images may have any size.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
+from vitrail.models.parts import convnet_names
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head
+from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 ShortcutKind = Literal["projection", "padding"]
 
@@ -181,4 +192,82 @@ ALIASES = {
     "ResNet-32": "resnet32_cifar",
     "ResNet-56": "resnet56_cifar",
 }
-FAMILY = Family(name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    stem = get_tensor_shape(shapes, "conv1.weight", 4)
+    if stem[2:] not in ((3, 3), (7, 7)):
+        raise CheckpointError(f"conv1.weight has shape {stem}; expected a 7×7 kernel, or 3×3 as for CIFAR")
+    fields = {
+        "image_size": (224, 224) if stem[2] == 7 else (32, 32),
+        "stages": count_stage_blocks(shapes, r"layer(\d+)\.", r"layer{}\.(\d+)\."),
+        "block": "bottleneck" if "layer1.0.conv3.weight" in shapes else "basic",
+        "stem": "imagenet" if stem[2] == 7 else "cifar",
+        "shortcut": "projection" if any(".downsample." in name for name in shapes) else "padding",
+        "channels": stem[1],
+        "classes": count_classes(shapes, "fc.weight"),
+        "width": stem[0],
+    }
+    return InferredConfig(fields=fields)
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
+
+
+BLOCK_NAMES = (
+    *("conv1.weight", *convnet_names.list_batch_norm_names("bn1")),
+    *(f"layer#.#.conv{n}.weight" for n in (1, 2, 3)),
+    *(name for n in (1, 2, 3) for name in convnet_names.list_batch_norm_names(f"layer#.#.bn{n}")),
+)
+BLOCK_TABLE = make_same_name_entries(*BLOCK_NAMES)
+NAME_TABLE = (
+    *BLOCK_TABLE,
+    *make_same_name_entries("layer#.#.downsample.0.weight", "fc.*"),
+    *make_same_name_entries(*convnet_names.list_batch_norm_names("layer#.#.downsample.1")),
+)
+SOURCES = (
+    SourceNames(
+        layout="timm",
+        table=NAME_TABLE,
+        markers=("layer1.0.conv1.weight",),
+        supported={"stem": ("imagenet",), "shortcut": ("projection",)},
+        card=make_timm_card,
+        details={
+            "imagenet_mean": True,
+            "model_args": convnet_names.ARGUMENTS_IN_SHAPES,
+            "pretrained_cfg": {"crop_pct": 0.875, "interpolation": "bilinear"},
+            "refused_names": r"^resnet(blur|aa)",  # with fixed filters, which are not in the file
+        },
+    ),
+    SourceNames(
+        layout="torchvision",
+        table=NAME_TABLE,
+        markers=("layer1.0.conv1.weight",),
+        supported={
+            "stem": ("imagenet",),
+            "shortcut": ("projection",),
+            "channels": (3,),
+            "width": (64,),
+            "number of stages": (4,),
+        },
+    ),
+    SourceNames(  # its shortcuts have no weights
+        layout="akamaster",
+        table=(*BLOCK_TABLE, make_entry("linear.*", "fc.*")),
+        markers=("layer1.0.conv1.weight",),
+        supported={
+            "block": ("basic",),
+            "stem": ("cifar",),
+            "shortcut": ("padding",),
+            "channels": (3,),
+            "classes": (10,),
+            "width": (16,),
+            "number of stages": (3,),
+        },
+    ),
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(
+    name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
+)

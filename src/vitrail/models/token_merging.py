@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
-from vitrail.models.contract import ImageModel
+from vitrail.models.contract import ImageModel, unwrap_compiled
 
 SUPPORTED_MODELS_HINT = (
     "expected a ViT, DeiT, hybrid or T2T-ViT that adds its positions once, before the first block; or merge 0"
@@ -32,7 +32,7 @@ def add_token_merging(model: nn.Module, per_layer: int) -> nn.Module:
         raise ConfigError(f"merge is {per_layer!r}; expected the number of patches that each layer merges, 0 or more")
     if per_layer == 0:
         return model
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = unwrap_compiled(model)
     patches = count_mergeable_patches(model)
     if per_layer > patches // 2:
         raise ConfigError(

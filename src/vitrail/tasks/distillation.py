@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.augment.config import Augmentation
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks.classification import Classification, LossInputs, make_classification
@@ -37,6 +38,14 @@ class Distillation(Classification):
         super().__init__(model, objective)
         self.shared = (objective, teacher)
         self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
+
+    def compile_backbone(self) -> None:
+        super().compile_backbone()
+        self.backbone.encode = torch.compile(self.backbone.encode)  # called past `forward` for both heads
+
+    def restore_eager(self) -> None:
+        super().restore_eager()
+        del self.backbone.encode
 
 
 def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -65,7 +74,7 @@ class DistillationLoss:
         if self.uses_distillation_token:
             by_label, by_teacher = model.head_logits(model.encode(inputs.images, queries=model.prefix))
         else:
-            by_label, by_teacher = 2 * (model(inputs.images),)
+            by_label = by_teacher = model(inputs.images)
         if self.kind == "soft":
             taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
@@ -120,14 +129,14 @@ def make_distillation(
         kind=settings.distill,
         weight=DEFAULT_TEACHER_WEIGHT[settings.distill] if settings.teacher_weight is None else settings.teacher_weight,
         temperature=settings.temperature,
-        uses_distillation_token=bool(getattr(model.config, "distilled", False)),
+        uses_distillation_token=has_distillation_head(model),
     )
     return Distillation(model, objective, teacher), view.notes
 
 
 def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
     """Check the settings before a teacher is opened."""
-    asked, distilled = recipe.distillation, bool(getattr(model.config, "distilled", False))
+    asked, distilled = recipe.distillation, has_distillation_head(model)
     if asked.distill == "none":
         return
     if asked.distill_token == "distill" and not distilled:
@@ -140,6 +149,10 @@ def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
             "`distill_token` is 'class', but the model has a distillation token, which would learn nothing; expected "
             "a model without one (`fields` distilled=false), or `distill_token` auto"
         )
+
+
+def has_distillation_head(model: nn.Module) -> bool:
+    return isinstance(model, ImageModel) and any(reads == "distill" for reads, _ in model.heads)
 
 
 def check_no_random_augmentation(recipe: Recipe) -> None:

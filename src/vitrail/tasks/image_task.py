@@ -23,6 +23,7 @@ from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
+from vitrail.models.contract import ImageModel
 from vitrail.models.family import Family
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -63,6 +64,22 @@ def as_image_source(source: Source, task: Task) -> ImageSource:
     if not isinstance(source, ImageSource):
         raise ConfigError(f"{type(task).__name__} trains on images; expected images, not {source.name}")
     return source
+
+
+def check_patches_can_be_masked(task: str, model: ImageModel) -> None:
+    """For tasks that replace patches by a mask token."""
+    if reason := model.no_masking_reason:
+        raise ConfigError(
+            f"{task} needs patches that can be masked; this {type(model).__name__} cannot, since {reason}"
+        )
+
+
+def check_patches_can_be_dropped(task: str, model: ImageModel) -> None:
+    """For tasks that show the blocks only some patches."""
+    if reason := model.no_masking_reason or model.no_dropping_reason:
+        raise ConfigError(
+            f"{task} needs patches that can be dropped; this {type(model).__name__} cannot drop any, since {reason}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Trainer:
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         self.units_since_log = 0  # images or tokens, over all processes
         if loop.compile:
-            self.task.backbone.compile()
+            self.task.compile_backbone()
         self.forward = plan.ranks.wrap_in_ddp(self.task, plan.device)
         self.steps_done = 0
         self.output_is_checked = False
@@ -97,6 +97,8 @@ class Trainer:
                     loss, metrics = self.compute_loss(batch.to(self.device), clock)
                 self.scaler.scale(loss / accumulate).backward()
             self.record_metrics({"loss": loss.detach(), **metrics}, 1 / accumulate)
+        if self.ranks.world_size > 1:
+            self.check_weights_have_gradients()
         taken = self.update_weights(clock)
         if taken:
             self.task.after_step(clock)
@@ -130,6 +132,15 @@ class Trainer:
         self.scaler.update()
         return not self.scaler.is_enabled() or self.scaler.get_scale() >= scale
 
+    def check_weights_have_gradients(self) -> None:
+        """DDP needs the gradient of every trained weight."""
+        unused = [name for name, weight in self.named_weights().items() if weight.requires_grad and weight.grad is None]
+        if unused:
+            raise ConfigError(
+                f"{unused[0]} of {type(self.task).__name__} is trained but does not change the loss; expected weights "
+                "that do, on several processes: use it, or call requires_grad_(False)"
+            )
+
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":
             return nullcontext()
@@ -138,7 +149,7 @@ class Trainer:
     def finish(self) -> nn.Module:
         """The result of the task in eval mode, no longer compiled."""
         if self.recipe.loop.compile:
-            self.task.backbone._compiled_call_impl = None  # undoes `compile`
+            self.task.restore_eager()
         return self.trained_task.result.eval()
 
     def record_metrics(self, values: Mapping[str, Tensor], weight: float) -> None:
@@ -147,7 +158,7 @@ class Trainer:
             if name not in self.metric_window:
                 exact = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
                 self.metric_window[name] = torch.zeros(self.log_every, dtype=exact, device=self.device)
-            self.metric_window[name][place] += value.to(self.metric_window[name].dtype) * weight
+            self.metric_window[name][place] += value.reshape(()).to(self.metric_window[name].dtype) * weight
 
     def compute_mean_metrics(self) -> dict[str, float]:
         """Mean metrics since the last log, over all processes; an error if the loss is not finite."""
@@ -237,10 +248,14 @@ def check_task_output(task: Task, output: Any) -> None:
             f"the loss of {name} is {loss.item()} in its first step, before any update; "
             "expected a finite number: check its inputs and the initial weights"
         )
+    if wrong := [key for key in metrics if not isinstance(key, str) or key == "loss"]:
+        raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
     for key, value in metrics.items():
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
         if not is_number or not isfinite(value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
+        if key in ("step", "epoch") or key.startswith("val_"):
+            raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")
 
 
 class DivergedError(VitrailError):
