@@ -63,7 +63,7 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
         rows, columns = (large.shape[axis] - small.shape[axis] for axis in (2, 3))
         assert (32 / rows, 128 / columns) == level.stride
     assert model.grid == model.levels[-1].grid
-    if "dynamic" in model.config.__dataclass_fields__:
+    if not model.sizes.dynamic:
         (resized,) = build(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
         assert resized.shape == larger_maps[0].shape
 
