@@ -6,7 +6,7 @@ per layer. The cost grows linearly with N.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -135,8 +135,6 @@ class LinformerAttention(nn.Module):
     `projection` is (P, N, k): one for keys and values; or one for each; or one for each per head. Keys and values have
     no bias: that of keys would not change the softmax, that of values is redundant with the bias of `proj`.
     """
-
-    no_maps_reason: ClassVar[str] = "its keys are mixtures of all tokens, so there are no weights per token"
 
     def __init__(
         self, width: int, heads: int, grid: Grid, projection: nn.Parameter | None = None, *, dropout: float = 0.0
