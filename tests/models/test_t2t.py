@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention, find_attention_layers
-from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, TokenTransformer, soft_split
+from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, soft_split
 from vitrail.models.token_merging import add_token_merging
 
 # total, and trained: positions and the rows of performers are fixed

@@ -18,13 +18,7 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
-from vitrail.models.checks import (
-    MAY_BE_ZERO,
-    RATE,
-    Size,
-    check_patch_config,
-    pair,
-)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
