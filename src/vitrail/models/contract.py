@@ -150,8 +150,10 @@ class ImageModel(Model):
         x = self.add_positions(x, grid)
         if kept is not None:
             self.check_masking("dropped", self.no_masking_reason or self.no_dropping_reason)
-            prefix = torch.arange(self.prefix, device=kept.device).expand(kept.shape[0], -1)
-            index = torch.cat([prefix, kept + self.prefix], dim=1)
+            prefix = x.shape[1] - grid[0] * grid[1]  # a token that joins later is not there yet
+            index = torch.cat(
+                [torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1
+            )
             x = x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
         return x, grid
 
