@@ -23,7 +23,7 @@ from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel
+from vitrail.models.contract import ImageModel, check_reads_images
 from vitrail.models.family import Family
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -176,6 +176,7 @@ def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[
             "scratch (`model` ViT-Ti/16)"
         )
     family, preset = find_preset(recipe.model, trusted=request.trusted)
+    check_reads_images(family.build)
     images = data.train.images if isinstance(data.train, ArrayDataset) else None
     channels = preset.channels if images is None else images.shape[3]
     channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colours makes grey images RGB

@@ -31,7 +31,7 @@ from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
 
 MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if `save_every` is 0
-MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped images that a checkpoint records
+MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped examples that a checkpoint records
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class FitResult:
     steps: int
     evaluation: Any  # an EvaluationResult: for classification an Evaluation; None without validation examples
     records: list[dict[str, float]]
-    skipped: tuple[str, ...]  # why images could not be read
+    skipped: tuple[str, ...]  # why examples could not be read
 
     def __repr__(self) -> str:
         result = "not evaluated" if self.evaluation is None else self.evaluation.format_headline()

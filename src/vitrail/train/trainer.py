@@ -88,7 +88,7 @@ class Trainer:
             batch = next(batches)
             skipped.update(batch.skipped)
             if not batch.size:
-                raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
+                raise DataError(f"no {self.task.example} of a batch can be read, for instance {min(skipped)}")
             self.units_since_log += self.task.count_units(batch) * self.ranks.world_size
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
