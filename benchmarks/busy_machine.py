@@ -252,7 +252,7 @@ class Training:
             model = vitrail.create("vit_tiny_patch16_224", classes=2)
             data = DatasetSplits(name="noise", train=images, val=None, classes=images.classes)
             recipe = vitrail.open_recipe("scratch").with_settings({"batch": 16, "epochs": 100})
-            source = open_image_source(model, data, recipe, vitrail.Preprocessing(image_size=224))
+            source = open_image_source(Classification(model), data, recipe, vitrail.Preprocessing(image_size=224))
             self.plan = Plan(task=Classification(model), source=source, recipe=recipe)
         self.trainer = Trainer(replace(self.plan, task=self.plan.task.copy(), fixed_steps=10**6))
         self.batches: Iterator[Any] = self.plan.load_batches(range(10**6))

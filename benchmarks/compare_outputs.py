@@ -17,9 +17,14 @@ import numpy as np
 # Figures and pages have captions; a graph has the names of classes inside, and is compared by what it predicts.
 NOT_COMPARED = {".png", ".svg", ".html", ".onnx", ".pt2", ".md", ".lock"}
 # Keys that may differ, by file, or by the command that prints JSON: times, random names, the command line, and what was
-# added after 19e0726 on purpose (see the CHANGELOG): checksums, assumptions, teacher_fields by --teacher-set, threads.
+# added after 19e0726 on purpose (see the CHANGELOG): checksums, assumptions, teacher_fields by --teacher-set, threads,
+# and the task of a run with its settings, which were settings of the recipe before.
 FREE = {
-    "run.json": {"created", "command", "checksum", "teacher_fields", "threads"},
+    "run.json": {
+        *("created", "command", "checksum", "teacher_fields", "threads"),
+        *("task", "keep_best", "schedules"),
+        *("distill", "distill_token", "teacher_weight", "temperature"),  # now in `task`
+    },
     "config.json": {
         "save",
         "checksum",

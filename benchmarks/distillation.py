@@ -71,7 +71,7 @@ def build_steps(case: Case, folder: Path) -> dict[str, Step]:
 
     def stepping(kept: Path | None, *, taught: bool) -> Step:
         model = vitrail.create(case.student, **{**case.fields, "classes": 10})
-        source = open_image_source(model, data, recipe, how)
+        source = open_image_source(Classification(model), data, recipe, how)
         task = Classification(model)
         if taught:
             task, _ = make_distillation(model, teacher, source, recipe, cache_folder=kept)

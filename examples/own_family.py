@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
+from vitrail.layers.positions import Grid
 from vitrail.models.checks import Size, check_fields, check_grid, pair
+from vitrail.models.contract import ImageModel, ImageSizes, make_single_level
 from vitrail.models.family import Family
 
 
@@ -40,21 +42,26 @@ class MixerBlock(nn.Module):
         return x + self.within(self.norm2(x))
 
 
-class Mixer(nn.Module):
+class Mixer(ImageModel):
+    first_filters = "patch_embed.proj.weight"
+    no_maps_reason, no_dropping_reason = "it has no attention", "its MLPs mix a fixed number of patches"
+
     def __init__(self, config: MixerConfig) -> None:
-        super().__init__()
-        self.config = config
-        rows, columns = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.patch_embed = PatchEmbed(config.width, pair(config.patch_size), config.channels)
-        self.blocks = nn.Sequential(*(MixerBlock(rows * columns, config.width) for _ in range(config.depth)))
+        super().__init__(config)
+        patch = pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, config.width, config.depth)
+        self.sizes, self.heads = ImageSizes(), (("mean", "head"),)
+        self.patch_embed = PatchEmbed(config.width, patch, config.channels)
+        patches = self.grid[0] * self.grid[1]
+        self.blocks = nn.Sequential(*(MixerBlock(patches, config.width) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.classes)
 
-    def tokens(self, images: Tensor) -> Tensor:
-        return self.norm(self.blocks(self.patch_embed(images)))
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002
+        return self.blocks(x)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.tokens(images).mean(1))
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self.head(tokens.mean(1))
 
 
 PRESETS = {"mixer_tiny": MixerConfig(), "mixer_small": MixerConfig(width=384, depth=12)}

@@ -76,7 +76,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "evaluate batch": (lambda: PUBLIC.evaluate(toy(), images(), batch=0), "`batch` is 0; expected 1 or more"),
     "fit name": (lambda: PUBLIC.fit("ViT-Ti/16", "fashion", steps=1), "str has no config"),
     "fit steps": (lambda: PUBLIC.fit(toy(), "fashion", steps=0), "`steps` is 0; expected 1 or more"),
-    "fit run": (lambda: PUBLIC.fit(toy(), "fashion", run="runs/x"), "`run` is 'runs/x'; expected a RunFolder"),
+    "fit run": (lambda: PUBLIC.fit(toy(), "fashion", run=5), "`run` is 5; expected a folder"),
     "fit callbacks": (lambda: PUBLIC.fit(toy(), "fashion", callbacks=7), "a callback is a int; expected on_start"),
     "summarize": (lambda: PUBLIC.summarize("ViT-Ti/16"), "str has no config"),
     "summarize depth": (lambda: PUBLIC.summarize(toy(), depth="a"), "`depth` is 'a'; expected 1 or more"),

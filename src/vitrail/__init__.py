@@ -82,11 +82,11 @@ __all__ = [  # a list of its own, which type checkers can read
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # importing the package imports nothing else
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module = import_module(f"vitrail.{_MODULES_BY_NAME[name]}")
-    return module if name == _MODULES_BY_NAME[name] else getattr(module, name)
+    return module if name == _MODULES_BY_NAME[name] else getattr(module, name)  # a public name, listed above
 
 
 def __dir__() -> list[str]:

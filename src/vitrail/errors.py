@@ -13,11 +13,13 @@ FIELD_IN_MESSAGE = re.compile("`([a-z_]+(?:=…)?)`")
 
 
 class VitrailError(Exception):
-    """Base class of every error that a user can fix. The command line prints its one line and exits with code 2.
+    """Base class of every error that a user can fix. The command line prints its one line and exits with `exit_code`.
 
     A message names a setting in backticks: ConfigError("`batch` is 0; …"). `fields` lists these names, and the command
     line replaces `batch` with the option --batch.
     """
+
+    exit_code = 2  # of the command line
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         """Escape unprintable characters, which names in a file may contain, and shorten a long message."""
@@ -53,7 +55,7 @@ class CheckpointWarning(UserWarning):
 
 def describe_error(error: BaseException) -> str:
     """Reason of an error, on one line of at most 200 characters, to be quoted in another message."""
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(str(reason).split())[:200]
 
 

@@ -14,6 +14,9 @@ WRITE_ERRORS = (OSError, RuntimeError, ValueError, MemoryError)  # raised by the
 MAX_TEXT_BYTES = 2**24  # for config.json, run.json, labels, recipes and index files
 MAX_LINE_BYTES = 2**20  # for one line of a log
 CHUNK_BYTES = 2**20  # read at once
+IS_POSIX = os.name == "posix"  # Windows lacks the flags below
+NONBLOCKING = os.O_NONBLOCK if IS_POSIX else 0  # opening a named pipe does not wait for its other end
+SAFE_OPEN_FLAGS = NONBLOCKING | (os.O_NOFOLLOW if IS_POSIX else 0)  # opening a symbolic link fails, too
 FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -39,7 +42,7 @@ def open_regular_file_descriptor(path: str | Path) -> int:
     Links are followed. The check is repeated on the open file, in case it was replaced in between.
     """
     check_regular_file(os.stat(path))  # noqa: PTH116  # checked first: opening some devices has side effects
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    descriptor = os.open(path, os.O_RDONLY | NONBLOCKING)
     try:
         check_regular_file(os.fstat(descriptor))
     except OSError:

@@ -41,7 +41,7 @@ def parse_yaml(text: str) -> Any:
     depth = 0
     try:
         for event in yaml.parse(text, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
                 raise ValueError("it has anchors or aliases (& and *); expected plain values")
             if isinstance(event, yaml.CollectionStartEvent | yaml.CollectionEndEvent):
                 depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitrail.errors import VitrailError, describe_error
-from vitrail.files import check_regular_file
+from vitrail.files import SAFE_OPEN_FLAGS, check_regular_file
 
 try:
     import fcntl
@@ -61,10 +61,9 @@ def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generato
 
 
 def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
         try:
-            descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFE_OPEN_FLAGS, 0o666)
             close_and_raise_unless_regular(descriptor)
         except OSError as error:
             raise VitrailError(

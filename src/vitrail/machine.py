@@ -18,7 +18,7 @@ MAX_THREADS = 1024  # that a user or a file may request
 
 def count_cores() -> int:
     """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def describe_machine() -> str:

@@ -1,4 +1,4 @@
-"""Standard output and standard error that may be closed, or whose reader may exit."""
+"""Standard streams that may be closed, replaced by an object without bytes, or whose reader may exit."""
 
 import os
 import sys
@@ -6,11 +6,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 
 def open_devnull() -> TextIOWrapper:
     return Path(os.devnull).open("w")
+
+
+def get_binary_buffer(stream: TextIO | None) -> BinaryIO | None:
+    """The bytes below a text stream; None if it is closed, or an object that holds only text."""
+    return stream.buffer if isinstance(stream, TextIOWrapper) else None
 
 
 class PipeTolerantOutput(TextIOWrapper):

@@ -8,7 +8,7 @@ printed: for a tuple nested 40 levels deep, each level holding the next one twic
 
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, Any, Protocol, runtime_checkable
 
 MAX_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an object of several hundred bytes
 BYTES_PER_STEP = 256
@@ -44,6 +44,13 @@ class OpaqueValue:
 
     def __repr__(self) -> str:
         return "…"
+
+
+@runtime_checkable
+class StatefulStandIn(Protocol):
+    """A stand-in for an object whose state a pickle sets."""
+
+    def set_state(self, state: Any, /) -> None: ...
 
 
 class OpaqueSet(OpaqueValue):
@@ -194,7 +201,7 @@ class PickleMachine:
                 raise PickleError(f"adds members to a {type(self.top()).__name__}")
         elif name == "BUILD":
             state, target = self.pop(), self.top()
-            if not hasattr(type(target), "set_state"):
+            if not isinstance(target, StatefulStandIn):
                 raise PickleError(f"sets the state of a {type(target).__name__}")
             target.set_state(state)
         elif name == "POP" and self.stack:

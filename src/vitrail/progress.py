@@ -17,8 +17,9 @@ Advance = Callable[[int], object]  # called with the number of items that are do
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-    return getattr(get_ipython(), "kernel", None) is not None
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None  # the shell of a terminal has no kernel
 
 
 def is_watched() -> bool:

@@ -16,8 +16,8 @@ NOT_INFERRED = {
     *(
         name for kind in ("cct*", "linformer*", "axial*") for name in vitrail.list_models(kind)
     ),  # without a public layout
-    *vitrail.list_models("t2t*"),  # inferred by their own layout
 }
+VIT, DEIT = (find_preset(name)[0] for name in ("ViT-Ti/16", "DeiT-Ti"))
 NOT_IN_SHAPES = ("dropout", "attention_dropout", "stochastic_depth", "dynamic", "layer_scale", "norm_eps")
 
 
@@ -29,7 +29,7 @@ def make_tensors(name: str, **fields: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", [name for name in vitrail.list_models() if name not in NOT_INFERRED][::4])
 def test_presets_are_inferred_from_their_shapes(name: str) -> None:
     family, preset = find_preset(name)
-    inferred, _ = infer_config(make_tensors(name), family.name, {})
+    inferred = infer_config(make_tensors(name), family, {}).config
     start = {"layer_scale": preset.layer_scale} if hasattr(preset, "layer_scale") else {}
     config = family.configure(
         **{field: value for field, value in inferred.items() if field not in NOT_IN_SHAPES}, **start
@@ -41,21 +41,21 @@ def test_presets_are_inferred_from_their_shapes(name: str) -> None:
 def test_heads_that_shapes_do_not_tell() -> None:
     tensors = make_tensors("ViT-Ti/16", width=48, heads=3)
     with pytest.raises(CheckpointError, match=r"number of heads for width 48; expected heads=…"):
-        infer_config(tensors, "vit", {})
-    assert infer_config(tensors, "vit", {"heads": 3})[0]["heads"] == 3
+        infer_config(tensors, VIT, {})
+    assert infer_config(tensors, VIT, {"heads": 3}).config["heads"] == 3
     with pytest.raises(CheckpointError, match=r"number of heads for width 288; expected heads=…"):
         infer_config(
-            make_tensors("ViT-Ti/16", width=288, heads=3), "vit", {}
+            make_tensors("ViT-Ti/16", width=288, heads=3), VIT, {}
         )  # the heads of a CaiT of this width do not count
-    assert infer_config(make_tensors("ViT-Ti/16", width=128, heads=4), "vit", {})[0]["heads"] == 2
+    assert infer_config(make_tensors("ViT-Ti/16", width=128, heads=4), VIT, {}).config["heads"] == 2
     so400m = make_tensors("ViT-Ti/16", width=1152, depth=27, heads=16, mlp_width=4304)
-    assert infer_config(so400m, "vit", {})[0]["heads"] == 16
+    assert infer_config(so400m, VIT, {}).config["heads"] == 16
 
 
 def test_parts_that_a_family_does_not_support_are_refused() -> None:
     wide = make_tensors("ViT-Ti/16", mlp_width=192)
     with pytest.raises(CheckpointError, match=r"an MLP of width 192, not 4 × 192, which the family 'deit' does not"):
-        infer_config(wide, "deit", {})
+        infer_config(wide, DEIT, {})
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_tensors_of_another_model_are_refused(name: str, shape: tuple[int, ...] 
     if shape is not None:
         tensors[name] = torch.empty(shape)
     with pytest.raises(CheckpointError, match=message):
-        infer_config(tensors, "vit", {})
+        infer_config(tensors, VIT, {})

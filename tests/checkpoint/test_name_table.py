@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from vitrail.checkpoint.name_table import THREE_PARTS, convert_to_our_tensors, convert_to_their_tensors, make_entry
+from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.errors import CheckpointError
+from vitrail.models.checkpoint_side import THREE_PARTS, make_entry
 
 TABLE = (
     make_entry("tok", "cls_token"),
     make_entry("layer%.unit#.w.*", "blocks.#.conv#.*"),
     make_entry([f"layer%.{part}.*" for part in "qkv"], "blocks.#.attn.qkv.*", THREE_PARTS),
     make_entry("old%.qkv.*", "blocks.#.attn.qkv.*"),
+    make_entry("trunk#.trunk=-~.se", "s#.b~.se"),
 )
 
 
@@ -38,6 +40,14 @@ def test_all_names_are_read_and_the_first_is_written() -> None:
         "layer1.q.weight",
         "layer1.v.weight",
     ]
+
+
+def test_a_number_may_be_repeated_and_counted_from_zero() -> None:
+    theirs = {"trunk2.trunk2-0.se": torch.randn(1)}
+    ours, _ = convert_to_our_tensors(theirs, TABLE)
+    assert list(ours) == ["s2.b1.se"]
+    assert convert_to_their_tensors(ours, TABLE, heads=1).keys() == theirs.keys()
+    assert convert_to_our_tensors({"trunk2.trunk1-0.se": torch.randn(1)}, TABLE)[1] == ("trunk2.trunk1-0.se",)
 
 
 def test_errors_name_the_tensors() -> None:

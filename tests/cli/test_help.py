@@ -121,7 +121,7 @@ def test_the_values_of_the_default_recipe_are_shown() -> None:
     recipe = open_recipe("fashion").to_flat_dict()
     assert shown["--epochs"].endswith(f"[recipe: {recipe['epochs']}]")
     assert shown["--lr"].endswith(f"[recipe: {recipe['lr']:g}]")
-    assert shown["--optimizer"].endswith(f"[choices: adamw, sgd, muon] [recipe: {recipe['optimizer']}]")
+    assert shown["--optimizer"].endswith(f"[choices: adamw, sgd, muon, lars] [recipe: {recipe['optimizer']}]")
     assert shown["--compile"].endswith("[recipe: off]")
     assert shown["--data"].endswith("[default: fashion]")
     assert "[default: False]" not in "".join(shown.values())
@@ -216,7 +216,7 @@ def test_suggestions_lead_to_something_that_exists() -> None:
     [
         ("train --dry-run --epochs many", "--epochs 'many' is not a number."),
         ("train --dry-run --batch 2.5", "--batch '2.5' is not a whole number."),
-        ("train --optimizer adam", "--optimizer 'adam' is not one of adamw, sgd, muon. Did you mean adamw?"),
+        ("train --optimizer adam", "--optimizer 'adam' is not one of adamw, sgd, muon, lars. Did you mean adamw?"),
         ("train --epochs", "--epochs needs a value. See vitrail train --help."),
         ("train --lr 1 --lr 2", "--lr is given more than once. Give it once."),
         ("train --threads many", "--threads 'many' is not a whole number or auto."),

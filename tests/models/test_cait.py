@@ -15,6 +15,7 @@ from vitrail.checkpoint import load, read, write
 from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.cait import PRESETS, CaiT, CaiTConfig, TalkingHeads
+from vitrail.tasks.classification import Classification
 from vitrail.train.optim import freeze_all_but_last_blocks, list_weights
 from vitrail.train.run_folder import RunFolder
 
@@ -180,7 +181,7 @@ def test_layer_decay_levels() -> None:
     assert [levels[f"blocks.{n}.norm1.weight"] for n in range(3)] == [1, 2, 3]
     assert [levels[f"blocks_token_only.{n}.attn.kv.weight"] for n in range(2)] == [4, 5]
     assert levels["norm.weight"] == levels["head.weight"] == 6
-    freeze_all_but_last_blocks(model, 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     trained = {name.split(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
     assert trained == {"blocks_token_only", "norm", "head"}
     assert not model.blocks_token_only[0].norm1.weight.requires_grad

@@ -22,7 +22,7 @@ def test_distilled_model_has_two_more_positions_than_patches() -> None:
 
 def test_output_is_the_mean_of_both_heads() -> None:
     model, batch = add_weight_noise(DeiT(DISTILLED)), torch.randn(2, 3, 8, 12)
-    by_label, by_teacher = model.heads(batch)
+    by_label, by_teacher = model.head_logits(model.encode(batch, queries=2))
     assert not torch.allclose(by_label, by_teacher)
     torch.testing.assert_close(model(batch), (by_label + by_teacher) / 2)
     tokens = model.tokens(batch)
@@ -38,16 +38,17 @@ def test_both_tokens_get_gradients_and_differ_initially() -> None:
     model = DeiT(DISTILLED)
     assert model.dist_token is not None
     assert not torch.equal(model.cls_token, model.dist_token)
-    by_label, by_teacher = add_weight_noise(model).heads(torch.randn(2, 3, 8, 12))
+    by_label, by_teacher = model.head_logits(add_weight_noise(model).tokens(torch.randn(2, 3, 8, 12)))
     (by_label.square().sum() + by_teacher.square().sum()).backward()
     for token in (model.cls_token, model.dist_token):
         assert token.grad is not None
         assert token.grad.abs().sum() > 0
 
 
-def test_heads_of_a_plain_model_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"not distilled and has one head; expected distilled=True"):
-        DeiT(TOY).heads(torch.zeros(1, 3, 8, 12))
+def test_a_plain_model_has_one_head() -> None:
+    model, batch = add_weight_noise(DeiT(TOY)), torch.randn(2, 3, 8, 12)
+    (logits,) = model.head_logits(model.encode(batch, queries=1))
+    assert torch.equal(logits, model(batch))
 
 
 def test_dynamic_size_keeps_both_prefix_positions() -> None:

@@ -21,8 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 import vitrail
 from vitrail.checkpoint.name_table import convert_to_our_tensors
-from vitrail.checkpoint.sources.timm import CAIT_TABLE
-from vitrail.models.cait import CaiT, CaiTConfig
+from vitrail.models.cait import NAME_TABLE, CaiT, CaiTConfig
 from vitrail.models.checks import pair
 from vitrail.models.deit import DeiT, DeiTConfig
 from vitrail.models.vit import ViT, ViTConfig
@@ -45,13 +44,16 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
         assert logits.std() > 0.01
         assert (ours(images) - logits).abs().max() <= TOLERANCE
         assert (ours.tokens(images) - theirs.forward_features(images)).abs().max() <= tokens_within
+        (our_map,), (their_map,) = ours.feature_maps(images), theirs.forward_intermediates(images, 1, norm=False)[1]
+        assert our_map.shape == their_map.shape
+        assert (our_map - their_map).abs().max() <= TOLERANCE
 
 
 def get_renamed_tensors(theirs: nn.Module) -> dict[str, Tensor]:
     """Their state dict with our names, which differ only for a CaiT; no tensor is left over."""
     if not isinstance(theirs, Cait):
         return theirs.state_dict()
-    tensors, unknown = convert_to_our_tensors(theirs.state_dict(), CAIT_TABLE)
+    tensors, unknown = convert_to_our_tensors(theirs.state_dict(), NAME_TABLE)
     assert not unknown
     return tensors
 
@@ -130,7 +132,7 @@ def test_distilled_deit_equals_timm() -> None:
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         expected = theirs.train()(images)
-        for mine, other in zip(ours.heads(images), expected, strict=True):
+        for mine, other in zip(ours.head_logits(ours.tokens(images)), expected, strict=True):
             assert (mine - other).abs().max() <= TOLERANCE
 
 
@@ -162,7 +164,7 @@ def test_training_gradients_of_a_cait_equal_timm() -> None:
     for model in (theirs, ours):
         nn.functional.cross_entropy(model.train()(images), labels).backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
-    expected, _ = convert_to_our_tensors(gradients, CAIT_TABLE)
+    expected, _ = convert_to_our_tensors(gradients, NAME_TABLE)
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)

@@ -66,7 +66,7 @@ def by_hand(opened: LoadedModel, dataset: ArrayDataset) -> list[list[int]]:
         images = inputs(dataset, opened.preprocessing)
         if not getattr(model.config, "distilled", False):
             return [model(images).argmax(1).tolist()]
-        first, second = model.heads(images)
+        first, second = model.head_logits(model.encode(images, queries=2))
         return [each.argmax(1).tolist() for each in (first, second, model(images))]
 
 

@@ -14,7 +14,7 @@ import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import LoopSettings, Recipe
-from vitrail.tasks.classification import classification_loss
+from vitrail.tasks.classification import Classification, classification_loss
 from vitrail.tasks.distillation import DistillationLoss, check_distill_token_fits_model, make_distillation
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher
@@ -51,7 +51,7 @@ def test_distillation_head_learns_from_the_teacher_and_class_head_from_the_label
     recipe = replace(PLAIN, loop=LoopSettings(epochs=30, batch=8))
     fitted = fit(student(), data(), recipe, teacher=next_class_teacher, device="cpu").model
     images = torch.from_numpy(colour_images(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
-    by_label, by_teacher = fitted.heads(images)
+    by_label, by_teacher = fitted.head_logits(fitted.encode(images, queries=2))
     labels = torch.arange(24) % 4
     assert torch.equal(by_label.argmax(-1), labels)
     assert torch.equal(by_teacher.argmax(-1), (labels + 1) % 4)
@@ -96,7 +96,9 @@ def test_recipe_sets_kind_weight_and_temperature() -> None:
     def build_objective(settings: dict[str, Any], **fields: Any) -> Any:
         recipe = Recipe().with_settings({"batch": 8, **settings})
         given = student(**fields)
-        return make_distillation(given, teacher(), open_image_source(given, data(), recipe, SEEN), recipe)[0].objective
+        return make_distillation(
+            given, teacher(), open_image_source(Classification(given), data(), recipe, SEEN), recipe
+        )[0].objective
 
     assert build_objective({"distill": "none"}) is classification_loss
     for kind, weight in (("hard", 0.5), ("soft", 0.1)):

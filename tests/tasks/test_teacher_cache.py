@@ -21,7 +21,7 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import Recipe
-from vitrail.tasks.classification import LossInputs
+from vitrail.tasks.classification import Classification, LossInputs
 from vitrail.tasks.distillation import DistillationLoss, make_distillation
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher, TeacherView
@@ -40,7 +40,7 @@ def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe 
 
 def make_loss(images: DatasetSplits, which: Teacher, folder: Path | None, recipe: Recipe = PLAIN) -> Any:
     given = student(dynamic=True)
-    source = open_image_source(given, images, recipe, SEEN)
+    source = open_image_source(Classification(given), images, recipe, SEEN)
     return make_distillation(given, which, source, recipe, cache_folder=folder)[0].objective
 
 

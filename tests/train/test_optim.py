@@ -77,7 +77,7 @@ def test_layer_decay_matches_timm() -> None:
 
 def test_every_weight_is_in_one_group() -> None:
     model = tiny()
-    for optimizer in ("adamw", "sgd", "muon"):
+    for optimizer in ("adamw", "sgd", "muon", "lars"):
         optimizers = create_optimizers(Classification(model), replace(SETTINGS, optimizer=optimizer))
         grouped = [id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]]
         assert sorted(grouped) == sorted(id(tensor) for tensor in model.parameters())
@@ -119,7 +119,7 @@ def test_learning_rate_is_scaled_by_level() -> None:
 )
 def test_freezing_keeps_the_head_and_the_last_blocks_trainable(blocks: int | None, trained: set[str] | None) -> None:
     model = tiny()
-    freeze_all_but_last_blocks(model, blocks)
+    freeze_all_but_last_blocks(Classification(model), blocks)
     moving = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
     parts = {".".join(name.split(".")[: 2 if name.startswith("blocks") else 1]) for name in moving}
     assert parts == (trained if trained is not None else parts)
@@ -129,9 +129,9 @@ def test_freezing_keeps_the_head_and_the_last_blocks_trainable(blocks: int | Non
 
 def test_freezing_too_many_blocks_or_without_a_head_is_refused() -> None:
     with pytest.raises(ConfigError, match="train_blocks is 4; expected less than 4"):
-        freeze_all_but_last_blocks(tiny(), 4)
+        freeze_all_but_last_blocks(Classification(tiny()), 4)
     with pytest.raises(ConfigError, match="no head"):
-        freeze_all_but_last_blocks(tiny("vit_tiny_patch16_224", classes=0), 0)
+        freeze_all_but_last_blocks(Classification(tiny("vit_tiny_patch16_224", classes=0)), 0)
 
 
 def test_ema_matches_its_definition_with_a_faster_start() -> None:
@@ -163,7 +163,7 @@ def test_block_has_one_learning_rate_with_every_optimizer() -> None:
     rates = {id(t): group["lr"] for each in optimizers for group in each.param_groups for t in group["params"]}
     named = {name: rates[id(tensor)] for name, tensor in model.named_parameters()}
     assert named["blocks.1.attn.qkv.weight"] == named["blocks.1.mlp.fc1.weight"] == named["blocks.1.norm1.bias"] == 0.25
-    freeze_all_but_last_blocks(model, 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     maps = {
         id(t)
         for each in create_optimizers(Classification(model), replace(SETTINGS, optimizer="muon"))[1:]
@@ -206,17 +206,17 @@ def test_convnet_is_frozen_by_block_and_trained_by_muon(name: str) -> None:
     assert len(create_optimizers(Classification(model), replace(SETTINGS, optimizer="muon"))) == 2
     blocks = 5 if name == "resnet18" else 6
     with pytest.raises(ConfigError, match=f"train_blocks is {blocks + 1}; expected less than {blocks + 1}"):
-        freeze_all_but_last_blocks(model, blocks + 1)
-    freeze_all_but_last_blocks(model, 1)
+        freeze_all_but_last_blocks(Classification(model), blocks + 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     moving = {name.split(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
     assert moving == ({"layer4", "fc"} if name == "resnet18" else {"s4", "head"})
     with pytest.raises(ConfigError, match="the model has no head"):
-        freeze_all_but_last_blocks(small_convnet(name, classes=0), 0)
+        freeze_all_but_last_blocks(Classification(small_convnet(name, classes=0)), 0)
 
 
 def test_frozen_batch_norms_keep_their_statistics() -> None:
     model = small_convnet("resnet18")
-    freeze_all_but_last_blocks(model, 1)
+    freeze_all_but_last_blocks(Classification(model), 1)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     set_frozen_batch_norms_to_eval(model.train())
     model(torch.randn(4, 3, 64, 64))

@@ -16,7 +16,7 @@ from vitrail.train.throughput import Throughput, measure_throughput
 
 
 def measure(given: nn.Module, recipe: Recipe) -> Throughput:
-    source = open_image_source(given, data(), recipe, Preprocessing(image_size=16, crop=1.0))
+    source = open_image_source(Classification(given), data(), recipe, Preprocessing(image_size=16, crop=1.0))
     return measure_throughput(Plan(task=Classification(given), source=source, recipe=recipe))
 
 

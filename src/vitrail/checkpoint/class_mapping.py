@@ -1,7 +1,7 @@
 """Map the classes of a data set to those of a model: by name, by one of several names, by WordNet id, by number."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vitrail.checkpoint.imagenet_classes import expand_imagenet_labels
@@ -86,7 +86,7 @@ def split_label(label: str) -> list[str]:
 def check_class_labels(labels: Sequence[str], classes: int) -> tuple[str, ...]:
     """The labels, if there is one text per class."""
     given: Any = labels
-    if isinstance(given, str) or not hasattr(given, "__iter__") or not all(isinstance(each, str) for each in given):
+    if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
         raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of strings")
     if len(labels) != classes:
         raise ConfigError(f"{len(labels)} labels for {classes} classes; expected one per class")

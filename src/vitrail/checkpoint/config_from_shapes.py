@@ -1,122 +1,83 @@
 """Infer the config of a model from the shapes of its tensors, for files that do not contain it."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.convnet_tensors import CONVNET_CONFIGS, infer_convnet_config
-from vitrail.checkpoint.tensor_shapes import (
-    TensorShapes,
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-)
+from vitrail.checkpoint.family_sources import find_published_heads, get_field_defaults
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import load_built_in_families
+from vitrail.models.checkpoint_side import InferredConfig, TensorShapes
+from vitrail.models.family import Family
+from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old ViT-S
     (1152, 27, 4304): 16,
     (1536, 40, 6144): 16,
     (768, 8, 2304): 8,
 }
-DEFAULT_LAYER_SCALE = 1e-5  # the initial value of a LayerScale, which a trained file no longer has
 FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions")
 
 ConfigFields = dict[str, Any]
 
 
-def infer_config(
-    tensors: Mapping[str, Tensor], family: str, known: Mapping[str, Any]
-) -> tuple[ConfigFields, ConfigFields]:
-    """Config fields of tensors under our names, and the values that are uncertain.
+@dataclass(frozen=True)
+class ConfigGuess:
+    """The config of tensors, and the values in it that are uncertain."""
 
-    `known` are fields that the shapes do not tell.
-    """
+    config: ConfigFields
+    doubts: ConfigFields
+    from_shapes: InferredConfig
+
+
+def infer_config(tensors: Mapping[str, Tensor], family: Family, known: Mapping[str, Any]) -> ConfigGuess:
+    """Infer the config from tensors under our names; `known` are fields that the shapes do not tell."""
+    if family.checkpoint.infer_config is None:
+        raise CheckpointError(f"the family {family.name!r} has no public layout; expected a file written by vitrail")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if family in CONVNET_CONFIGS:
-        size = parse_image_size(known.get("trained_size")) or parse_image_size(known.get("image_size"))
-        return infer_convnet_config(shapes, family, size), {}
-    kernel = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
-    width, stride = kernel[0], kernel[2:]
-    mlp_inputs = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
-    mlp_width = get_tensor_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
-    registers = get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0
-    prefix = registers + ("cls_token" in shapes) + ("dist_token" in shapes)
-    fields: ConfigFields = {
-        "patch_size": kernel[2:],
-        "channels": kernel[1],
-        "classes": count_classes(shapes, "head.weight"),
-        "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
-        "mlp_width": None if mlp_width == 4 * width else mlp_width,
-        "layer_scale": DEFAULT_LAYER_SCALE if "blocks.0.ls1.gamma" in shapes else None,
-    }
-    if family == "vit":
-        fields |= {
-            "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
-            "class_token": "cls_token" in shapes,
-            "registers": registers,
-            "pool": infer_pool(shapes),
-            "head": "mlp" if "pre_logits.weight" in shapes else "linear",
-        }
-        if mlp_inputs == 2 * mlp_width:
-            fields["activation"] = "swiglu"
-    if family == "deit":
-        fields["distilled"] = "dist_token" in shapes
-    if family == "cait":
-        prefix = 0  # its class token is added after the positions
-        fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
-        fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]  # which mixes heads
-    if family == "hybrid":
-        fields |= {"stages": infer_hybrid_stage_depths(shapes), "channels": infer_stem_input_channels(shapes)}
-        scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
-        stride = (scale * stride[0], scale * stride[1])
-    position_fields, doubts = infer_image_size(shapes, prefix, stride, known)
-    fields |= position_fields
-    supported = get_config_fields(family)
-    check_family_support(family, fields, known)
-    fields = {name: value for name, value in fields.items() if name in supported}
+    supported = get_field_defaults(family)
+    inferred = family.checkpoint.infer_config(shapes)
+    check_family_support(family, inferred.fields, known)
+    sizes, doubts = infer_image_size(shapes, inferred, known, has_choice="prefix_positions" in supported)
+    fields = {name: value for name, value in (inferred.fields | sizes).items() if name in supported}
     fields |= {name: value for name, value in known.items() if name in supported and name != "image_size"}
-    return (fields if "heads" in fields else {**fields, "heads": infer_heads(fields)[0]}), doubts
+    if "heads" in inferred.fields:
+        fields["heads"] = inferred.fields["heads"]
+    elif "heads" in supported and "heads" not in fields:
+        fields["heads"] = infer_heads(family, fields)[0]
+    return ConfigGuess(fields, doubts, inferred)
 
 
-def get_config_fields(family: str) -> Mapping[str, Any]:
-    """Dataclass fields of a family's config by name."""
-    return next(each for each in load_built_in_families() if each.name == family).config.__dataclass_fields__
-
-
-def check_family_support(family: str, fields: ConfigFields, known: Mapping[str, Any]) -> None:
+def check_family_support(family: Family, fields: ConfigFields, known: Mapping[str, Any]) -> None:
     """Refuse a model with a part that the config of its family has no field for."""
-    supported = get_config_fields(family)
+    supported, mlp_width = get_field_defaults(family), fields.get("mlp_width")
     activation, pool = known.get("activation", "gelu"), known.get("pool", "class")
     parts = {  # field: whether the model has the part, and what it is
-        "mlp_width": (
-            fields["mlp_width"] is not None,
-            f"an MLP of width {fields['mlp_width']}, not 4 × {fields['width']}",
-        ),
-        "layer_scale": (fields["layer_scale"] is not None, "a LayerScale"),
-        "prefix_positions": (not fields.get("prefix_positions", True), "no position for its class token"),
-        # a hybrid has the activation in its `constants`
-        "activation": (activation != "gelu" and family != "hybrid", f"the activation {activation}"),
+        "mlp_width": (mlp_width is not None, f"an MLP of width {mlp_width}, not 4 × {fields.get('width')}"),
+        "layer_scale": (fields.get("layer_scale") is not None, "a LayerScale"),
+        "activation": (activation != "gelu", f"the activation {activation}"),
         "pool": (pool != "class", f"pool {pool}"),
     }
     for name, (present, part) in parts.items():
         if present and name not in supported:
-            raise CheckpointError(f"it has {part}, which the family {family!r} does not support; try another `source`")
+            raise CheckpointError(
+                f"it has {part}, which the family {family.name!r} does not support; try another `source`"
+            )
 
 
 def find_assumptions(
-    family: str, config: Mapping[str, Any], doubts: Mapping[str, Any], known: Mapping[str, Any], fixed: Collection[str]
+    family: Family, guess: ConfigGuess, doubts: Mapping[str, Any], known: Mapping[str, Any], fixed: Collection[str]
 ) -> dict[str, Any]:
     """Fields that neither the user, the file nor its tensors specify, with the values assumed for them.
 
     `fixed` fields have one value in all models of an owner; heads count as fixed only if a known model has this shape.
     """
-    supported = get_config_fields(family)
+    config, supported = guess.config, get_field_defaults(family)
     in_shapes = {
-        "heads": "class_depth" in config,  # a CaiT has tensors that mix heads
+        "heads": "heads" in guess.from_shapes.fields,
         "activation": config.get("activation") == "swiglu",
         "pool": config.get("pool") != "class",
         "positions": config.get("positions") != "none",
@@ -125,54 +86,37 @@ def find_assumptions(
     for name in FIELDS_NOT_IN_SHAPES:
         if name not in supported or name in known or in_shapes.get(name):
             continue
-        if name not in fixed or (name == "heads" and not infer_heads(config)[1]):
-            assumed[name] = config.get(name, supported[name].default)
+        if name not in fixed or (name == "heads" and not infer_heads(family, config)[1]):
+            assumed[name] = config.get(name, supported[name])
     certain = "trained_size" in fixed or config["image_size"] in (
         parse_image_size(known.get(name)) for name in ("trained_size", "image_size", "requested_size")
     )
-    if not certain and "patch_size" in config and config.get("positions") != "none":
+    if not certain and guess.from_shapes.stride is not None and config.get("positions") != "none":
         assumed["trained_size"] = config["image_size"]
     return {**assumed, **doubts}
 
 
-def infer_pool(shapes: TensorShapes) -> str:
-    if "attn_pool.latent" in shapes:
-        return "map"
-    if "fc_norm.weight" in shapes and "norm.weight" not in shapes:
-        return "mean_norm"
-    return "class" if "cls_token" in shapes else "mean"
-
-
-def infer_hybrid_stage_depths(shapes: TensorShapes) -> tuple[int, ...]:
-    stages = r"patch_embed\.backbone\.stages\."
-    count = count_distinct_numbers_in_names(shapes, rf"{stages}(\d+)\.")
-    return tuple(
-        count_distinct_numbers_in_names(shapes, rf"{stages}{stage}\.blocks\.(\d+)\.") for stage in range(count)
-    )
-
-
-def infer_stem_input_channels(shapes: TensorShapes) -> int:
-    names = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-    return get_tensor_shape(shapes, next((name for name in names if name in shapes), names[0]), 4)[1]
-
-
 def infer_image_size(
-    shapes: TensorShapes, prefix: int, stride: tuple[int, ...], known: Mapping[str, Any]
+    shapes: TensorShapes, inferred: InferredConfig, known: Mapping[str, Any], *, has_choice: bool
 ) -> tuple[ConfigFields, ConfigFields]:
     """Image size from the number of positions: what the user or the file says, else a square, else the requested size.
 
     A number may be read in two ways: 49 is 7×7 patches, or 6×8 patches and a class token. `prefix_positions` says
-    which. The second result has the fields for which other values would fit too.
+    which, if the config has this field. The second result has the fields for which other values would fit too.
     """
     in_file, requested = parse_image_size(known.get("image_size")), parse_image_size(known.get("requested_size"))
     trained = parse_image_size(known.get("trained_size"))
+    stride, prefix = inferred.stride, inferred.prefix
+    if stride is None:
+        return {"image_size": trained or in_file or inferred.fields["image_size"]}, {}
     if "pos_embed" not in shapes:
         default = (14 * stride[0], 14 * stride[1])
         return {"positions": "none", "image_size": trained or in_file or requested or default}, {}
     rows = get_tensor_shape(shapes, "pos_embed", 3)[1]
     patches = {True: rows - prefix, False: rows}  # by prefix_positions
-    if isinstance(known.get("prefix_positions"), bool):
-        patches = {known["prefix_positions"]: patches[known["prefix_positions"]]}
+    prefixed = known.get("prefix_positions") if has_choice else True
+    if isinstance(prefixed, bool):
+        patches = {prefixed: patches[prefixed]}
     squares = {key: size for key, n in patches.items() if (size := infer_square_image_size(n, stride)) is not None}
     requested_fits = [key for key, n in patches.items() if count_patches(requested, stride) == n]
     unstated = trained is None and in_file is None
@@ -237,17 +181,16 @@ def parse_image_size(value: Any) -> tuple[int, int] | None:
     return (sides[0], sides[1]) if valid and len(sides) == 2 else None
 
 
-def infer_heads(config: Mapping[str, Any]) -> tuple[int, bool]:
+def infer_heads(family: Family, config: Mapping[str, Any]) -> tuple[int, bool]:
     """Number of heads, and whether a known model has this shape; otherwise 64 channels per head are assumed."""
     width, depth = config["width"], config["depth"]
-    mlp_width = config.get("mlp_width") or 4 * width
+    mlp_width = config.get("mlp_width") or family.checkpoint.mlp_ratio * width
     if (width, depth, mlp_width) in HEADS_BY_SHAPE:
         return HEADS_BY_SHAPE[width, depth, mlp_width], True
-    for preset in (preset for family in load_built_in_families() for preset in family.presets.values()):
-        if not hasattr(preset, "patch_size") or hasattr(preset, "class_depth"):
-            continue  # convnets and T2T-ViTs have other fields; the shapes of a CaiT tell its heads
-        if (preset.width, getattr(preset, "mlp_width", None) or 4 * preset.width) == (width, mlp_width):
-            return preset.heads, True
+    families = [each for each in load_built_in_families() if each.checkpoint.heads_by_width]
+    heads = find_published_heads(width, mlp_width, families)
+    if heads is not None:
+        return heads, True
     if width % 64:
         raise CheckpointError(f"the file does not specify the number of heads for width {width}; expected heads=…")
     return width // 64, False

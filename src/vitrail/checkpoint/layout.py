@@ -12,30 +12,26 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.checkpoint.config_from_shapes import ConfigFields, find_assumptions, infer_config, parse_image_size
-from vitrail.checkpoint.convnet_tensors import add_batch_counters
+from vitrail.checkpoint.config_from_shapes import find_assumptions, infer_config, parse_image_size
 from vitrail.checkpoint.description import TYPE_NAMES, Description
 from vitrail.checkpoint.files.raw_contents import WRAPPER_KEYS, RawContents
-from vitrail.checkpoint.name_table import NameEntry, convert_to_our_tensors, convert_to_their_tensors
+from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.sources import SOURCE_NAMES
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, unknown_name_error
 from vitrail.files import write_atomically
+from vitrail.models.checkpoint_side import NameEntry, SourceNames
+from vitrail.models.family import Family
 from vitrail.text import abbreviate_list
 
 T = TypeVar("T")
+OWN_LAYOUT = "vitrail"
 LAYOUT_KEY = "layout"  # in the header of a safetensors file, which has no wrapper to recognise a layout by
 HALF_MEAN_STD: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET_MEAN_STD: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 OWNER_FIXED_FIELDS = ("activation", "norm_eps", "pool", "positions", "trained_size")  # same in all models of an owner
 LAYOUT_NAMED_KEY = "layout_named"  # key in `known`: whether the user or the file named the layout
-TRANSFORMER_FAMILIES = ("vit", "deit", "hybrid")
-PATCH_FAMILIES = ("vit", "deit")  # for layouts without names for a ResNet stem
-STEM_POSITION_VALUES: dict[str, tuple[Any, ...]] = {  # the position fields that most layouts support
-    "positions": ("learned", "sincos", "sincos_2d"),
-    "positions_at": ("stem",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +54,12 @@ class Layout:
     matches: Callable[[RawContents], bool]
     read: Callable[[RawContents, Mapping[str, Any]], TranslatedCheckpoint]  # with fields that the user specified
     write: Callable[[Mapping[str, Tensor], Description, Path], Mapping[str, Any]]  # returns what its readers assume
-    families: tuple[str, ...] = TRANSFORMER_FAMILIES  # that it can represent
 
 
 @cache
 def list_layouts() -> tuple[Layout, ...]:
     """All layouts, vitrail's own first. The first that matches a file reads it."""
-    return tuple(import_module(f"vitrail.checkpoint.sources.{name}").LAYOUT for name in ("vitrail", *SOURCE_NAMES))
+    return tuple(import_module(f"vitrail.checkpoint.sources.{name}").LAYOUT for name in (OWN_LAYOUT, *SOURCE_NAMES))
 
 
 def get_layout(name: str) -> Layout:
@@ -96,9 +91,9 @@ class UntranslatedModel:
     """What a layout knows about the model in a file before its tensors are renamed."""
 
     layout: str
-    family: str
+    family: Family
+    source: SourceNames
     tensors: Mapping[str, Tensor]  # under the names of the layout
-    table: Sequence[NameEntry]
     known: Mapping[str, Any]  # config fields from the file, its owner or the user
     policy: ResamplingPolicy
     preprocessing: Callable[[dict[str, Any]], Preprocessing]  # of a config
@@ -109,23 +104,21 @@ class UntranslatedModel:
     fixed_fields: Collection[str] = ()  # with one value in all models of the owner, if the file is known to be theirs
     default_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     assumed_preprocessing: bool = False
-    infer_config: Callable[[Mapping[str, Tensor], str, Mapping[str, Any]], tuple[ConfigFields, ConfigFields]] = (
-        infer_config
-    )
 
 
 def translate_checkpoint(contents: RawContents, model: UntranslatedModel) -> TranslatedCheckpoint:
     """Rename the tensors, infer the config, and collect warnings and assumptions."""
-    tensors, unnamed = convert_to_our_tensors(model.tensors, model.table)
+    tensors, unnamed = convert_to_our_tensors(model.tensors, model.source.table)
     lost = [name for name in unnamed if not re.fullmatch(model.ignore, name)]
     if lost:
         raise CheckpointError(
-            f"{contents.path} has {len(lost)} tensors that are not part of a {model.family} of the layout "
+            f"{contents.path} has {len(lost)} tensors that are not part of a {model.family.name} of the layout "
             f"{model.layout} ({abbreviate_list(lost, 3)}); without them it would be another model: "
             "expected a plain ViT, DeiT, CaiT, T2T-ViT, hybrid or convnet, or another `source`"
         )
     tensors = add_batch_counters(tensors)
-    config, doubts = model.infer_config(tensors, model.family, {**model.default_fields, **model.known})
+    guess = infer_config(tensors, model.family, {**model.default_fields, **model.known})
+    config, doubts = guess.config, guess.doubts
     warnings, stated = list(model.warnings), parse_image_size(model.known.get("image_size"))
     if stated not in (None, config["image_size"]):
         used = "×".join(map(str, config["image_size"]))
@@ -136,11 +129,11 @@ def translate_checkpoint(contents: RawContents, model: UntranslatedModel) -> Tra
     if config.get("layer_scale") or config.get("registers") or model.layout == "google":
         doubts = {name: value for name, value in doubts.items() if name != "prefix_positions"}  # often False here
     preprocessing = model.preprocessing(config)
-    assumed = find_assumptions(model.family, config, doubts, model.known, model.fixed_fields)
+    assumed = find_assumptions(model.family, guess, doubts, model.known, model.fixed_fields)
     if model.assumed_preprocessing:
         assumed["preprocessing"] = format_preprocessing(preprocessing)
     description = Description(
-        family=model.family,
+        family=model.family.name,
         config=config,
         preprocessing=preprocessing,
         labels=model.labels,
@@ -159,10 +152,21 @@ def format_preprocessing(preprocessing: Preprocessing) -> str:
     return f"{mean}, crop {preprocessing.crop:.4g}, {preprocessing.interpolation}"
 
 
-def find_heads_by_width(tensors: Mapping[str, Tensor], kernel: str, heads: Mapping[int, int]) -> dict[str, int]:
+def get_mean_std(*, imagenet: bool) -> dict[str, Any]:
+    return IMAGENET_MEAN_STD if imagenet else HALF_MEAN_STD
+
+
+def find_heads_by_width(tensors: Mapping[str, Tensor], kernel: str, source: SourceNames) -> dict[str, int]:
     """Number of heads of the owner's published model of this width, which is that of the patch kernel."""
     width = tensors[kernel].shape[0] if kernel in tensors and tensors[kernel].ndim else 0
-    return {"heads": heads[width]} if width in heads else {}
+    return {"heads": source.heads[width]} if width in source.heads else {}
+
+
+def add_batch_counters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the counters of batch norms, which files from before torch 0.4.1 lack; without a momentum they are used."""
+    suffix = ".running_mean"
+    norms = [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]
+    return {**{f"{name}.num_batches_tracked": torch.zeros((), dtype=torch.int64) for name in norms}, **tensors}
 
 
 def merge_agreeing_fields(in_file: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,6 +188,8 @@ def strip_common_prefixes(tensors: Mapping[str, Tensor], *prefixes: str) -> dict
 
 def check_representable(layout: str, config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuse a config with a value that the layout cannot represent."""
+    if "stages" in config:
+        config = {**config, "number of stages": len(config["stages"])}
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             expected = " or ".join(repr(value) for value in values)

@@ -1,80 +1,60 @@
-"""Name tables for both directions: the names of tensors in a layout, our names, and how the values are arranged.
-
-In a name, # stands for a number, % for a number that the layout counts from 1 and we from 0, * for weight or bias.
-"""
+"""Rename tensors by the name tables of the families, in both directions. `NameEntry` says what stands in a name."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 
-import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
+from vitrail.models.checkpoint_side import NameEntry
 
-PLACEHOLDER = re.compile("([#%*])")
-PLACEHOLDER_PATTERNS = {"#": r"(\d{1,6})", "%": r"(\d{1,6})", "*": "(weight|bias)"}
-
-
-@dataclass(frozen=True)
-class TensorTransform:
-    """Convert a tensor from the layout's arrangement, perhaps in several parts, and back, given the number of heads."""
-
-    to_ours: Callable[[list[Tensor]], Tensor]
-    to_theirs: Callable[[Tensor, int], list[Tensor]]
+PLACEHOLDER = re.compile("([#%~=*])")
+NUMBER_SHIFTS = {"%": 1, "~": -1}  # from our number to theirs
 
 
-IDENTITY = TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor])
-THREE_PARTS = TensorTransform(torch.cat, lambda tensor, _: list(tensor.chunk(3)))  # queries, keys and values
-TWO_PARTS = TensorTransform(torch.cat, lambda tensor, _: list(tensor.chunk(2)))  # gates and values
-
-
-@dataclass(frozen=True)
-class NameEntry:
-    """One row of a table: our tensor is made of one or more of theirs."""
-
-    theirs: tuple[str, ...]
-    ours: str
-    transform: TensorTransform = IDENTITY
-
-    @cached_property
-    def their_patterns(self) -> tuple[re.Pattern[str], ...]:
-        return tuple(compile_name_pattern(name) for name in self.theirs)
-
-    @cached_property
-    def our_pattern(self) -> re.Pattern[str]:
-        return compile_name_pattern(self.ours)
-
-
-def make_entry(theirs: str | Iterable[str], ours: str, transform: TensorTransform = IDENTITY) -> NameEntry:
-    return NameEntry((theirs,) if isinstance(theirs, str) else tuple(theirs), ours, transform)
-
-
+@cache
 def compile_name_pattern(name: str) -> re.Pattern[str]:
-    return re.compile("".join(PLACEHOLDER_PATTERNS.get(part, re.escape(part)) for part in PLACEHOLDER.split(name)))
+    """A group for each placeholder; = repeats the number before it and has none."""
+    pattern, groups = "", 0
+    for part in PLACEHOLDER.split(name):
+        if part == "=":
+            pattern += rf"(?:\{groups})"
+        elif PLACEHOLDER.fullmatch(part):
+            pattern += "(weight|bias)" if part == "*" else r"(\d{1,6})"
+            groups += 1
+        else:
+            pattern += re.escape(part)
+    return re.compile(pattern)
 
 
 def fill_placeholders(name: str, values: Iterable[str]) -> str:
-    remaining = iter(values)
-    return PLACEHOLDER.sub(lambda _: next(remaining), name)
+    remaining, last = iter(values), ""
+
+    def fill(match: re.Match[str]) -> str:
+        nonlocal last
+        last = last if match[0] == "=" else next(remaining)
+        return last
+
+    return PLACEHOLDER.sub(fill, name)
 
 
-def shift_numbers(name: str, values: Iterable[str], by: int) -> tuple[str, ...]:
-    """Add `by` to the values of the placeholders that are counted from 1."""
-    pairs = zip(PLACEHOLDER.findall(name), values, strict=True)
-    return tuple(str(int(value) + by) if placeholder == "%" else value for placeholder, value in pairs)
+def shift_numbers(name: str, values: Iterable[str], sign: int) -> tuple[str, ...]:
+    """Convert numbers that the layout and we count from different starts: to theirs with sign 1, to ours with -1."""
+    placeholders = [each for each in PLACEHOLDER.findall(name) if each != "="]
+    pairs = [(NUMBER_SHIFTS.get(each), value) for each, value in zip(placeholders, values, strict=True)]
+    return tuple(value if shift is None else str(int(value) + sign * shift) for shift, value in pairs)
 
 
 def convert_to_our_tensors(
     tensors: Mapping[str, Tensor], table: Iterable[NameEntry]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Rename tensors to our names; also return the names that are not in the table."""
-    rows, matched, unknown = list(table), dict[str, tuple[NameEntry, dict[int, str]]](), list[str]()
+    names = [(row, index, compile_name_pattern(name)) for row in table for index, name in enumerate(row.theirs)]
+    matched, unknown = dict[str, tuple[NameEntry, dict[int, str]]](), list[str]()
     for name in tensors:
-        match = next(
-            ((r, n, m) for r in rows for n, each in enumerate(r.their_patterns) if (m := each.fullmatch(name))), None
-        )
+        match = next(((row, index, m) for row, index, each in names if (m := each.fullmatch(name))), None)
         if match is None:
             unknown.append(name)
             continue
@@ -103,12 +83,20 @@ def convert_to_their_tensors(
     tensors: Mapping[str, Tensor], table: Iterable[NameEntry], heads: int
 ) -> dict[str, Tensor]:
     """Rename our tensors to the names of a layout."""
-    rows, theirs = list(table), dict[str, Tensor]()
+    rows, theirs = [(row, compile_name_pattern(row.ours)) for row in table], dict[str, Tensor]()
     for name, tensor in tensors.items():
-        match = next(((row, m) for row in rows if (m := row.our_pattern.fullmatch(name))), None)
+        match = next(((row, m) for row, each in rows if (m := each.fullmatch(name))), None)
         if match is None:
             raise CheckpointError(f"{name} has no name in this layout; expected a model that it can represent")
         row, values = match
         for their_name, part in zip(row.theirs, row.transform.to_theirs(tensor, heads), strict=True):
             theirs[fill_placeholders(their_name, shift_numbers(their_name, values.groups(), 1))] = part.contiguous()
     return theirs
+
+
+def add_name_prefix(table: Iterable[NameEntry], prefix: str, *, but: str = "") -> tuple[NameEntry, ...]:
+    """The table of a layout that puts `prefix` before all its names, or all without `but` in them."""
+    return tuple(
+        row if but and but in row.theirs[0] else replace(row, theirs=tuple(prefix + name for name in row.theirs))
+        for row in table
+    )

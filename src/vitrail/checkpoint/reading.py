@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
 from vitrail.checkpoint.layout import LAYOUT_KEY, LAYOUT_NAMED_KEY, Layout, TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.load_report import LoadReport, format_assumptions
@@ -23,7 +24,6 @@ from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
 from vitrail.models import catalog
-from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
 from vitrail.models.family import Family
 from vitrail.models.pretrained import PretrainedWeights, find_weights_by_file_name
@@ -35,7 +35,7 @@ TRAINED_SIZE = (
 )
 
 if TYPE_CHECKING:
-    from vitrail.models.family import ImageModel
+    from vitrail.models.contract import ImageModel
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,10 @@ def read(
         with torch.device("meta"):
             model = family.build(check_adaptable(source_model.config, family.configure(source_model.config, **fields)))
     policy = policy or description.resampling
-    adapted, report = adapt_weights(tensors, source_model, model, policy)
+    adapted, report = adapt_weights(tensors, source_model, model, family.checkpoint, policy)
     model.load_state_dict(adapted, assign=True)
     foreign = "source" in description.provenance  # our own may have a head that was not trained yet
-    head_warnings = find_zero_head_warnings(model, report) if foreign else []
+    head_warnings = find_zero_head_warnings(adapted, report) if foreign else []
     report = replace(
         report,
         ignored=(*report.ignored, *translated.ignored),
@@ -139,7 +139,8 @@ def build_meta_model(translated: TranslatedCheckpoint, family: Family, where: st
     """Build the model of a checkpoint without values, and check that the tensors fit it."""
     with wrap_config_errors(where):
         config = family.configure(**translated.description.config)
-        blocks, tensors = getattr(config, "depth", 0) + sum(getattr(config, "stages", ())), len(translated.tensors)
+        sizes, tensors = asdict(config), len(translated.tensors)
+        blocks = sizes.get("depth", 0) + sum(sizes.get("stages", ()))
         if blocks > tensors:  # checked before building, which takes long for a million blocks
             raise CheckpointError(f"{where}: {blocks} blocks and {tensors} tensors; expected more tensors")
         with torch.device("meta"):
@@ -244,16 +245,16 @@ def drop_mismatched_labels(translated: TranslatedCheckpoint) -> TranslatedCheckp
 
 def describe_adapted_model(description: Description, saved: Any, config: Any, policy: ResamplingPolicy) -> Description:
     """Description of the adapted model, which may have another image size or other classes."""
-    preprocessing, same = description.preprocessing, getattr(saved, "classes", None) == getattr(config, "classes", None)
+    preprocessing, fields = description.preprocessing, asdict(config)
+    same = asdict(saved).get("classes") == fields.get("classes")
     if preprocessing is not None and saved.image_size != config.image_size:
         preprocessing = replace(preprocessing, image_size=config.image_size)
     labels = description.labels if same else None
-    return replace(description, config=asdict(config), labels=labels, preprocessing=preprocessing, resampling=policy)
+    return replace(description, config=fields, labels=labels, preprocessing=preprocessing, resampling=policy)
 
 
-def find_zero_head_warnings(model: Any, report: LoadReport) -> list[str]:
-    head = getattr(model, "head", None)
-    if isinstance(head, nn.Linear) and "head.weight" in report.matched and not head.weight.any():
+def find_zero_head_warnings(tensors: Mapping[str, Tensor], report: LoadReport) -> list[str]:
+    if "head.weight" in report.matched and not tensors["head.weight"].any():
         return ["its head is all zeros, as in Google's ImageNet-21k files: train it, or get features with classes=0"]
     return []
 
@@ -265,16 +266,8 @@ def wrap_config_errors(where: str) -> Generator[None]:
         yield
     except CheckpointError:
         raise
-    except (ConfigError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
+    except (ConfigError, RuntimeError) as error:  # of a field in the file, or of torch for a shape
         raise CheckpointError(f"{where}: {describe_error(error)}") from None
-
-
-def get_built_in_family(name: str, where: str) -> Family:
-    known = {family.name: family for family in load_built_in_families()}
-    if name not in known:
-        hint = unknown_name_error("family", name, known)
-        raise CheckpointError(f"{where}: {hint} (pass family=… for a family from outside the package)")
-    return known[name]
 
 
 def check_tensors_fit_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

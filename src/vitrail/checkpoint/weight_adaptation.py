@@ -1,7 +1,7 @@
 """Adapt the weights of a model to another config of its family: image size, patch size, classes."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from vitrail.checkpoint.resample import (
 )
 from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
+from vitrail.models.checkpoint_side import CheckpointSide, ResampledKind
 
-HEAD_PREFIXES = ("head.", "head_dist.", "fc.")
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
     *("stage_dropout", "answer"),
@@ -26,38 +26,44 @@ CHANGEABLE_FIELDS = (
 
 def check_adaptable(config: Any, wanted: Any) -> Any:
     """Return the wanted config if it differs only in fields that weights can be adapted to."""
-    for field in fields(config):
-        saved, requested = getattr(config, field.name), getattr(wanted, field.name)
-        if saved != requested and field.name not in CHANGEABLE_FIELDS:
+    requested = asdict(wanted)
+    for name, saved in asdict(config).items():
+        if saved != requested[name] and name not in CHANGEABLE_FIELDS:
             raise CheckpointError(
-                f"{field.name} is {saved!r} in the checkpoint, not {requested!r}; "
+                f"{name} is {saved!r} in the checkpoint, not {requested[name]!r}; "
                 f"only these fields can be changed: {', '.join(CHANGEABLE_FIELDS)}"
             )
     return wanted
 
 
 def adapt_weights(
-    tensors: Mapping[str, Tensor], source: Any, target: Any, policy: ResamplingPolicy
+    tensors: Mapping[str, Tensor],
+    source: Any,
+    target: Any,
+    side: CheckpointSide,
+    policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
-    adapted = dict[str, Tensor]()
+    adapted, heads = dict[str, Tensor](), tuple(f"{module}." for _, module in target.heads)
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
-        old, new = find_old_and_new_grid(name, source, target)
+        kind = find_resampled_kind(name, side)
+        old, new = find_old_and_new_grid(kind, source, target)
         if given is not None and given.shape == wanted.shape and old == new:
             adapted[name] = given
             matched.append(name)
-        elif name.startswith(HEAD_PREFIXES):
+        elif name.startswith(heads):
             like = next(t for t in tensors.values() if t.is_floating_point()) if given is None else given
             adapted[name] = torch.zeros(wanted.shape, dtype=like.dtype)
             initialised.append(name)
         elif given is not None and old != new:  # also if both grids have the same number of patches
-            kind = "projection" if name.endswith("projection") else "positions"
-            resample = resample_projection if kind == "projection" else resample_positions
+            resample, what = (
+                (resample_projection, "projection") if kind == "sums" else (resample_positions, "positions")
+            )
             adapted[name] = resample(given, old, new, policy)
-            resized[name] = f"{policy} {kind}, {old[0]}×{old[1]} to {new[0]}×{new[1]}"
-        elif given is not None and name == "patch_embed.proj.weight":
+            resized[name] = f"{policy} {what}, {old[0]}×{old[1]} to {new[0]}×{new[1]}"
+        elif given is not None and kind == "kernel":
             adapted[name] = resample_patch_kernel(given, (wanted.shape[2], wanted.shape[3]))
             resized[name] = "flexivit kernel"
         else:
@@ -66,14 +72,20 @@ def adapt_weights(
     return adapted, LoadReport(tuple(matched), resized, tuple(initialised), ignored)
 
 
-def find_old_and_new_grid(name: str, source: Any, target: Any) -> tuple[Grid, Grid]:
+def find_resampled_kind(name: str, side: CheckpointSide) -> ResampledKind | None:
+    return next((kind for end, kind in side.resampled.items() if name == end or name.endswith(f".{end}")), None)
+
+
+def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) -> tuple[Grid, Grid]:
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
-    (h, w), (new_h, new_w) = getattr(source, "grid", (1, 1)), getattr(target, "grid", (1, 1))
-    grids = {
-        "pos_embed": ((h, w), (new_h, new_w)),
-        "projection": ((h, w), (new_h, new_w)),
-        "pos_rows": ((h, 1), (new_h, 1)),
-        "pos_columns": ((w, 1), (new_w, 1)),
+    if kind is None or kind == "kernel":
+        return (1, 1), (1, 1)
+    (h, w), (new_h, new_w) = source.grid, target.grid
+    grids: dict[ResampledKind, tuple[Grid, Grid]] = {
+        "grid": ((h, w), (new_h, new_w)),
+        "sums": ((h, w), (new_h, new_w)),
+        "rows": ((h, 1), (new_h, 1)),
+        "columns": ((w, 1), (new_w, 1)),
         "offsets": ((2 * h - 1, 2 * w - 1), (2 * new_h - 1, 2 * new_w - 1)),
     }
-    return grids.get(name.rpartition(".")[2], ((1, 1), (1, 1)))
+    return grids[kind]

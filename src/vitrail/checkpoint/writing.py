@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.layout import get_layout, list_layouts
-from vitrail.checkpoint.reading import check_tensors_fit_model, get_built_in_family, read_translated_checkpoint
+from vitrail.checkpoint.family_sources import get_built_in_family, has_layout
+from vitrail.checkpoint.layout import OWN_LAYOUT, get_layout, list_layouts
+from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
+from vitrail.models.contract import Model, unwrap_compiled
 from vitrail.models.family import Family
 
 GELU_NAMES = ("gelu", "gelu_tanh")
@@ -50,15 +52,15 @@ def write(
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the output path is {path!r}; expected a string or a Path")
     layout = get_layout(to)
-    if family is not None and to != "vitrail":
+    if family is not None and to != OWN_LAYOUT:
         raise CheckpointError(
-            f"{to} cannot represent the family {family.name!r} from outside the package; expected to='vitrail'"
+            f"{to} cannot represent the family {family.name!r} from outside the package; expected to={OWN_LAYOUT!r}"
         )
-    model = getattr(model, "_orig_mod", model)  # unwrap a compiled model
+    model = unwrap_compiled(model)
     family = family or find_model_family(model)
     config: Any = model.config
-    if to != "vitrail" and family.name not in layout.families:
-        suitable = [each.name for each in list_layouts() if each.name == "vitrail" or family.name in each.families]
+    if to != OWN_LAYOUT and not has_layout(family, to):
+        suitable = [OWN_LAYOUT, *(each.name for each in list_layouts() if has_layout(family, each.name))]
         raise CheckpointError(
             f"{to} cannot represent a model of the family {family.name!r}; expected one of {', '.join(suitable)}"
         )
@@ -82,7 +84,7 @@ def write(
     assumed = layout.write({name: tensor.cpu() for name, tensor in tensors.items()}, description, Path(path))
     warn_of_unstored_fields(to, Path(path), description)
     for name, theirs in assumed.items():
-        ours = getattr(config, name, "gelu" if (name, family.name) == ("activation", "deit") else theirs)
+        ours = {**family.checkpoint.implied, **asdict(config)}.get(name, theirs)
         if ours != theirs and (name != "activation" or ours in GELU_NAMES):
             difference, deviation = compare_outputs_after_config_change(family, config, {name: theirs}, tensors)
             warnings.warn(
@@ -97,7 +99,7 @@ save = write  # the public name, next to `load`
 
 def warn_of_unstored_fields(to: str, path: Path, description: Description) -> None:
     """Read back what was written, and warn about what the layout cannot store: heads, size, preprocessing, labels."""
-    if to == "vitrail":
+    if to == OWN_LAYOUT:
         return
     preprocessing, config = description.preprocessing, description.config
     known = {"heads": config.get("heads"), "trained_size": pair(config["image_size"])}
@@ -122,8 +124,9 @@ def warn_of_unstored_fields(to: str, path: Path, description: Description) -> No
     if preprocessing is None or back.preprocessing is None:
         return
     side = pair(preprocessing.image_size)[0]
+    fields_in, fields_out = asdict(preprocessing), asdict(back.preprocessing)
     for name in ("mean", "std", "fit", "interpolation", "crop"):
-        ours, theirs = getattr(preprocessing, name), getattr(back.preprocessing, name)
+        ours, theirs = fields_in[name], fields_out[name]
         if ours != theirs and not (name == "crop" and floor(side / ours) == floor(side / theirs)):
             warn_of_loss(name, ours, theirs)
 
@@ -136,8 +139,8 @@ def compare_outputs_after_config_change(
     size = (2, config.channels, *config.image_size)
     images = torch.randn(size, generator=torch.Generator().manual_seed(0))
     outputs = list[Tensor]()
-    if not all(hasattr(config, name) for name in change):  # a DeiT is a ViT with fewer fields
-        family = get_built_in_family("vit", "the model")
+    if change.keys() - asdict(config).keys():
+        family = get_built_in_family(family.checkpoint.general_family, "the model")
         names = family.config.__dataclass_fields__
         config = family.configure(**{name: value for name, value in asdict(config).items() if name in names})
     for each in (config, family.configure(config, **change)):
@@ -155,8 +158,9 @@ def check_label_count(description: Description) -> None:
 
 
 def find_model_family(model: nn.Module) -> Family:
+    config = model.config if isinstance(model, Model) else None
     for family in load_built_in_families():
-        if type(getattr(model, "config", None)) is family.config:
+        if type(config) is family.config:
             return family
     kind = type(model).__name__
     raise CheckpointError(f"{kind} is not a model of the package; pass family=…, the FAMILY of its module")

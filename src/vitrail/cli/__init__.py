@@ -18,7 +18,7 @@ from vitrail import __version__
 from vitrail.cli.options.groups import COMMON
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.usage_errors import check_command, describe_usage_error
-from vitrail.errors import VitrailError, describe_error
+from vitrail.errors import CheckpointWarning, VitrailError, describe_error
 from vitrail.machine import bound_spinning
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 
@@ -72,7 +72,7 @@ def load_command(name: str) -> Callable[..., None]:
     """The function of a command in its file; its docstring is the help."""
     file = name.replace("-", "_").replace(" ", "_")
     word = name.replace("-", "_").split()[-1]
-    return reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))
+    return reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))  # imported when it is needed
 
 
 def name_options(message: str, fields: Sequence[str]) -> str:
@@ -84,7 +84,7 @@ def name_options(message: str, fields: Sequence[str]) -> str:
 
 
 def print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    text = name_options(str(message), getattr(message, "fields", ()))
+    text = name_options(str(message), message.fields if isinstance(message, CheckpointWarning) else ())
     print(f"vitrail: warning: {' '.join(text.split())}", file=sys.stderr)
 
 
@@ -109,11 +109,12 @@ def main() -> NoReturn:
         wanted = [name for name in COMMANDS if name.split()[:1] == words[:1]]  # only these are imported
         build_app(wanted or COMMANDS)(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
-    except (VitrailError, CycloptsError) as error:
-        told = describe_usage_error(error) if isinstance(error, CycloptsError) else str(error)
-        text = name_options(told, getattr(error, "fields", ()))
-        print(f"vitrail: {' '.join(text.split())}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 2))
+    except VitrailError as error:
+        print(f"vitrail: {' '.join(name_options(str(error), error.fields).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except CycloptsError as error:
+        print(f"vitrail: {' '.join(describe_usage_error(error).split())}", file=sys.stderr)
+        sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL_PACKAGES:
             raise

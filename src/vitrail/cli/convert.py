@@ -85,11 +85,11 @@ def convert(
     from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
 
     refuse_load_arguments_as_fields(given)
-    to_dtype = None if dtype is None else getattr(torch, dtype)
-    found = read(checkpoint, source=source, policy=policy, dtype=to_dtype, **given)
+    dtypes = {None: None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    found = read(checkpoint, source=source, policy=policy, dtype=dtypes[dtype], **given)
     about = found.description
     if how:
-        about = replace(about, preprocessing=choose_preprocessing(found.model.config, about.preprocessing, how))
+        about = replace(about, preprocessing=choose_preprocessing(found.model, about.preprocessing, how))
     if labels is not None:
         about = replace(about, labels=read_labels_file(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")

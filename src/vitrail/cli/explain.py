@@ -13,6 +13,7 @@ from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.output.messages import print_error, print_note
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.usage_errors import check_arguments
+from vitrail.output_streams import get_binary_buffer
 
 
 def explain(
@@ -84,7 +85,7 @@ def explain(
         images,
         options,
         out,
-        stdin=getattr(sys.stdin, "buffer", None),
+        stdin=get_binary_buffer(sys.stdin),
         suffixes=(".png", ".svg") if svg else (".png",),
         arrays=arrays,
         check=check,

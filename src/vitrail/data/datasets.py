@@ -52,8 +52,8 @@ class DatasetSplits:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in ("train", "val"):  # adapts data sets such as torchvision's
-            given: Any = getattr(self, part)
+        parts: dict[str, Any] = {"train": self.train, "val": self.val}
+        for part, given in parts.items():  # adapts data sets such as torchvision's
             if given is not None and not isinstance(given, ImageDataset):
                 object.__setattr__(self, part, TorchDatasetAdapter(given, need_classes=bool(self.classes)))
 
@@ -118,7 +118,7 @@ def open_data(
         root = check_data_folder(where)
         name = root.resolve().name
         train, val, notes = read_data_folder(root, real_labels, need_classes)
-    elif hasattr(where, "__len__") and hasattr(where, "__getitem__"):
+    elif isinstance(where, TorchDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
         name, val, notes = type(where).__name__, None, []
         train = where if isinstance(where, ImageDataset) else TorchDatasetAdapter(where, need_classes=need_classes)
     else:

@@ -67,7 +67,7 @@ def estimate_decoded_bytes(dataset: ImageDataset, samples: int = 32) -> float:
 
 def cache_if_small(data: DatasetSplits, limit: float, on_image: Callable[[], object] = lambda: None) -> DatasetSplits:
     """Decode all images into memory if they are files and take at most `limit` bytes."""
-    parts = {name: part for name in ("train", "val") if (part := getattr(data, name)) is not None}
+    parts = {name: part for name, part in (("train", data.train), ("val", data.val)) if part is not None}
     size = sum(estimate_decoded_bytes(part) for part in parts.values())
     if not 0 < size <= limit:
         return data

@@ -268,12 +268,19 @@ def evaluation_batches(
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
+    views: Mapping[str, View] | None = None,
+    seed: int = 0,
 ) -> Iterator[Batch]:
-    """Every image once over all ranks, without augmentation; unreadable images are listed in `skipped`."""
+    """Every image once over all ranks, without augmentation; unreadable images are listed in `skipped`.
+
+    With `views` each image has the same random views in every evaluation.
+    """
     indices = np.arange(rank, len(dataset), world)
     starts = range(0, len(indices), batch)
     chunks = (indices[start : start + batch] for start in starts)
-    batches = BatchDataset(dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing)
+    batches = BatchDataset(
+        dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing, views=views, seed=seed
+    )
     return load_batches_by_indices(batches, (BatchIndices(0, each, np.zeros_like(each)) for each in chunks), workers)
 
 

@@ -1,7 +1,7 @@
 """Data sets of other libraries: any object that returns (image, label), such as torchvision's, or only images."""
 
 import operator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ UNKNOWN_LABEL = NO_LABEL  # until the image is read
 MAX_CLASSES = 2**20  # if only the labels tell their number
 
 
+@runtime_checkable
 class TorchDataset(Protocol):
     """A map-style data set of (image, label), such as torchvision's."""
 
@@ -31,8 +32,8 @@ class TorchDatasetAdapter:
     def __init__(self, dataset: TorchDataset, *, need_classes: bool = True) -> None:
         self.dataset = dataset
         self.dataset_name = type(dataset).__name__
-        inner: Any = getattr(dataset, "dataset", None)  # of torch's Subset
-        names: Any = getattr(dataset, "classes", None) or getattr(inner, "classes", None) or ()
+        inner = read_attribute(dataset, "dataset")  # of torch's Subset
+        names = read_attribute(dataset, "classes") or read_attribute(inner, "classes") or ()
         targets = find_targets(dataset)
         self.has_labels = need_classes or targets is not None or self.has_label(0)
         names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabelled part has none
@@ -97,13 +98,19 @@ class TorchDatasetAdapter:
         return None
 
 
+def read_attribute(dataset: Any, name: str) -> Any:
+    """An attribute that data sets of other libraries may have, or None."""
+    return getattr(dataset, name, None)  # they have no class in common
+
+
 def find_targets(dataset: Any) -> NDArray[Any] | None:
     """The labels, if they are listed and no transform changes them."""
-    if getattr(dataset, "target_transform", None) is not None:
+    if read_attribute(dataset, "target_transform") is not None:
         return None
-    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # torch's Subset
-        inner = find_targets(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
-    listed: Any = getattr(dataset, "targets", None)
+    inner, indices = read_attribute(dataset, "dataset"), read_attribute(dataset, "indices")
+    if inner is not None and indices is not None:  # torch's Subset
+        targets = find_targets(inner)
+        return None if targets is None else targets[np.asarray(indices, np.int64)]
+    listed = read_attribute(dataset, "targets")
     labels = None if listed is None else np.asarray(listed)
     return labels if labels is not None and labels.shape == (len(dataset),) and labels.dtype.kind in "iu" else None

@@ -75,9 +75,15 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Everything in plain values; confusion as a list of pairs, since a large matrix is mostly zeros."""
-        plain = ("images", "loss", "top1", "top5", "calibration_error", "real", "real_images", "seconds")
         return {
-            **{name: getattr(self, name) for name in plain},
+            "images": self.images,
+            "loss": self.loss,
+            "top1": self.top1,
+            "top5": self.top5,
+            "calibration_error": self.calibration_error,
+            "real": self.real,
+            "real_images": self.real_images,
+            "seconds": self.seconds,
             "classes": [vars(each) for each in self.per_class],
             "confused": [vars(each) for each in self.list_confused_pairs()],
             "bins": [vars(each) for each in self.bins],

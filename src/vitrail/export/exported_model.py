@@ -80,9 +80,14 @@ class ExportedModel:
         """Check dtype and shape of the output: a graph may declare one shape and return another."""
         shape: tuple[int, ...] = np.shape(values)
         output, classes = self.description.output, self.description.classes
-        fits = len(shape) == (3 if output == "tokens" else 2) and shape[0] == batch and prod(shape) > 0
+        fits = (
+            isinstance(values, np.ndarray)
+            and len(shape) == (3 if output == "tokens" else 2)
+            and shape[0] == batch
+            and prod(shape) > 0
+        )
         if not fits or values.dtype != np.float32 or (output == "logits" and shape[1] != classes):
-            dtype = getattr(values, "dtype", type(values).__name__)
+            dtype = values.dtype if isinstance(values, np.ndarray) else type(values).__name__
             expected = {"logits": f"({batch}, {classes})", "tokens": f"({batch}, tokens, width)"}
             raise CheckpointError(
                 f"{self.file} returned {dtype} of shape {shape} for {batch} images; expected float32 of shape "

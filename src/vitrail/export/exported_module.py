@@ -35,9 +35,8 @@ class ExportedModule(nn.Module):
             digest=f"{about.digest} {sorted(about.files.items())}",
         )
         self.placeholder = nn.Parameter(torch.empty(0), requires_grad=False)  # tells device and dtype
-        for name in ("mean", "std"):
-            values = torch.tensor(getattr(about.preprocessing, name))[:, None, None]
-            self.register_buffer(name, values, persistent=False)
+        for name, values in (("mean", about.preprocessing.mean), ("std", about.preprocessing.std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         # exact: float32 keeps (p/255 - mean)/std of a pixel p far closer to it than to its neighbours

@@ -34,11 +34,12 @@ def open_session(model: Path | bytes, threads: int = 0) -> Any:
     weights = b"" if isinstance(model, bytes) else read_external_data(model)
     if weights and not isinstance(model, bytes):
         # ONNX Runtime would map the file: overwriting it would change the model, truncating it would crash the process
-        add = getattr(options, "add_external_initializers_from_files_in_memory", None)
-        if add is None:
+        try:
+            add = options.add_external_initializers_from_files_in_memory
+        except AttributeError:
             raise ConfigError(
                 f"{external_data_path(model)} needs a newer ONNX Runtime; update it: pip install -U onnxruntime"
-            )
+            ) from None
         add([external_data_path(model).name], [weights], [len(weights)])
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

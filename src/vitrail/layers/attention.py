@@ -4,6 +4,7 @@ B batch, N tokens (Nq queries, Nx keys), D width, H heads, K and V the widths of
 """
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,8 @@ class Attention(nn.Module):
     All widths may differ; `key_width` and `value_width` are of all heads together. `inputs` defaults to x.
     """
 
+    no_shares_reason: ClassVar[str] = ""  # why the weights of a query do not sum to 1; empty if they do
+
     def __init__(
         self,
         width: int,
@@ -97,6 +100,8 @@ class SelfAttention(nn.Module):
 
     `positions` inside the attention place the tokens of a grid: relative ones bias the scores, rotary ones rotate q, k.
     """
+
+    no_shares_reason: ClassVar[str] = ""  # why the weights of a query do not sum to 1; empty if they do
 
     def __init__(
         self,

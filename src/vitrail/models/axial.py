@@ -17,9 +17,12 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.head import make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +42,23 @@ class AxialConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
 
 
-class Axial(nn.Module):
+class Axial(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
 
+    config: AxialConfig
+    first_filters = "patch_embed.proj.weight"
+    no_dropping_reason = "its attention along rows and columns needs a complete grid"
+
     def __init__(self, config: AxialConfig) -> None:
-        super().__init__()
-        self.config = config
-        width = config.width
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 0
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        super().__init__(config)
+        width, patch = config.width, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("mean", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             AxialBlock(
@@ -64,38 +69,24 @@ class Axial(nn.Module):
                 norm_eps=config.norm_eps,
                 dropout=config.dropout,
                 attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+                stochastic_depth=scale_rate(config.stochastic_depth, layer, config.depth),
             )
             for layer in range(config.depth)
         )
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """As in a ViT; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         for module in self.modules():
             if isinstance(module, AxialAttention):
                 nn.init.normal_(module.table, std=0.02)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
-
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm: (B, C, H, W) → (B, n, D)."""
-        config = self.config
-        size, patch = pair(config.image_size), pair(config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.drop(self.patch_embed(images))
-        for block in self.blocks:
-            x = block(x, grid)
-        return self.norm(x)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
+        return self.drop(patches)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for `tokens`: (B, n, D) → (B, classes)."""
@@ -134,7 +125,7 @@ class AxialBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.drop_path = StochasticDepth(stochastic_depth)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # all are computed
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.compute, x, grid, use_reentrant=False)
         return self.compute(x, grid)

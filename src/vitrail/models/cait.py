@@ -5,7 +5,7 @@ B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K width of a head
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,30 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checkpoint_side import (
+    TWO_PARTS,
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+    make_same_name_entries,
+)
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts import encoder_names
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +62,26 @@ class CaiTConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
 
 
-class CaiT(nn.Module):
+class CaiT(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
+    config: CaiTConfig
+    prefix_tokens = classifier_tokens = ("class",)  # joins after the blocks of patches
+    first_filters = "patch_embed.proj.weight"
+
     def __init__(self, config: CaiTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 1
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        patch = pair(config.patch_size)
+        (level,) = make_single_level(pair(config.image_size), patch, width, config.depth)
+        class_blocks = (f"blocks_token_only.{layer}" for layer in range(config.class_depth))
+        self.levels = (replace(level, blocks=(*level.blocks, *class_blocks)),)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
@@ -78,46 +104,32 @@ class CaiT(nn.Module):
             for _ in range(config.class_depth)
         )
         self.norm = nn.LayerNorm(width, eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Linear maps, class token and positions as in CaiT's code, the rest as in a ViT; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        for layer in [module for module in self.modules() if isinstance(module, nn.Linear)]:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
         for table in (self.cls_token, self.pos_embed):
             nn.init.trunc_normal_(table, std=0.02)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(patches + self.tables(grid))
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm, or only the first `queries` of them."""
-        config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.pos_drop(self.patch_embed(images) + resample(self.pos_embed, self.grid, grid))  # (B, n, D)
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         for block in self.blocks:
             x = block(x, grid)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, D)
+        x = prepend_tokens(x, self.cls_token)  # (B, N, D)
         for block in self.blocks_token_only:
             x = block(x)
-        return self.norm(x[:, :queries])
+        return x[:, :queries]
 
 
 class TalkingHeads(SelfAttention):
@@ -188,4 +200,55 @@ PRESETS = {f"cait_{size}_{pixels}": replace(SIZES[size], image_size=pixels) for 
 ALIASES = {
     f"CaiT-{size.upper()}{'' if pixels == 224 else f'@{pixels}'}": f"cait_{size}_{pixels}" for size, pixels in PUBLISHED
 }
-FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    """The class token has no position, and the maps that mix heads tell how many there are."""
+    fields = encoder_names.infer_encoder_fields(shapes)
+    fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
+    fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
+    return InferredConfig(fields=fields, stride=fields["patch_size"])
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    arguments = encoder_names.make_timm_arguments(config)
+    arguments |= {"depth_token_only": config["class_depth"], "mlp_ratio_token_only": arguments["mlp_ratio"]}
+    return encoder_names.make_timm_card(config, "cait_xxs24_224", arguments)
+
+
+CLASS_PARTS = ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
+NAME_TABLE = (
+    *encoder_names.TIMM_BASE_TABLE,
+    *make_same_name_entries("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
+    *make_same_name_entries(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
+    *(
+        make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
+        for blocks in ("blocks", "blocks_token_only")
+        for n in (1, 2)
+    ),
+    make_entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", TWO_PARTS),
+)
+MARKERS = (encoder_names.PATCH_KERNEL, "blocks_token_only.0.norm1.weight")
+SOURCES = (
+    replace(
+        encoder_names.TIMM,
+        table=NAME_TABLE,
+        markers=MARKERS,
+        card=make_timm_card,
+        details={
+            **encoder_names.TIMM_DETAILS,
+            "only_in_timm": True,
+            "imagenet_mean": True,
+            "pretrained_cfg": {"crop_pct": 1.0},
+        },
+    ),
+    SourceNames(
+        layout="deit",
+        table=NAME_TABLE,
+        markers=MARKERS,
+        assumed=encoder_names.TIMM_ASSUMED,
+        details={**encoder_names.TIMM_DETAILS, "prefix": "module.", "cropped": False, "named_as_in_timm": True},
+    ),
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

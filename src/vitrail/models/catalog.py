@@ -10,7 +10,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.files import check_regular_file
@@ -18,14 +18,11 @@ from vitrail.models import FAMILIES
 from vitrail.models.family import Family
 from vitrail.models.pretrained import unknown_model_error
 
-if TYPE_CHECKING:
-    from vitrail.models.family import ImageModel
 
-
-def create(name: str, /, **fields: Any) -> "ImageModel":
+def create(name: str, /, **fields: Any) -> Any:
     """Build a model with newly initialized weights, as `vitrail.create` does by default."""
     family, preset = find_preset(name, trusted=name)
-    return cast("ImageModel", family.build(family.configure(preset, **fields)))
+    return family.build(family.configure(preset, **fields))
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -106,7 +103,7 @@ def load_external_family(place: str) -> Family:
         raise ConfigError(
             f"cannot import the family {place!r}: {type(error).__name__}: {error}; expected a module or a .py file"
         ) from error
-    family = getattr(module, "FAMILY", None)
+    family = getattr(module, "FAMILY", None)  # the user's module may lack it
     if not isinstance(family, Family):
         raise ConfigError(f"{place!r} has no FAMILY; expected FAMILY = vitrail.models.family.Family(…) at its end")
     return family

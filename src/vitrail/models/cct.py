@@ -16,9 +16,13 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample, sinusoid_1d
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checkpoint_side import CheckpointSide
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
 
 NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
@@ -66,46 +70,42 @@ class CCTConfig:
         return (side, side)
 
 
-class CCT(nn.Module):
+class CCT(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
+    config: CCTConfig
+    attention_pool, first_filters = "attn_pool", "patch_embed.layers.0.weight"
+    whitens = True
+    no_masking_reason = "its convolutions mix patches before they become tokens"
+
     def __init__(self, config: CCTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
-        self.grid = check_grid(pair(config.image_size), config.patch)
-        self.prefix = 0
+        self.levels = make_single_level(pair(config.image_size), config.patch, width, config.depth)
+        self.sizes = make_patch_sizes(config.patch, dynamic=config.dynamic)
+        self.heads = (("map", "head"),) if config.classes else ()
+        if config.neighbours:
+            self.no_dropping_reason = "its attention needs the offset between any two tokens"
         widths = (config.channels, *config.stem, width)
         pools = len(widths) - 1 if config.pools is None else config.pools
         self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width), config.learned_positions)
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            (PublishedBlock if config.published else Block)(
-                width,
-                config.heads,
-                mlp_width,
-                qkv_bias=not config.published,
-                norm_eps=config.norm_eps,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        kind, eps, bias = PublishedBlock if config.published else Block, config.norm_eps, not config.published
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, kind=kind, qkv_bias=bias
         )
         if config.neighbours:
             for block in self.blocks:
-                block.attn = LocalAttention(width, config.heads, self.grid, bias=not config.published)
-        self.norm = nn.LayerNorm(width, config.norm_eps)
+                block.attn = LocalAttention(width, config.heads, self.grid, bias=bias)
+        self.norm = nn.LayerNorm(width, eps)
         self.attn_pool = SequencePool(width, 1)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Linear maps as in a ViT, convolutions scaled for the ReLU after them; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -118,24 +118,20 @@ class CCT(nn.Module):
             nn.init.normal_(self.pos_embed, std=0.02)
         else:
             self.pos_embed.copy_(sinusoid_1d(self.grid, self.config.width))
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(patches + self.tables(grid))
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm: (B, C, H, W) → (B, n, D)."""
-        config = self.config
-        grid = check_images(images, config.channels, pair(config.image_size), config.patch, dynamic=config.dynamic)
-        x = self.pos_drop(self.patch_embed(images) + resample(self.pos_embed, self.grid, grid))
-        for block in self.blocks:
-            x = block(x, grid)
-        return self.norm(x)
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the pooled `tokens`: (B, n, D) → (B, classes)."""
         return self.head(self.attn_pool(tokens))
+
+    def whiten(self, batches: Iterable[Tensor]) -> None:
+        self.patch_embed.whiten(batches)
 
 
 class Tokenizer(nn.Module):
@@ -238,4 +234,5 @@ PRESETS = {  # cct_depth_kernel×convolutions_pixels
     "cct_14_7x2_384": replace(LARGE, image_size=384),
     "cct_cpu_32": replace(CPU, dynamic=True),  # ours: 0.7 M parameters, trains in half an hour on two cores
 }
-FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={"pos_embed": "grid"})  # `offsets` has another shape than in a ViT
+FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS, checkpoint=CHECKPOINT)

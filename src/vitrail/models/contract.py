@@ -1,14 +1,19 @@
 """What every model offers, and what it declares about itself. Read this file after vit.py.
 
 The rest of the package never probes a model for attributes and never asks for its family: it reads these declarations.
+B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, L layers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
+from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid
+from vitrail.models.checks import check_grid, check_images, pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,43 +26,190 @@ class Level:
     blocks: tuple[str, ...]  # names of its blocks in the module, in order: blocks.0, …
 
 
+def make_single_level(image: Grid, stride: Grid, width: int, depth: int) -> tuple[Level]:
+    """The level of a model that keeps its grid, with blocks.0, blocks.1, …"""
+    blocks = tuple(f"blocks.{layer}" for layer in range(depth))
+    return (Level(grid=check_grid(image, stride), stride=stride, width=width, blocks=blocks),)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageSizes:
     """The sizes of images that a model takes: the one in its config, or all multiples from a minimum on."""
 
-    multiple: Grid | None = None  # rows and columns; (1, 1) takes any size, None only the size in the config
-    minimum: Grid = (1, 1)
+    multiple: Grid | None = None  # rows and columns of pixels; (1, 1): any size; None: only the size in the config
+    minimum: Grid = (1, 1)  # pixels; for a convnet, those that leave more than one place in its last map
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the model takes more than one size."""
+        return self.multiple is not None
+
+
+def make_patch_sizes(stride: Grid, *, dynamic: bool) -> ImageSizes:
+    """The sizes of a model of patches: one, or if it is dynamic all multiples of a patch."""
+    return ImageSizes(multiple=stride, minimum=stride) if dynamic else ImageSizes()
 
 
 class Model(nn.Module):
     """A module that is built from its config."""
 
-    config: Any
     reads: ClassVar[Literal["images", "text"]]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config: Any = config
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialize every weight, at the end of the constructor; on the meta device there is nothing to do."""
+        if not next(self.parameters()).is_meta:
+            self.draw_weights()
+
+    def draw_weights(self) -> None:
+        """The initial weights; by default those of torch's layers."""
 
 
 class ImageModel(Model):
-    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
+    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D).
+
+    A model of one level that has `patch_embed`, `blocks`, `norm` and `head`, and whose head reads the class token,
+    writes only `add_positions`; the defaults of the other methods use these modules. Models of several levels write
+    `encode`, `feature_maps` and `logits`.
+    """
+
+    patch_embed: Any
+    blocks: Any
+    head: Any
 
     reads = "images"
     levels: tuple[Level, ...]  # from the finest grid to the coarsest
     sizes: ImageSizes
-    prefix_tokens: tuple[str, ...] = ()  # before the patches: class, distill, register0, …
-    heads: tuple[tuple[str, str], ...] = ()  # what each classifier head reads, and its name in the module
-    no_maps_reason: str = ""  # why its attention has no maps; empty if it has
-    no_masking_reason: str = ""  # why patches cannot be masked or dropped before the blocks; empty if they can
+    prefix_tokens: tuple[str, ...] = ()  # tokens before the patches, by name: class, distill, register0, …
+    heads: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map) and its module; () if no head
+    classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
+    attention_pool: str = ""  # the module that pools the patches with its `weights`; empty: their mean
+    final_norm: str = "norm"  # the module after the last block; empty: none
+    first_filters: str = ""  # the weight (D, C, P, Q) of the first layer; empty: it is not a convolution
+    whitens: bool = False  # whether `whiten` is implemented
+    no_maps_reason: str = ""  # why its attention has no maps over the grid of a level; empty if it has
+    no_masking_reason: str = ""  # why a patch cannot be replaced by a mask token; empty if it can
+    no_dropping_reason: str = ""  # why blocks need all patches; empty if some can be dropped before the first block
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last level."""
+        return self.levels[-1].grid
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before the patches."""
+        return len(self.prefix_tokens)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
+        # the last block computes only what the head reads: for the class token alone, 7 % less work in 12 blocks
+        read = [self.prefix_tokens.index(token) + 1 for token in self.classifier_tokens]
+        return self.logits(self.encode(images, queries=max(read) if read else None))
 
     def tokens(self, images: Tensor) -> Tensor:
         """All tokens after the final norm, prefix first: (B, C, H, W) → (B, N, D)."""
-        raise NotImplementedError
+        return self.encode(images)
+
+    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
+        """The tokens after the final norm; with `queries`, a model may compute only the first `queries` of them."""
+        x, grid = self.embed(images)
+        return self.get_submodule(self.final_norm)(self.run(x, grid, queries))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        raise NotImplementedError
+        """The output of the head for `tokens`, by default for the class token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
+
+    def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The output of each of the `heads` for `tokens`: (B, N, D) → (B, classes), …"""
+        return (self.logits(tokens),)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """One map per level, before the final norm and without prefix tokens: (B, C, H, W) → [(B, D, h, w), …]."""
+        x, grid = self.embed(images)
+        return [self.run(x, grid)[:, self.prefix :].transpose(1, 2).unflatten(2, grid)]
+
+    def embed(
+        self,
+        images: Tensor,
+        hidden: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Grid]:
+        """The input of the first block, (B, N, D), and the grid of the patches.
+
+        `mask_token` (D,) replaces the patches that are `hidden` (B, n); only those at the indices `kept` (B, K) remain.
+        """
+        x, grid = self.patches(images)
+        if hidden is not None and mask_token is not None:
+            self.check_masking("masked", self.no_masking_reason)
+            x = torch.where(hidden[..., None], mask_token.to(x.dtype), x)
+        x = self.add_positions(x, grid)
+        if kept is not None:
+            self.check_masking("dropped", self.no_masking_reason or self.no_dropping_reason)
+            prefix = torch.arange(self.prefix, device=kept.device).expand(kept.shape[0], -1)
+            index = torch.cat([prefix, kept + self.prefix], dim=1)
+            x = x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+        return x, grid
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """The embedded patches without positions, (B, n, D), and their grid."""
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002
+        """Add the prefix tokens and the positions, by default none: (B, n, D) → (B, N, D)."""
+        return patches
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
+        """All blocks; with `queries`, the last one may compute only the first `queries` tokens: (B, N, D)."""
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid)
+        return last(x, grid, queries)
+
+    def tables(self, grid: Grid) -> Tensor | None:  # noqa: ARG002
+        """The positions added before the first layer, (1, N, D), or before each, (L, N, D); None: nothing is added."""
+        return None
+
+    def whiten(self, batches: Iterable[Tensor]) -> None:
+        """Set the first filters to the principal components of image patches."""
         raise NotImplementedError
+
+    def check_images(self, images: Tensor) -> Grid:
+        """The grid of a batch of images; an error if the model does not take them."""
+        multiple = self.sizes.multiple or self.levels[-1].stride
+        size = pair(self.config.image_size)
+        return check_images(images, self.config.channels, size, multiple, dynamic=self.sizes.dynamic)
+
+    def check_masking(self, what: str, reason: str) -> None:
+        """Raise an error if there is a reason why patches cannot be masked or dropped."""
+        if reason:
+            raise ConfigError(f"patches of this {type(self).__name__} cannot be {what}: {reason}; use another model")
+
+
+def check_reads_images(model: nn.Module) -> None:
+    """Refuse a model that reads text where images are expected; modules of other libraries pass."""
+    inner = unwrap_compiled(model)
+    if isinstance(inner, Model) and inner.reads != "images":
+        raise ConfigError(f"{type(inner).__name__} reads {inner.reads}; expected a model that reads images")
+
+
+def find_image_model(model: object) -> ImageModel | None:
+    """The model that makes declarations, without torch.compile's wrapper; None for a module of another library."""
+    inner = unwrap_compiled(model)
+    return inner if isinstance(inner, ImageModel) else None
+
+
+def takes_other_sizes(model: nn.Module) -> bool:
+    """Whether images may have another size than the one in the config; a module of another library takes one size."""
+    declared = find_image_model(model)
+    return declared is not None and declared.sizes.dynamic
+
+
+def unwrap_compiled(model: Any) -> Any:
+    """The module that torch.compile wrapped, whose code runs the hooks of its parts; any other object as it is."""
+    return getattr(model, "_orig_mod", model)  # importing the wrapper's class would import torch's compiler

@@ -10,13 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
-from vitrail.layers.block import Block
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.positions import resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.layers.positions import Grid, resample
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+)
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts import encoder_names, hf_names
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,72 +59,64 @@ class DeiTConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_patch_config(self)
         if self.answer != "both" and not self.distilled:
             raise ConfigError(f"answer is {self.answer!r} for a DeiT with one head; expected 'both', or distilled=True")
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
 
 
-class DeiT(nn.Module):
+class DeiT(ImageModel):
     """(B, C, H, W) → logits (B, classes); of a distilled model by default the mean of both heads, see `answer`.
 
     The paper's text adds the softmax of both heads; its code and all its successors take the mean of their logits.
     """
 
+    config: DeiTConfig
+    first_filters = "patch_embed.proj.weight"
+
     def __init__(self, config: DeiTConfig) -> None:
-        super().__init__()
-        self.config = config
-        width = config.width
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 2 if config.distilled else 1
+        super().__init__(config)
+        width, patch = config.width, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.prefix_tokens = ("class", "distill") if config.distilled else ("class",)
+        self.classifier_tokens = self.prefix_tokens if config.answer == "both" else (config.answer,)
+        heads = (("class", "head"), ("distill", "head_dist"))
+        self.heads = heads[: self.prefix] if config.classes else ()
         positions = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
 
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
         self.pos_embed = nn.Parameter(torch.empty(1, positions, width))
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                4 * width,
-                norm_eps=config.norm_eps,
-                layer_scale=config.layer_scale,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        eps, scale = config.norm_eps, config.layer_scale
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, 4 * width, norm_eps=eps, rates=rates, layer_scale=scale
         )
-        self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
-        self.head_dist = None
-        if config.distilled:
-            self.head_dist = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps)
+        self.head = make_head(width, config.classes)
+        self.head_dist = make_head(width, config.classes) if config.distilled else None
         self.init_weights()
 
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the ViT authors' code; the heads are zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
         if self.dist_token is not None:
             nn.init.normal_(self.dist_token, std=0.02)  # not zero: it must differ from the class token
-        for head in (self.head, self.head_dist):
-            if isinstance(head, nn.Linear):
-                nn.init.zeros_(head.weight)
+        zero_head(self.head, self.head_dist)
 
-    def forward(self, images: Tensor, *, apart: bool = False) -> Any:
-        """Logits (B, classes); with `apart` the result of `heads`, as DDP and torch.compile wrap only `forward`."""
-        return self.heads(images) if apart else self.logits(self.encode(images, queries=self.prefix))
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits(self.encode(images, queries=self.prefix))
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, class and distillation first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(prepend_tokens(patches, self.cls_token, self.dist_token) + self.tables(grid))
+
+    def tables(self, grid: Grid) -> Tensor:
+        table = resample(self.pos_embed, self.grid, grid)
+        return F.pad(table, (0, 0, self.prefix + grid[0] * grid[1] - table.shape[1], 0))  # prefix tokens without rows
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the heads for `tokens`: (B, N, D) → (B, classes)."""
@@ -116,29 +126,10 @@ class DeiT(nn.Module):
         distilled = self.head_dist(tokens[:, 1])
         return distilled if answer == "distill" else (self.head(tokens[:, 0]) + distilled) / 2
 
-    def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the class head and of the distillation head, each (B, classes)."""
-        if self.head_dist is None:
-            raise ConfigError(
-                "this DeiT is not distilled and has one head; expected distilled=True, as in deit_*_distilled_*"
-            )
-        tokens = self.encode(images, queries=2)
-        return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        size, patch = pair(config.image_size), pair(config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
-        x = torch.cat([*prefix, x], dim=1)
-        table = resample(self.pos_embed, self.grid, grid)
-        x = self.pos_drop(x + F.pad(table, (0, 0, x.shape[1] - table.shape[1], 0)))
-        *body, last = self.blocks
-        for block in body:
-            x = block(x, grid)
-        return self.norm(last(x, grid, queries))
+    def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The logits of the class head and of the distillation head: (B, N, D) → (B, classes) each."""
+        class_logits = self.head(tokens[:, 0])
+        return (class_logits,) if self.head_dist is None else (class_logits, self.head_dist(tokens[:, 1]))
 
 
 SIZES = {"tiny": DeiTConfig(width=192, heads=3), "small": DeiTConfig(width=384, heads=6), "base": DeiTConfig()}
@@ -174,4 +165,53 @@ ALIASES = {
     "DeiT-III-L": "deit3_large_patch16_224",
     "DeiT-III-H": "deit3_huge_patch14_224",
 }
-FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, distilled = encoder_names.infer_encoder_fields(shapes), "dist_token" in shapes
+    return InferredConfig(fields={**fields, "distilled": distilled}, stride=fields["patch_size"], prefix=1 + distilled)
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    if config["distilled"] and not config["prefix_positions"]:
+        raise CheckpointError("distilled models of timm have positions for both tokens; expected prefix_positions=True")
+    arguments = encoder_names.make_timm_arguments(config) | {"no_embed_class": not config["prefix_positions"]}
+    if config["distilled"]:
+        return encoder_names.make_timm_card(config, "deit_tiny_distilled_patch16_224", arguments)
+    arguments |= {"class_token": True, "reg_tokens": 0, "global_pool": "token", "fc_norm": False}
+    return encoder_names.make_timm_card(config, "deit_tiny_patch16_224", arguments)
+
+
+TIMM = replace(
+    encoder_names.TIMM,
+    markers=(encoder_names.PATCH_KERNEL, "dist_token"),
+    card=make_timm_card,
+    details={**encoder_names.TIMM_DETAILS, "imagenet_mean": True},
+)
+SOURCES = (
+    TIMM,
+    replace(TIMM, markers=(encoder_names.PATCH_KERNEL,), named="deit"),  # without distillation it has a ViT's tensors
+    replace(encoder_names.FACEBOOK, markers=(encoder_names.PATCH_KERNEL,)),
+    SourceNames(
+        layout="hf",
+        table=(
+            *hf_names.HF_DISTILLED,
+            make_entry("embeddings.distillation_token", "dist_token"),
+            *hf_names.HF_VIT_TABLE,
+        ),
+        markers=(hf_names.HF_KERNEL, "embeddings.distillation_token", "distillation_classifier.weight"),
+        accepts=lambda config: config["distilled"] and not hf_names.is_dinov2(config),
+        supported={"has a head": (True,)},
+        card=lambda config: hf_names.make_hf_vit_card(config, "deit", "DeiT"),
+        details=hf_names.HF_DEIT_DETAILS,
+    ),
+    *(replace(each, markers=()) for each in (*encoder_names.WRITTEN_AS_VIT, hf_names.HF_VIT, *hf_names.HF_DINO)),
+)
+CHECKPOINT = CheckpointSide(
+    infer_config=infer_config,
+    sources=SOURCES,
+    heads_by_width=True,
+    implied={"activation": "gelu"},
+    general_family="vit",
+)
+FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

@@ -1,13 +1,13 @@
 """The interface of an architecture: a config, a module built from it, and named presets."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor, nn
+from typing import Any
 
 from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.models.checkpoint_side import CheckpointSide
+from vitrail.models.contract import Model
 
 TIMM_FIELD_NAMES = {  # timm's name → ours
     "img_size": "image_size",
@@ -29,34 +29,27 @@ TIMM_FIELD_NAMES = {  # timm's name → ours
 }
 
 
-if TYPE_CHECKING:
-
-    class ImageModel(nn.Module):
-        """What the module of every family offers, for type checkers; its other attributes depend on the family."""
-
-        config: Any
-
-        def tokens(self, images: Tensor) -> Tensor: ...
-        def logits(self, tokens: Tensor) -> Tensor: ...
-        def __call__(self, images: Tensor) -> Tensor: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """The last line of every model file, and all that the rest of the package knows about an architecture.
 
-    `build(config)` returns the initialized module, which has `config`, `tokens` and `logits`; a config has at least
-    `image_size` and `channels`.
+    `build(config)` returns the initialized module, see contract.py; a config has at least `image_size`, `channels` and
+    `classes`.
     """
 
     name: str
     config: type[Any]
-    build: Callable[[Any], nn.Module]
+    build: type[Model]  # called with a config
     presets: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # common name → preset
+    checkpoint: CheckpointSide = field(default_factory=CheckpointSide)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.build, type) or not issubclass(self.build, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"`build` of the family {self.name!r} is {self.build!r}; expected a subclass of "
+                "vitrail.models.contract.ImageModel"
+            )
         for name, preset in self.presets.items():
             if type(preset) is not self.config:
                 kind, expected = type(preset).__name__, self.config.__name__

@@ -13,11 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.layers.block import Block
-from vitrail.layers.positions import resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.layers.positions import Grid, resample
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    TensorShapes,
+    make_same_name_entries,
+)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
+from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.parts import encoder_names
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.flax_names import make_resnet_entries
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.tensor_shapes import count_stage_blocks, get_tensor_shape
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
 
@@ -51,75 +64,51 @@ class HybridConfig:
         return (stride * pair(self.patch_size)[0], stride * pair(self.patch_size)[1])
 
 
-class Hybrid(nn.Module):
+class Hybrid(ImageModel):
     """(B, C, H, W) → logits (B, classes)."""
 
+    config: HybridConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    no_masking_reason = "its convolutions mix patches before they become tokens"
+
     def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
+        self.first_filters = f"patch_embed.backbone.{'stem.' if config.stages else ''}conv.weight"
         width = config.width
-        self.grid = check_grid(pair(config.image_size), config.stride)
-        self.prefix = 1
+        self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
+        self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                4 * width,
-                activation="gelu_tanh" if config.constants == "google" else "gelu",
-                norm_eps=config.norm_eps,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        activation = "gelu_tanh" if config.constants == "google" else "gelu"
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, 4 * width, norm_eps=config.norm_eps, rates=rates, activation=activation
         )
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the ViT authors' code; the head and the last norm of each bottleneck are zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
+        nn.init.zeros_(self.cls_token)
         for module in self.modules():
             if isinstance(module, StdConv2d):
                 lecun_normal_(module.weight)
             elif isinstance(module, HybridBottleneck):
                 nn.init.zeros_(module.norm3.weight)
-        nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        size = pair(config.image_size)
-        grid = check_images(images, config.channels, size, config.stride, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
-        *body, last = self.blocks
-        for block in body:
-            x = block(x, grid)
-        return self.norm(last(x, grid, queries))
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
 
 class HybridEmbed(nn.Module):
@@ -263,4 +252,53 @@ ALIASES = {
     "R50+ViT-L/32": "vit_large_r50_s32_224",
     "R50+ViT-L/32@384": "vit_large_r50_s32_384",
 }
-FAMILY = Family(name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
+    fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
+    root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
+    fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
+    rows, columns = fields["patch_size"]
+    scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
+    return InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
+
+
+def has_no_stages(config: ConfigFields) -> bool:
+    return not config["stages"]
+
+
+ROOT, STEM, UNIT = "patch_embed.backbone.", "patch_embed.backbone.stem.", "patch_embed.backbone.stages.#.blocks.#."
+STEM_NAMES = (
+    *(f"{root}{part}" for root in (STEM, ROOT) for part in ("conv.weight", "norm.*")),
+    *(f"{UNIT}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
+    *(f"{UNIT}downsample.{part}" for part in ("conv.weight", "norm.*")),
+)
+GOOGLE = replace(
+    encoder_names.GOOGLE,
+    table=(*encoder_names.GOOGLE.table, *make_resnet_entries(STEM)),
+    markers=("embedding/kernel", "conv_root/kernel", "block1/unit1/conv1/kernel"),
+    assumed={"constants": "google", "norm_eps": 1e-6},
+    details={"fields": {"constants": "google"}},
+)
+SOURCES = (
+    replace(
+        encoder_names.TIMM,
+        table=(*encoder_names.TIMM_TABLE, *make_same_name_entries(*STEM_NAMES)),
+        markers=(encoder_names.PATCH_KERNEL, "patch_embed.backbone."),
+        assumed={"constants": "timm", "norm_eps": 1e-6},
+        card=None,
+        details={**encoder_names.TIMM_DETAILS, "only_in_timm": True},
+    ),
+    replace(  # a ResNet without stages
+        GOOGLE,
+        table=(*encoder_names.GOOGLE.table, *make_resnet_entries(ROOT)),
+        markers=GOOGLE.markers[:2],
+        accepts=has_no_stages,
+    ),
+    GOOGLE,
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(
+    name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
+)

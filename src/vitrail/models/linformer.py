@@ -17,9 +17,20 @@ from vitrail.layers.attention import attention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,51 +54,44 @@ class LinformerConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; table and projections are resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
 
 
-class Linformer(nn.Module):
+class Linformer(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
+    config: LinformerConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    first_filters = "patch_embed.proj.weight"
+    no_maps_reason = "its keys are mixtures of all tokens, so there are no weights per token"
+    no_dropping_reason = "its projections mix a fixed number of tokens"
+
     def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        width, depth = config.width, config.depth
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = 1
+        super().__init__(config)
+        width, depth, patch = config.width, config.depth, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
         tokens = self.prefix + math.prod(self.grid)
         projections = {"none": 2 * config.heads, "heads": 2, "kv": 1, "layers": 0}[config.shared]
 
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, width))
         self.projection = None if projections else nn.Parameter(torch.empty(1, tokens, config.projected))
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            LinformerBlock(
-                width,
-                config.heads,
-                config.mlp_width or 4 * width,
-                norm_eps=config.norm_eps,
-                dropout=config.dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(depth - 1, 1),
-            )
-            for layer in range(depth)
-        )
+        rates, eps = (config.dropout, 0.0, config.stochastic_depth), config.norm_eps
+        mlp_width = config.mlp_width or 4 * width
+        self.blocks = make_blocks(depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, kind=LinformerBlock)
         for block in self.blocks:
             table = nn.Parameter(torch.empty(projections, tokens, config.projected)) if projections else None
             block.attn = LinformerAttention(width, config.heads, self.grid, table, dropout=config.attention_dropout)
-        self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps)
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """As in a ViT, and the projections as in Linformer's code; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
@@ -95,32 +99,19 @@ class Linformer(nn.Module):
             if name.endswith("projection"):
                 for table in tables:
                     nn.init.xavier_uniform_(table, gain=1 / math.sqrt(2))
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        size, patch = pair(config.image_size), pair(config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         shared = None if self.projection is None else resample_projection(self.projection, self.grid, grid)
         for layer, block in enumerate(self.blocks):
             x = block(x, grid, queries if layer == len(self.blocks) - 1 else None, shared)
-        return self.norm(x)
+        return x
 
 
 class LinformerBlock(Block):
@@ -207,4 +198,5 @@ PRESETS = {
     for size in SIZES
     for patch, pixels in SHAPES
 }
-FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS)
+CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
+FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)

@@ -8,16 +8,27 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import log, sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+    make_same_name_entries,
+)
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
-from vitrail.models.init import is_on_meta_device
+from vitrail.models.parts import convnet_names
+from vitrail.models.parts.convnet import ConvNet
+from vitrail.models.parts.head import make_head
+from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 STEM_WIDTH = 32  # channels, the same in every size
 
@@ -43,12 +54,14 @@ class RegNetYConfig:
                 )
 
 
-class RegNetY(nn.Module):
+class RegNetY(ConvNet):
     """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
+    config: RegNetYConfig
+    first_filters = "stem.conv.weight"
+
     def __init__(self, config: RegNetYConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.stem = ConvNorm(config.channels, STEM_WIDTH, 3, stride=2)
         before = STEM_WIDTH
         self.stages = [f"s{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names
@@ -58,14 +71,15 @@ class RegNetY(nn.Module):
                 blocks[f"b{number + 1}"] = RegNetYBlock(before, width, 1 if number else 2, config.group_width)
                 before = width
             self.add_module(name, nn.Sequential(blocks))
-        self.head = nn.ModuleDict({"fc": nn.Linear(before, config.classes) if config.classes else nn.Identity()})
+        depths = zip(self.stages, config.stages, strict=True)
+        names = [[f"{name}.b{n + 1}" for n in range(depth)] for name, depth in depths]
+        self.declare_stages(pair(config.image_size), 4, config.widths, names)
+        self.heads = (("mean", "head.fc"),) if config.classes else ()
+        self.head = nn.ModuleDict({"fc": make_head(before, config.classes)})
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Convolutions scaled for the next ReLU; the head and the last norm of each block are zero (Goyal 2017)."""
-        if is_on_meta_device(self):
-            return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 kernel = module.weight[0, 0].numel()
@@ -81,16 +95,8 @@ class RegNetY(nn.Module):
                 nn.init.zeros_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
-
-    def tokens(self, images: Tensor) -> Tensor:
-        """The last feature map, each of its positions a token: (B, 3, H, W) → (B, h·w, D)."""
-        check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
-        x = F.relu(self.stem(images))
-        for name in self.stages:
-            x = self.get_submodule(name)(x)
-        return x.flatten(2).transpose(1, 2)
+    def run_stem(self, images: Tensor) -> Tensor:
+        return F.relu(self.stem(images))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the mean of all positions: (B, h·w, D) → (B, classes)."""
@@ -165,4 +171,59 @@ ALIASES = {
     "RegNetY-12GF": "regnety_120",
     "RegNetY-16GF": "regnety_160",
 }
-FAMILY = Family(name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    blocks = count_stage_blocks(shapes, r"s(\d+)\.", r"s{}\.b(\d+)\.")
+    stages = range(1, len(blocks) + 1)
+    fields = {
+        "image_size": (224, 224),
+        "stages": blocks,
+        "widths": tuple(get_tensor_shape(shapes, f"s{stage}.b1.conv1.conv.weight", 4)[0] for stage in stages),
+        "group_width": get_tensor_shape(shapes, "s1.b1.conv2.conv.weight", 4)[1],
+        "channels": get_tensor_shape(shapes, "stem.conv.weight", 4)[1],
+        "classes": count_classes(shapes, "head.fc.weight"),
+    }
+    return InferredConfig(fields=fields)
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
+
+
+TORCHVISION_BLOCK = "trunk_output.block#.block=-~."
+TORCHVISION_PARTS = {"f.a": "conv1", "f.b": "conv2", "f.c": "conv3", "proj": "downsample"}
+CONV_NORMS = {"stem": "stem"} | {f"{TORCHVISION_BLOCK}{n}": f"s#.b~.{part}" for n, part in TORCHVISION_PARTS.items()}
+TORCHVISION_TABLE = (
+    *(make_entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in CONV_NORMS.items()),
+    *(
+        make_entry(f"{theirs}.1.{part}", f"{ours}.bn.{part}")
+        for theirs, ours in CONV_NORMS.items()
+        for part in convnet_names.BATCH_NORM_PARTS
+    ),
+    *(make_entry(f"{TORCHVISION_BLOCK}f.se.fc{n}.*", f"s#.b~.se.fc{n}.*") for n in (1, 2)),
+    make_entry("fc.*", "head.fc.*"),
+)
+SOURCES = (
+    SourceNames(
+        layout="timm",
+        table=make_same_name_entries(*(row.ours.replace("~", "#") for row in TORCHVISION_TABLE)),
+        markers=("s1.b1.conv1.conv.weight",),
+        card=make_timm_card,
+        details={
+            "imagenet_mean": True,
+            "model_args": convnet_names.ARGUMENTS_IN_SHAPES,
+            "pretrained_cfg": {"crop_pct": 0.95, "interpolation": "bicubic"},
+        },
+    ),
+    SourceNames(
+        layout="torchvision",
+        table=TORCHVISION_TABLE,
+        markers=(f"{TORCHVISION_BLOCK}f.a.0.weight",),
+        supported={"channels": (3,)},
+    ),
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(
+    name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
+)

@@ -5,16 +5,27 @@ its 3×3 convolution, as in timm and torchvision. Images may have any size.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_images, pair
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    make_entry,
+    make_same_name_entries,
+)
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
-from vitrail.models.init import is_on_meta_device
+from vitrail.models.parts import convnet_names
+from vitrail.models.parts.convnet import ConvNet
+from vitrail.models.parts.head import make_head
+from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 ShortcutKind = Literal["projection", "padding"]
 
@@ -37,12 +48,14 @@ class ResNetConfig:
             raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
 
 
-class ResNet(nn.Module):
+class ResNet(ConvNet):
     """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
+    config: ResNetConfig
+    first_filters = "conv1.weight"
+
     def __init__(self, config: ResNetConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         small = config.stem == "cifar"
         kernel, stride = (3, 1) if small else (7, 2)
         self.conv1 = nn.Conv2d(config.channels, config.width, kernel, stride, kernel // 2, bias=False)
@@ -57,14 +70,15 @@ class ResNet(nn.Module):
             before = block.expansion * width
             rest = (block(before, width, 1, config.shortcut) for _ in range(depth - 1))
             self.add_module(name, nn.Sequential(first, *rest))
-        self.fc = nn.Linear(before, config.classes) if config.classes else nn.Identity()
+        names = [[f"{name}.{n}" for n in range(depth)] for name, depth in zip(self.stages, config.stages, strict=True)]
+        widths = [block.expansion * config.width * 2**stage for stage in range(len(names))]
+        self.declare_stages(pair(config.image_size), 1 if small else 4, widths, names)
+        self.heads = (("mean", "fc"),) if config.classes else ()
+        self.fc = make_head(before, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Convolutions scaled for the next ReLU; the head and the last norm of each block are zero (Goyal 2017)."""
-        if is_on_meta_device(self):
-            return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -77,16 +91,8 @@ class ResNet(nn.Module):
             nn.init.zeros_(self.fc.weight)
             nn.init.zeros_(self.fc.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.tokens(images))
-
-    def tokens(self, images: Tensor) -> Tensor:
-        """The last feature map, each of its positions a token: (B, 3, H, W) → (B, h·w, D)."""
-        check_images(images, self.config.channels, pair(self.config.image_size), (1, 1), dynamic=True)
-        x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
-        for name in self.stages:
-            x = self.get_submodule(name)(x)
-        return x.flatten(2).transpose(1, 2)
+    def run_stem(self, images: Tensor) -> Tensor:
+        return self.maxpool(F.relu(self.bn1(self.conv1(images))))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the mean of all positions: (B, h·w, D) → (B, classes)."""
@@ -186,4 +192,82 @@ ALIASES = {
     "ResNet-32": "resnet32_cifar",
     "ResNet-56": "resnet56_cifar",
 }
-FAMILY = Family(name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    stem = get_tensor_shape(shapes, "conv1.weight", 4)
+    if stem[2:] not in ((3, 3), (7, 7)):
+        raise CheckpointError(f"conv1.weight has shape {stem}; expected a 7×7 kernel, or 3×3 as for CIFAR")
+    fields = {
+        "image_size": (224, 224) if stem[2] == 7 else (32, 32),
+        "stages": count_stage_blocks(shapes, r"layer(\d+)\.", r"layer{}\.(\d+)\."),
+        "block": "bottleneck" if "layer1.0.conv3.weight" in shapes else "basic",
+        "stem": "imagenet" if stem[2] == 7 else "cifar",
+        "shortcut": "projection" if any(".downsample." in name for name in shapes) else "padding",
+        "channels": stem[1],
+        "classes": count_classes(shapes, "fc.weight"),
+        "width": stem[0],
+    }
+    return InferredConfig(fields=fields)
+
+
+def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+    return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
+
+
+BLOCK_NAMES = (
+    *("conv1.weight", *convnet_names.list_batch_norm_names("bn1")),
+    *(f"layer#.#.conv{n}.weight" for n in (1, 2, 3)),
+    *(name for n in (1, 2, 3) for name in convnet_names.list_batch_norm_names(f"layer#.#.bn{n}")),
+)
+BLOCK_TABLE = make_same_name_entries(*BLOCK_NAMES)
+NAME_TABLE = (
+    *BLOCK_TABLE,
+    *make_same_name_entries("layer#.#.downsample.0.weight", "fc.*"),
+    *make_same_name_entries(*convnet_names.list_batch_norm_names("layer#.#.downsample.1")),
+)
+SOURCES = (
+    SourceNames(
+        layout="timm",
+        table=NAME_TABLE,
+        markers=("layer1.0.conv1.weight",),
+        supported={"stem": ("imagenet",), "shortcut": ("projection",)},
+        card=make_timm_card,
+        details={
+            "imagenet_mean": True,
+            "model_args": convnet_names.ARGUMENTS_IN_SHAPES,
+            "pretrained_cfg": {"crop_pct": 0.875, "interpolation": "bilinear"},
+            "refused_names": r"^resnet(blur|aa)",  # with fixed filters, which are not in the file
+        },
+    ),
+    SourceNames(
+        layout="torchvision",
+        table=NAME_TABLE,
+        markers=("layer1.0.conv1.weight",),
+        supported={
+            "stem": ("imagenet",),
+            "shortcut": ("projection",),
+            "channels": (3,),
+            "width": (64,),
+            "number of stages": (4,),
+        },
+    ),
+    SourceNames(  # its shortcuts have no weights
+        layout="akamaster",
+        table=(*BLOCK_TABLE, make_entry("linear.*", "fc.*")),
+        markers=("layer1.0.conv1.weight",),
+        supported={
+            "block": ("basic",),
+            "stem": ("cifar",),
+            "shortcut": ("padding",),
+            "channels": (3,),
+            "classes": (10,),
+            "width": (16,),
+            "number of stages": (3,),
+        },
+    ),
+)
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(
+    name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
+)

@@ -13,12 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.block import Block
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import resample, sinusoid
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.layers.positions import Grid, resample, sinusoid
+from vitrail.models.checkpoint_side import (
+    CheckpointSide,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    TensorTransform,
+    make_entry,
+    make_same_name_entries,
+)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import is_on_meta_device
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # patch size, stride, padding
 PATCH_SIZE = (16, 16)  # pixels per token: the product of the strides
@@ -50,15 +62,19 @@ class T2TConfig:
             raise ConfigError(f"stage_width is {self.stage_width}; expected 2 or more")
 
 
-class T2T(nn.Module):
+class T2T(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
+    config: T2TConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    no_masking_reason = "it mixes patches in its stem"
+
     def __init__(self, config: T2TConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
-        self.grid = check_grid(pair(config.image_size), PATCH_SIZE)
-        self.prefix = 1
+        self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
+        self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
         self.tokens_to_token = TokensToToken(
             config.channels,
             config.stage_width,
@@ -70,28 +86,16 @@ class T2T(nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width), requires_grad=False)
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                mlp_width,
-                qkv_bias=False,
-                norm_eps=eps,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, qkv_bias=False
         )
         self.norm = nn.LayerNorm(width, eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the T2T authors' code, except that the head is zero."""
-        if is_on_meta_device(self):
-            return
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -103,30 +107,17 @@ class T2T(nn.Module):
                 nn.init.orthogonal_(module.w, gain=math.sqrt(len(module.w)))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         self.pos_embed.copy_(sinusoid(torch.arange(self.pos_embed.shape[1]), self.config.width))  # class token at 0
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.encode(images, queries=1))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return self.tokens_to_token(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm, the class token first: (B, C, H, W) → (B, 1 + n, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the class token: (B, 1 + n, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config = self.config
-        grid = check_images(images, config.channels, pair(config.image_size), PATCH_SIZE, dynamic=config.dynamic)
-        x = self.tokens_to_token(images)
-        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-        x = self.pos_drop(x + resample(self.pos_embed, self.grid, grid))
-        for layer, block in enumerate(self.blocks):
-            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None)
-        return self.norm(x)
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
 
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:
@@ -231,4 +222,62 @@ ALIASES = {
     **{f"T2T-ViT-{depth}": f"t2t_vit_{depth}" for depth in SIZES},
     **{f"T2T-ViT_t-{depth}": f"t2t_vit_t_{depth}" for depth in (14, 19, 24)},
 }
-FAMILY = Family(name="t2t", config=T2TConfig, build=T2T, presets=PRESETS, aliases=ALIASES)
+
+
+def infer_config(shapes: TensorShapes) -> InferredConfig:
+    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
+    side = SOFT_SPLITS[0][0]
+    fields = {
+        "channels": get_tensor_shape(shapes, "tokens_to_token.attention1.qkv.weight", 2)[1] // side**2,
+        "classes": count_classes(shapes, "head.weight"),
+        "stage": "performer" if "tokens_to_token.attention1.w" in shapes else "transformer",
+        "stage_width": get_tensor_shape(shapes, "tokens_to_token.attention1.proj.weight", 2)[0],
+        "width": width,
+        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "mlp_width": None if hidden == 3 * width else hidden,
+    }
+    return InferredConfig(fields=fields, stride=PATCH_SIZE, prefix=1)
+
+
+def swap_keys_and_queries(tensor: Tensor) -> Tensor:
+    """k, q, v ↔ q, k, v."""
+    first, second, v = tensor.chunk(3)
+    return torch.cat((second, first, v))
+
+
+KQV_TRANSFORM = TensorTransform(
+    lambda parts: swap_keys_and_queries(parts[0]), lambda tensor, _: [swap_keys_and_queries(tensor)]
+)
+STAGE = "tokens_to_token.attention#"
+BACKBONE_TABLE = make_same_name_entries(
+    *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE}.norm1.*", f"{STAGE}.norm2.*"),
+    *(f"blocks.#.{part}.*" for part in ("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")),
+    *("blocks.#.attn.qkv.weight", "norm.*", "head.*"),
+)
+PERFORMER = SourceNames(
+    layout="t2t",
+    table=(
+        *BACKBONE_TABLE,
+        *make_same_name_entries(f"{STAGE}.w", f"{STAGE}.proj.*"),
+        make_entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV_TRANSFORM),
+        make_entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
+        make_entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
+    ),
+    markers=("tokens_to_token.project.weight", "tokens_to_token.attention1.w"),
+    accepts=lambda config: config["stage"] == "performer",
+    assumed={"norm_eps": 1e-5},
+)
+TRANSFORMER = SourceNames(
+    layout="t2t",
+    table=(
+        *BACKBONE_TABLE,
+        make_entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
+        make_entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
+        *make_same_name_entries(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc2.*"),
+    ),
+    markers=("tokens_to_token.project.weight",),
+    assumed={"norm_eps": 1e-5},
+)
+SOURCES = tuple(replace(each, layout=name) for name in ("t2t", "t2t_by_width") for each in (PERFORMER, TRANSFORMER))
+CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, mlp_ratio=3)
+FAMILY = Family(name="t2t", config=T2TConfig, build=T2T, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

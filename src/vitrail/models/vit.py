@@ -11,13 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.block import Activation, Block
+from vitrail.layers.block import Activation
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, check_images, pair
+from vitrail.models.checkpoint_side import CheckpointSide
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
+from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
+from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +60,7 @@ class ViTConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
         if self.pool == "class" and not self.class_token:
             raise ConfigError("pool 'class' without a class token; expected class_token=True or another pool")
         if self.positions_at != "stem" and self.positions in ("none", "relative", "rotary"):
@@ -59,17 +70,32 @@ class ViTConfig:
             raise ConfigError(f"width {self.width}; expected a multiple of {parts} for positions {self.positions!r}")
 
 
-class ViT(nn.Module):
-    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
+class ViT(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D).
+
+    `forward`, in contract.py, calls `patches`, `add_positions`, `run`, the final norm and `logits`, in this order.
+    """
+
+    config: ViTConfig
+    first_filters = "patch_embed.proj.weight"
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
-        self.grid = check_grid(pair(config.image_size), pair(config.patch_size))
-        self.prefix = int(config.class_token) + config.registers
+        patch = pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        registers = tuple(f"register{number}" for number in range(config.registers))
+        self.prefix_tokens = ("class", *registers) if config.class_token else registers
+        self.classifier_tokens = ("class",) if config.pool == "class" else ()
+        self.attention_pool = "attn_pool" if config.pool == "map" else ""
+        self.heads = ((config.pool.removesuffix("_norm"), "head"),) if config.classes else ()
+        if config.positions in ("relative", "rotary"):
+            self.no_dropping_reason = f"positions {config.positions!r} need the position of every token"
+        elif config.positions_at != "stem":
+            self.no_dropping_reason = f"positions_at {config.positions_at!r} adds a position in every layer"
 
-        self.patch_embed = PatchEmbed(width, pair(config.patch_size), config.channels)
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
         self.pos_embed = self.pos_rows = self.pos_columns = None
@@ -81,21 +107,18 @@ class ViT(nn.Module):
             rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
             self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                mlp_width,
-                activation=config.activation,
-                qkv_bias=config.qkv_bias,
-                norm_eps=eps,
-                layer_scale=config.layer_scale,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-                positions=in_attention(config.positions, width // config.heads, self.grid),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        self.blocks = make_blocks(
+            config.depth,
+            width,
+            config.heads,
+            mlp_width,
+            norm_eps=eps,
+            rates=rates,
+            activation=config.activation,
+            qkv_bias=config.qkv_bias,
+            layer_scale=config.layer_scale,
+            positions=lambda: in_attention(config.positions, width // config.heads, self.grid),
         )
         self.norm = nn.Identity() if config.pool == "mean_norm" else nn.LayerNorm(width, eps)
         self.attn_pool = None
@@ -104,14 +127,11 @@ class ViT(nn.Module):
             self.attn_pool = AttentionPool(width, config.heads, mlp_width, tanh=tanh, norm_eps=eps)
         self.fc_norm = nn.LayerNorm(width, eps) if config.pool == "mean_norm" else nn.Identity()
         self.pre_logits = nn.Linear(width, width) if config.head == "mlp" else None
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the ViT authors' code; the head is zero, so training starts from equal probabilities."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         if self.cls_token is not None:
             nn.init.zeros_(self.cls_token)
@@ -123,36 +143,32 @@ class ViT(nn.Module):
             self.pos_embed.copy_(F.pad(table, (0, 0, self.pos_embed.shape[1] - table.shape[0], 0)))
         if self.pre_logits is not None:
             lecun_normal_(self.pre_logits.weight)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        # the last block computes only what the pool reads: for the class token alone, 7 % less work in 12 blocks
-        return self.logits(self.encode(images, queries=1 if self.config.pool == "class" else None))
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Cut the images into patches and map each to a token: (B, C, H, W) → (B, n, D), and their grid."""
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the final norm (mean_norm: before it), prefix first: (B, C, H, W) → (B, N, D)."""
-        return self.encode(images)
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        """Add the prefix tokens and, at the stem, the positions: (B, n, D) → (B, N, D)."""
+        x = prepend_tokens(patches, self.cls_token, self.reg_token)
+        tables = self.tables(grid) if self.config.positions_at == "stem" else None
+        return x if tables is None else x + tables[0]
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
+        """All blocks; with `queries`, the last one computes only the first `queries` tokens: (B, N, D)."""
+        tables = None if self.config.positions_at == "stem" else self.tables(grid)
+        for layer, block in enumerate(self.blocks):
+            x = x if tables is None else x + tables[layer]
+            x = x if layer else self.pos_drop(x)
+            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None)
+        return x
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
         pooled = self.pool(tokens)
         return self.head(pooled if self.pre_logits is None else self.pre_logits(pooled).tanh())
-
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
-        """The tokens after the final norm; with `queries`, the last block computes only the first `queries` tokens."""
-        config, size, patch = self.config, pair(self.config.image_size), pair(self.config.patch_size)
-        grid = check_images(images, config.channels, size, patch, dynamic=config.dynamic)
-        x = self.patch_embed(images)
-        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        x = torch.cat([*prefix, x], dim=1)
-        tables = self.tables(grid)
-        x = self.pos_drop(x if tables is None else x + tables[0])
-        for layer, block in enumerate(self.blocks):
-            if tables is not None and 0 < layer < len(tables):
-                x = x + tables[layer]
-            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None)
-        return self.norm(x)
 
     def tables(self, grid: Grid) -> Tensor | None:
         """The positions added before the first layer, (1, N, D), or before each layer, (L, N, D)."""
@@ -205,4 +221,6 @@ ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
     **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
 }
-FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES)
+SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO)
+CHECKPOINT = CheckpointSide(infer_config=infer_vit_config, sources=SOURCES, heads_by_width=True)
+FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

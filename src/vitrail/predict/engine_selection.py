@@ -54,8 +54,8 @@ class EngineOptions:
     fields: Mapping[str, Any] | None = None  # config fields that the checkpoint does not specify
 
     def __post_init__(self) -> None:
-        for name in ("batch", "streams", "threads"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name, value in (("batch", self.batch), ("streams", self.streams), ("threads", self.threads)):
+            if value is not None and value < 1:
                 raise ConfigError(f"`{name}` {value}; expected 1 or more")
         if self.merge < 0:
             raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer")

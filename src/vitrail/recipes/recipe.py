@@ -26,8 +26,9 @@ RECIPES_FOLDER = Path(__file__).parent
 class OptimizationSettings:
     """Optimizer, learning rate schedule and frozen layers."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = field_with_help(
-        "adamw", "Optimizer; muon is for hidden matrices, with AdamW for the other weights."
+    optimizer: Literal["adamw", "sgd", "muon", "lars"] = field_with_help(
+        "adamw",
+        "Optimizer; muon is for hidden matrices, with AdamW for the other weights. lars is SGD for large batches.",
     )
     lr: float = field_with_help(1e-3, "Peak learning rate.")
     lr_batch: int = field_with_help(
@@ -36,7 +37,9 @@ class OptimizationSettings:
     weight_decay: float = field_with_help(
         0.05, "Weight decay of matrices and kernels; never applied to norms, biases, tokens and positions.", MAY_BE_ZERO
     )
-    momentum: float = field_with_help(0.9, "Momentum of SGD, or the first beta of AdamW. Muon always uses 0.95.", RATE)
+    momentum: float = field_with_help(
+        0.9, "Momentum of SGD and LARS, or the first beta of AdamW. Muon always uses 0.95.", RATE
+    )
     beta2: float = field_with_help(0.999, "Second beta of AdamW.", RATE)
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = field_with_help(
         "cosine", "Learning rate schedule after the warm-up."

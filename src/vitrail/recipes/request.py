@@ -34,7 +34,7 @@ class Request:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, is_number = getattr(self, each.name), each.name in ("val_share", "cache")
+            value, is_number = vars(self)[each.name], each.name in ("val_share", "cache")
             if is_number and not (type(value) in (int, float) and isfinite(value)):
                 raise ConfigError(f"`{each.name}` is {value!r}; expected a number")
             if each.name == "teacher_fields":

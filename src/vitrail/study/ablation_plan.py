@@ -158,7 +158,8 @@ class AblationPlanner:
     def check_teacher_fits(self, rows: Sequence[AblationVariant], teacher: Teacher, device: torch.device) -> None:
         """Check that the teacher fits every row, before any is trained."""
         distilled = [row.request for row in rows if row.request.teacher is not None]
-        for preprocessing in dict.fromkeys(self.check_request(request).preprocessing for request in distilled):
+        inputs = (self.check_request(request).source.describe_model_input() for request in distilled)
+        for preprocessing in dict.fromkeys(each["preprocessing"] for each in inputs):
             TeacherView(teacher, self.data, preprocessing, device)
 
     def build_row(self, name: str, request: Request) -> AblationVariant:
@@ -196,7 +197,7 @@ class AblationPlanner:
         if name is None:
             nearest, _ = find_nearest_preset(family, self.plan.model.config)
             name = nearest or next(iter(family.presets))  # every field is replaced
-        preprocessing = json_round_trip(asdict(self.plan.source.preprocessing))
+        preprocessing = json_round_trip(asdict(self.plan.source.describe_model_input()["preprocessing"]))
         recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": preprocessing})
         return replace(self.request, init=None, recipe=recipe)
 
@@ -212,7 +213,7 @@ class AblationPlanner:
                 setup = assemble_image_task(request, self.data, make_classification)
                 self.plans[key] = plan_from_setup(request, setup, BuildContext())
         plan = replace(self.plans[key], recipe=recipe, request=request)
-        freeze_all_but_last_blocks(plan.model, recipe.optimization.train_blocks)
+        freeze_all_but_last_blocks(plan.task, recipe.optimization.train_blocks)
         if request.teacher is not None:
             check_distill_token_fits_model(recipe, plan.model)
         if request.teacher_cache is not None:

@@ -127,11 +127,10 @@ class BenchResults:
 
     def figure(self) -> CaptionedFigure:
         """Figure of images per second and ratios, each a dot with its quartiles."""
+        speeds, ratios = [line.images_per_second for line in self.lines], [line.ratio for line in self.lines]
         numbers = {
-            name: np.array(
-                [[getattr(line, name).low, getattr(line, name).median, getattr(line, name).high] for line in self.lines]
-            )
-            for name in ("images_per_second", "ratio")
+            name: np.array([[each.low, each.median, each.high] for each in values])
+            for name, values in (("images_per_second", speeds), ("ratio", ratios))
         }
         best = max(self.lines, key=lambda line: line.ratio.median)
         return CaptionedFigure(

@@ -149,7 +149,9 @@ class CostResults:
         time = self.fit_time_exponent(mixer.name)
         return {
             "name": mixer.name,
-            **{each: f"O({getattr(mixer, each)})" for each in ("operations", "steps", "path")},
+            "operations": f"O({mixer.operations})",
+            "steps": f"O({mixer.steps})",
+            "path": f"O({mixer.path})",
             "time": {"theory": mixer.time, "here": None if time is None else asdict(time)},
             "memory": {"theory": mixer.memory, "here": self.fit_memory_exponent(mixer.name)},
         }

@@ -15,12 +15,14 @@ from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.metrics import Evaluation
+from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import ImageTask, StartingModel, as_image_source, build_image_task
-from vitrail.tasks.task import LOSS_METRIC, BuildContext, Metric, Source, TaskKind, TaskSetup
+from vitrail.tasks.metric import CLASSIFICATION_METRICS
+from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup
 
 BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for mixing a batch
 MAX_WHITENING_IMAGES = 2000  # training images used to whiten the first filters
@@ -52,11 +54,7 @@ class Classification(ImageTask):
     `objective` is a function (model, inputs) → (loss, metrics) that replaces the cross-entropy.
     """
 
-    metrics = (
-        Metric(name="top1", label="top-1", is_share=True),
-        LOSS_METRIC,
-        Metric(name="top5", label="top-5", is_share=True),
-    )
+    metrics = CLASSIFICATION_METRICS
 
     def __init__(self, model: nn.Module, objective: Objective | None = None) -> None:
         super().__init__()
@@ -66,7 +64,8 @@ class Classification(ImageTask):
         self.classes, self.augmentation, self.loop = 0, Augmentation(), LoopSettings()
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
-        data, config, loop = as_image_source(source, self).data, self.backbone.config, recipe.loop
+        data, model, loop = as_image_source(source, self).data, self.backbone, recipe.loop
+        config = model.config
         if len(data.classes) < 2:
             only = ", ".join(data.classes)
             raise DataError(f"{data.name} has one class ({only}); expected at least two, each in a folder of its own")
@@ -74,14 +73,14 @@ class Classification(ImageTask):
             raise ConfigError(
                 f"a model of {config.classes} classes; expected {len(data.classes)}, as many as {data.name} has"
             )
-        if getattr(config, "answer", "both") != "both":
+        if isinstance(model, ImageModel) and len(model.heads) > max(len(model.classifier_tokens), 1):
             raise ConfigError(f"answer is {config.answer!r}; expected 'both' in training, so that both heads learn")
         super().check(source, recipe, ranks)
-        if loop.early_size and not getattr(config, "dynamic", False):
+        if loop.early_size and not (isinstance(model, ImageModel) and model.sizes.dynamic):
             raise ConfigError(
                 f"`early_size` is {loop.early_size}; expected 0, or a dynamic model: `fields` dynamic=true"
             )
-        if loop.whiten and not hasattr(getattr(self.backbone, "patch_embed", None), "whiten"):
+        if loop.whiten and not (isinstance(model, ImageModel) and model.whitens):
             raise ConfigError("`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
         check_parts_can_be_mixed(recipe, ranks)
 
@@ -93,7 +92,7 @@ class Classification(ImageTask):
     def initialise(self, source: Source, recipe: Recipe) -> None:
         if recipe.loop.whiten:
             images = as_image_source(source, self).load_evenly_spaced_images(MAX_WHITENING_IMAGES)
-            self.backbone.patch_embed.whiten(images)
+            self.backbone.whiten(images)
 
     @property
     def early_share(self) -> float:

@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.augment.config import Augmentation
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks.classification import Classification, LossInputs, make_classification
@@ -32,12 +33,19 @@ class Distillation(Classification):
     """Classification with the distillation loss of a teacher. See `make_distillation`."""
 
     shares = ("accuracy", "agreement")
-    objective: "DistillationLoss"
 
     def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
         super().__init__(model, objective)
         self.shared = (objective, teacher)
         self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
+
+    def compile_backbone(self) -> None:
+        super().compile_backbone()
+        self.backbone.encode = torch.compile(self.backbone.encode)  # called past `forward` for both heads
+
+    def restore_eager(self) -> None:
+        super().restore_eager()
+        del self.backbone.encode
 
 
 def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -63,9 +71,10 @@ class DistillationLoss:
 
     def __call__(self, model: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher_logits(inputs)
-        by_label, by_teacher = (
-            model.heads(inputs.images) if self.uses_distillation_token else 2 * (model(inputs.images),)
-        )
+        if self.uses_distillation_token:
+            by_label, by_teacher = model.head_logits(model.encode(inputs.images, queries=model.prefix))
+        else:
+            by_label = by_teacher = model(inputs.images)
         if self.kind == "soft":
             taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
@@ -120,14 +129,14 @@ def make_distillation(
         kind=settings.distill,
         weight=DEFAULT_TEACHER_WEIGHT[settings.distill] if settings.teacher_weight is None else settings.teacher_weight,
         temperature=settings.temperature,
-        uses_distillation_token=bool(getattr(model.config, "distilled", False)),
+        uses_distillation_token=has_distillation_head(model),
     )
     return Distillation(model, objective, teacher), view.notes
 
 
 def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
     """Check the settings before a teacher is opened."""
-    asked, distilled = recipe.distillation, bool(getattr(model.config, "distilled", False))
+    asked, distilled = recipe.distillation, has_distillation_head(model)
     if asked.distill == "none":
         return
     if asked.distill_token == "distill" and not distilled:
@@ -142,15 +151,19 @@ def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
         )
 
 
+def has_distillation_head(model: nn.Module) -> bool:
+    return isinstance(model, ImageModel) and any(reads == "distill" for reads, _ in model.heads)
+
+
 def check_no_random_augmentation(recipe: Recipe) -> None:
     """Refuse to cache a teacher's logits if images are augmented randomly."""
     augmentation = recipe.augmentation
-    moving = [name for name in RANDOM_AUGMENTATIONS if getattr(augmentation, name)]
+    moving = [name for name in RANDOM_AUGMENTATIONS if vars(augmentation)[name]]
     moving += ["crop"] if augmentation.crop != "centre" else []
     moving += ["policy"] if augmentation.policy != "none" else []
     moving += ["early_size"] if recipe.loop.early_size else []
     if moving:
-        hint = " ".join(f"`{name}` {getattr(Augmentation(), name, 0)}" for name in moving)
+        hint = " ".join(f"`{name}` {vars(Augmentation()).get(name, 0)}" for name in moving)
         raise ConfigError(
             f"`teacher_cache` with random augmentation ({', '.join(moving)}), which changes the logits; expected "
             f"no `teacher_cache`, or {hint}"

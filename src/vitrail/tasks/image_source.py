@@ -16,6 +16,7 @@ from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.image_cache import CachedDataset
 from vitrail.data.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.views import View
 from vitrail.distributed import Ranks
 from vitrail.errors import DataError
 from vitrail.text import format_count
@@ -31,6 +32,7 @@ class ImageSource:
     batch: int
     seed: int = 0
     transform: Callable[[Any], Any] | None = None  # external code that replaces the augmentation
+    views: Mapping[str, View] | None = None  # what the task asks for; None: `images`, one view of each
 
     @property
     def name(self) -> str:
@@ -71,16 +73,8 @@ class ImageSource:
         self, steps: range, *, accumulate: int = 1, workers: int = 0, ranks: Ranks | None = None, pin: bool = False
     ) -> Iterator[Batch]:
         ranks = ranks or Ranks()
-        batches = BatchDataset(
-            dataset=self.train_images,
-            augmentation=Augmentation() if self.transform else self.augmentation,
-            preprocessing=self.preprocessing,
-            seed=self.seed,
-            replace_unreadable=True,
-            transform=self.transform,
-        )
         return training_batches(
-            batches,
+            self.make_batch_dataset(),
             self.sampler,
             steps,
             accumulate=accumulate,
@@ -88,6 +82,18 @@ class ImageSource:
             rank=ranks.rank,
             world=ranks.world_size,
             pin=pin,
+        )
+
+    def make_batch_dataset(self) -> BatchDataset:
+        """Training images as batches; an error if they cannot give the views."""
+        return BatchDataset(
+            dataset=self.train_images,
+            augmentation=Augmentation() if self.transform else self.augmentation,
+            preprocessing=self.preprocessing,
+            seed=self.seed,
+            replace_unreadable=True,
+            transform=self.transform,
+            views=self.views,
         )
 
     def load_validation_batches(
@@ -98,7 +104,14 @@ class ImageSource:
         if dataset is None:
             return iter(())
         return evaluation_batches(
-            dataset, self.preprocessing, batch=batch, workers=workers, rank=ranks.rank, world=ranks.world_size
+            dataset,
+            self.preprocessing,
+            batch=batch,
+            workers=workers,
+            rank=ranks.rank,
+            world=ranks.world_size,
+            views=self.views,
+            seed=self.seed,
         )
 
     def select_validation_images(self, limit: int | None = None) -> ImageDataset | None:
@@ -128,5 +141,5 @@ class ImageSource:
             "classes": list(data.classes),
         }
 
-    def describe_model_input(self) -> Mapping[str, Any]:
+    def describe_model_input(self) -> dict[str, Any]:
         return {"preprocessing": self.preprocessing, "labels": self.data.classes}

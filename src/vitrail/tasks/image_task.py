@@ -1,7 +1,7 @@
 """What tasks on images share: normalisation, the model that training starts from, and how a request becomes a task."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.data.image_cache import cache_if_small
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.torch_dataset import TorchDataset
+from vitrail.data.views import View
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
+from vitrail.models.contract import ImageModel
 from vitrail.models.family import Family
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -30,8 +32,12 @@ from vitrail.tasks.task import BuildContext, Source, Task, TaskSetup, check_task
 
 
 class ImageTask(Task):
-    """A task whose batches hold `images`, uint8 (B, C, H, W), with `labels` and `indices`."""
+    """A task whose batches hold `labels`, `indices`, and `images`, uint8 (B, C, H, W), or the views that it asks for.
 
+    A view of `count` crops is uint8 (count, B, C, h, w) under its name, with one random key per crop.
+    """
+
+    views: Mapping[str, View] | None = None  # None: `images`, by the augmentation of the recipe
     preprocessing: Preprocessing | None = None  # known after `setup`
 
     def setup(self, source: Source, recipe: Recipe) -> None:  # noqa: ARG002  # the recipe is for subclasses
@@ -50,12 +56,30 @@ class ImageTask(Task):
         if len(images.preprocessing.mean) != config.channels:
             means = len(images.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
+        if images.views is not None:
+            images.make_batch_dataset()  # checks them
 
 
 def as_image_source(source: Source, task: Task) -> ImageSource:
     if not isinstance(source, ImageSource):
         raise ConfigError(f"{type(task).__name__} trains on images; expected images, not {source.name}")
     return source
+
+
+def check_patches_can_be_masked(task: str, model: ImageModel) -> None:
+    """For tasks that replace patches by a mask token."""
+    if reason := model.no_masking_reason:
+        raise ConfigError(
+            f"{task} needs patches that can be masked; this {type(model).__name__} cannot, since {reason}"
+        )
+
+
+def check_patches_can_be_dropped(task: str, model: ImageModel) -> None:
+    """For tasks that show the blocks only some patches."""
+    if reason := model.no_masking_reason or model.no_dropping_reason:
+        raise ConfigError(
+            f"{task} needs patches that can be dropped; this {type(model).__name__} cannot drop any, since {reason}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +94,21 @@ class StartingModel:
 
 
 def open_image_source(
-    model: Any,
+    task: Task,
     data: DatasetSplits | TorchDataset | str | Path,
     recipe: Recipe,
     preprocessing: Preprocessing | None = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> ImageSource:
-    """The images that a model is trained on; anything that `open_data` takes."""
+    """The images that a task is trained on; `data` is anything that `open_data` takes."""
     return ImageSource(
         data=open_data(data, seed=recipe.loop.seed),
-        preprocessing=preprocessing or default_preprocessing(model),
+        preprocessing=preprocessing or default_preprocessing(task.backbone),
         augmentation=recipe.augmentation,
         batch=recipe.loop.batch,
         seed=recipe.loop.seed,
         transform=transform,
+        views=task.views if isinstance(task, ImageTask) else None,
     )
 
 
@@ -115,9 +140,10 @@ def assemble_image_task(
         seed=recipe.loop.seed,
     )
     name = recipe.model or start.family.name
+    task = make_task(start, source)
     return TaskSetup(
-        task=make_task(start, source),
-        source=source,
+        task=task,
+        source=replace(source, views=task.views if isinstance(task, ImageTask) else None),
         model_name=name,
         facts={
             "model": {

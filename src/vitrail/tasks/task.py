@@ -1,40 +1,22 @@
 """The contract of a task: what is trained, how it is evaluated, and what is saved. Read classification.py next."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
-from vitrail.recipes.recipe import Recipe
+from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.models.checks import check_fields
+from vitrail.recipes.recipe import DistillationSettings, Recipe, parse_if_numeric_text
 from vitrail.recipes.request import Request
-from vitrail.recipes.schedule import Clock
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A metric of an evaluation, and how it is shown."""
-
-    name: str  # in the log with the prefix val_
-    label: str  # in figures and tables
-    higher_is_better: bool = True
-    is_share: bool = False  # from 0 to 1, shown in per cent
-
-
-def format_metrics(metrics: Sequence[Metric], values: Mapping[str, float]) -> list[str]:
-    """The first metric of a task, and the loss."""
-    shown = [each for each in metrics[:1] if each.name != "loss" and each.name in values]
-    texts = [f"{each.label} {values[each.name]:{'.2%' if each.is_share else '.4g'}}" for each in shown]
-    return [*texts, *([f"loss {values['loss']:.4f}"] if "loss" in values else [])]
-
-
-LOSS_METRIC = Metric(name="loss", label="loss", higher_is_better=False)
+from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
+from vitrail.tasks.metric import LOSS_METRIC, Metric
 
 
 class EvaluationResult(Protocol):
@@ -85,7 +67,8 @@ class Task(nn.Module):
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
-    backbone: nn.Module  # layer decay, freezing and Muon apply to it
+    no_accumulation_reason: ClassVar[str] = ""  # why a batch cannot be split into micro-batches; empty if it can
+    backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
     shared: tuple[object, ...] = ()  # objects that copies of the task share, such as a frozen teacher
 
@@ -122,6 +105,13 @@ class Task(nn.Module):
         """The size of the model, for the report of a run."""
         return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
 
+    def compile_backbone(self) -> None:
+        """Compile what `forward` calls; undone by `restore_eager`."""
+        self.backbone.compile()
+
+    def restore_eager(self) -> None:
+        self.backbone._compiled_call_impl = None  # torch has no public way
+
     def count_units(self, batch: Batch) -> int:
         """Images or tokens in a batch, for the speed."""
         return batch.size
@@ -140,7 +130,7 @@ class Task(nn.Module):
         """Evaluate on the validation examples, or the first `limit`: by default the mean of what `forward` returns."""
         modes = [(module, module.training) for module in self.modules()]
         sums, skipped = dict[str, Tensor](), list[str]()
-        count = torch.zeros((), dtype=torch.float64, device=device)
+        count = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         self.eval()
         try:
             for each in source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit):
@@ -148,7 +138,8 @@ class Task(nn.Module):
                 if each.size:
                     loss, metrics = self(each.to(device), clock)
                     for name, value in {"loss": loss, **metrics}.items():
-                        sums[name] = sums.get(name, torch.zeros_like(count)) + value.double() * each.size
+                        mean = torch.as_tensor(value, dtype=count.dtype, device=device).reshape(())
+                        sums[name] = sums.get(name, torch.zeros_like(count)) + mean * each.size
                     count += each.size
         finally:
             for module, mode in modes:
@@ -215,6 +206,28 @@ class TaskKind:
     name: str
     settings: type[Any] | None  # a dataclass; the keys of `task` in a recipe
     build: Callable[[Request, BuildContext], TaskSetup]
+    needs_classes: bool = True  # False: images without classes will do, and the model has no head
+
+
+def parse_task_settings(kind: TaskKind, recipe: Recipe) -> Any:
+    """The settings of a task, from `task` in the recipe: an instance of `kind.settings`, None if it has none.
+
+    A field of the type Schedule takes a number, or a mapping such as {start: 0.996, end: 1}.
+    """
+    ignored = () if kind.settings is DistillationSettings else recipe.distillation_names  # of recipes without `task`
+    given = {name: value for name, value in recipe.task.items() if name != "name" and name not in ignored}
+    known = {} if kind.settings is None else get_type_hints(kind.settings)
+    for name, value in given.items():
+        if not known:
+            raise ConfigError(f"`task` sets {name}, but {kind.name} has no settings; remove it")
+        if name not in known:
+            raise unknown_name_error(f"setting of the task {kind.name}", name, known)
+        given[name] = parse_schedule(value, name) if known[name] is Schedule else parse_if_numeric_text(value)
+    if kind.settings is None:
+        return None
+    settings = kind.settings(**given)
+    check_fields(settings)
+    return settings
 
 
 def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None:
@@ -231,6 +244,10 @@ def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None
         raise ConfigError(
             f"`batch` {batch} over {ranks.world_size} processes of {recipe.loop.accumulate} micro-batches; "
             f"expected equal parts: a multiple of {parts}"
+        )
+    if task.no_accumulation_reason and recipe.loop.accumulate > 1:
+        raise ConfigError(
+            f"`accumulate` is {recipe.loop.accumulate}; expected 1 for {name}, since {task.no_accumulation_reason}"
         )
     if task.averages_itself and recipe.loop.ema:
         raise ConfigError(f"`ema` is {recipe.loop.ema}; expected 0, since {name} has a moving average of its own")

@@ -38,7 +38,7 @@ def fit(
     teacher_cache: Path | None = None,
     preprocessing: "Preprocessing | None" = None,
     transform: Callable[[Any], Any] | None = None,
-    run: RunFolder | None = None,
+    run: RunFolder | Path | str | None = None,
     steps: int | None = None,
     device: str = "auto",
     workers: int = 0,
@@ -52,8 +52,8 @@ def fit(
     `data` is anything that `open_data` takes. `transform` maps a Pillow image to the model's input, as torchvision's
     transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that `vitrail distill` takes, or a
     vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder for its logits. With `strict`
-    an unreadable image is an error. By default, without `callbacks`, a progress bar is shown in a notebook and on a
-    terminal.
+    an unreadable image is an error. `run` is a folder for the log and the checkpoints. By default, without
+    `callbacks`, a progress bar is shown in a notebook and on a terminal.
 
     >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
     >>> vitrail.fit(model, "fashion", steps=2).steps
@@ -66,8 +66,8 @@ def fit(
         raise ConfigError(f"recipe is a {kind}; expected a name, or vitrail.open_recipe(…).with_settings(…)")
     if steps is not None:
         check_count("steps", steps)
-    if not isinstance(run, RunFolder | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`run` is {run!r}; expected a RunFolder from vitrail.train.run_folder")
+    if not isinstance(run, RunFolder | Path | str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`run` is {run!r}; expected a folder for the log and the checkpoints")
     shown = check_callbacks(callbacks)
     if isinstance(model, Task) and (objective is not None or teacher is not None):
         raise ConfigError("pass either a task, or a model with an objective or a teacher: a task has its own loss")
@@ -82,7 +82,7 @@ def fit(
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
     task = model if isinstance(model, Task) else Classification(model, objective)
-    source = open_image_source(task.backbone, data, recipe, preprocessing, transform)
+    source = open_image_source(task, data, recipe, preprocessing, transform)
     place = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)
@@ -104,7 +104,8 @@ def fit(
     if progress is not None or callbacks is None:
         bar = open_progress_callback(progress) if ranks.is_first else None
         shown = [each for each in (bar, *shown) if each is not None]
-    return run_training(plan, run, CallbackList(shown), start=start)
+    folder = RunFolder.open_or_create(Path(run), ranks) if isinstance(run, str | Path) else run
+    return run_training(plan, folder, CallbackList(shown), start=start)
 
 
 def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vitrail.data.workers import wrap_dead_worker_errors
+from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.tasks.task import EvaluationResult
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
@@ -68,7 +69,8 @@ def run_training(
         with collect_stop_signals() as received_signals:
             loop.start(restore_training(trainer, state, run))
             del state  # as large as the model and its optimizer
-            with wrap_dead_worker_errors(plan.workers, loop.describe_lost_steps):
+            lost = loop.describe_lost_steps
+            with wrap_dead_worker_errors(plan.workers, lost), wrap_lost_rank_errors(ranks, lost):
                 loop.run_steps(received_signals)
     skipped = set[str]().union(*ranks.all_gather_objects(loop.skipped))
     return FitResult(trainer.finish(), trainer.steps_done, loop.evaluation, loop.records, tuple(sorted(skipped)))
@@ -297,7 +299,7 @@ def collect_stop_signals() -> Generator[list[int]]:
         if number == signal.SIGINT:
             signal.signal(number, before[signal.SIGINT])
 
-    hangup = getattr(signal, "SIGHUP", None)
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     heeded = [] if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [hangup]
     before = {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT, *heeded)}
     try:

@@ -11,13 +11,14 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
+from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.task import Task
+from vitrail.train.lars import Lars
 from vitrail.train.muon import Muon
 
-# matched at the start of a name: the stem of a hybrid has blocks of its own
-BLOCK_PREFIX = re.compile(r"(blocks(?:_token_only)?\.\d+|layer\d+\.\d+|s\d+\.b\d+)\.")
-HEAD_PREFIXES = ("head", "fc.")
+USUAL_BLOCK_NAME = re.compile(r"(?:blocks|layer\d+)\.\d+(?=\.)")  # in modules of other libraries
+USUAL_HEAD_NAMES = ("head", "fc", "classifier")
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,26 @@ class NamedWeight:
 def list_weights(model: nn.Module) -> list[NamedWeight]:
     """All parameters in order; those before the first block are the stem, later ones outside of blocks the head."""
     found, passed = list[NamedWeight](), False
-    matches = [match[1] for name, _ in model.named_parameters() if (match := BLOCK_PREFIX.match(name))]
-    levels = {block: level for level, block in enumerate(dict.fromkeys(matches), start=1)}
+    levels = {block: level for level, block in enumerate(list_block_names(model), start=1)}
     for name, tensor in model.named_parameters():
-        match = BLOCK_PREFIX.match(name)
-        passed = passed or match is not None
-        level = levels[match[1]] if match else (len(levels) + 1) * passed
-        found.append(NamedWeight(name, tensor, level))
+        level = next((level for block, level in levels.items() if name.startswith(f"{block}.")), None)
+        passed = passed or level is not None
+        found.append(NamedWeight(name, tensor, (len(levels) + 1) * passed if level is None else level))
     return found
+
+
+def list_block_names(model: nn.Module) -> list[str]:
+    """The blocks of a model in order, as it declares them; of other modules, those with the usual names."""
+    if isinstance(model, ImageModel):
+        return [block for level in model.levels for block in level.blocks]
+    matches = [USUAL_BLOCK_NAME.match(name) for name, _ in model.named_parameters()]
+    return list(dict.fromkeys(match[0] for match in matches if match))
+
+
+def list_head_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of the classifier heads of a model, with a dot."""
+    names = [name for _, name in model.heads] if isinstance(model, ImageModel) else USUAL_HEAD_NAMES
+    return tuple(f"{name}." for name in names)
 
 
 def list_task_weights(task: Task) -> list[NamedWeight]:
@@ -55,18 +68,19 @@ def list_task_weights(task: Task) -> list[NamedWeight]:
     return [*backbone, *(NamedWeight(f"task.{name}", tensor, last) for name, tensor in rest)]
 
 
-def freeze_all_but_last_blocks(model: nn.Module, blocks: int | None) -> None:
-    """Freeze all but the head and the last `blocks` blocks with the norm after them; None freezes nothing."""
+def freeze_all_but_last_blocks(task: Task, blocks: int | None) -> None:
+    """Freeze all of the backbone but its head and the last `blocks` blocks with the norm after them; None: nothing."""
     if blocks is None:
         return
-    if not any(name.startswith(HEAD_PREFIXES) for name, _ in model.named_parameters()):
+    every, heads = list_weights(task.backbone), list_head_names(task.backbone)
+    has_head = any(weight.name.startswith(heads) for weight in every)
+    if not has_head and len(list_task_weights(task)) == len(every):
         raise ConfigError(f"train_blocks is {blocks}; expected none, since the model has no head")
-    every = list_weights(model)
     last = max(weight.level for weight in every)
     if blocks >= last:
         raise ConfigError(f"train_blocks is {blocks}; expected less than {last}, the number of blocks, or none")
     for weight in every:
-        trained = weight.name.startswith(HEAD_PREFIXES) or (blocks > 0 and weight.level >= last - blocks)
+        trained = weight.name.startswith(heads) or (blocks > 0 and weight.level >= last - blocks)
         weight.tensor.requires_grad_(trained and weight.tensor.requires_grad)
 
 
@@ -82,8 +96,9 @@ def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimi
     """Create one optimizer, or two for Muon. The learning rate of each parameter group is multiplied by its `scale`."""
     every = list_task_weights(task)
     trained, last = [each for each in every if each.tensor.requires_grad], max(each.level for each in every)
-    if settings.optimizer == "sgd":
-        return [SGD(make_parameter_groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
+    if settings.optimizer in ("sgd", "lars"):
+        kind = SGD if settings.optimizer == "sgd" else Lars
+        return [kind(make_parameter_groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
     pixels = next((each.name for each in every if each.decays), "")
     maps = [each for each in trained if settings.optimizer == "muon" and is_muon_weight(each, pixels, last)]
     rest = [each for each in trained if each.name not in {each.name for each in maps}]

@@ -20,7 +20,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks import find_task
-from vitrail.tasks.task import BuildContext, EvaluationResult, Source, Task, TaskSetup, check_task
+from vitrail.tasks.task import BuildContext, EvaluationResult, Source, Task, TaskSetup, check_task, parse_task_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Plan:
         check_task(self.task, self.source, self.recipe, self.ranks)
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> Any:
         return self.task.backbone
 
     @property
@@ -125,8 +125,10 @@ class Plan:
 def plan_request(request: Request, context: BuildContext | None = None) -> Plan:
     """Open the data and build the task of a request, from its seed or a checkpoint; by default on the CPU."""
     context = context or BuildContext()
+    kind = find_task(request.task_name)
+    parse_task_settings(kind, request.recipe)  # an unknown setting is an error, also of tasks that have none
     torch.manual_seed(request.recipe.loop.seed)
-    return plan_from_setup(request, find_task(request.task_name).build(request, context), context)
+    return plan_from_setup(request, kind.build(request, context), context)
 
 
 def plan_from_setup(request: Request, setup: TaskSetup, context: BuildContext) -> Plan:

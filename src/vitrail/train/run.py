@@ -22,7 +22,8 @@ from vitrail.machine import count_cores, restore_threads
 from vitrail.models.catalog import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names
 from vitrail.recipes.request import Request
-from vitrail.tasks.task import BuildContext, Source, format_metrics
+from vitrail.tasks.metric import format_metrics
+from vitrail.tasks.task import BuildContext, Source
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.loop import run_training
@@ -160,7 +161,7 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     evaluation, model_folder = result.evaluation, run.folder / MODEL_FOLDER
     plan.write_model(result.model, model_folder, evaluation)
     curves = run.folder / CURVES_FILE
-    plot_training_curves({run.folder.name: run.read_records()}, curves)
+    plot_training_curves({run.folder.name: run.read_records()}, curves, plan.task.metrics[:1])
     done = (
         evaluation
         and f"done   validation {', '.join(format_metrics(plan.task.metrics, evaluation.metrics))}, curves in {curves}"

@@ -26,8 +26,17 @@ from vitrail.checkpoint.run_files import (
     TENSORBOARD_FOLDER,
     read_plan,
 )
+from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import FILE_KINDS, is_leftover_temporary_file, make_folder, read_text, remove_file, write_text
+from vitrail.files import (
+    FILE_KINDS,
+    SAFE_OPEN_FLAGS,
+    is_leftover_temporary_file,
+    make_folder,
+    read_text,
+    remove_file,
+    write_text,
+)
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
 from vitrail.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.train.log import LogRecord, ParsedLog
@@ -54,6 +63,13 @@ class RunFolder:
             make_folder(folder / CHECKPOINTS_FOLDER)
             write_text(folder / PLAN_FILE, json.dumps(add_checksum(plan), indent=2, ensure_ascii=False) + "\n")
         return run
+
+    @classmethod
+    def open_or_create(cls, folder: Path, ranks: Ranks) -> "RunFolder":
+        """The run in a folder, or a new one without a plan; only the first of several processes writes."""
+        if ranks.is_first and not (folder / PLAN_FILE).exists():
+            cls.create(folder, {})
+        return ranks.broadcast_object(cls(folder))
 
     @classmethod
     def check_folder_is_free(cls, folder: Path) -> None:
@@ -134,7 +150,7 @@ class RunFolder:
 
     def append_to_log(self, record: Mapping[str, float | int]) -> None:
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | SAFE_OPEN_FLAGS
             with os.fdopen(os.open(self.folder / LOG_FILE, flags, 0o666), "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:

@@ -30,6 +30,8 @@ from vitrail.train.training_state import (
     restore_random_state,
 )
 
+AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 class Trainer:
     """The task of a plan in training. `task` is always the plain module, not its DDP wrapper."""
@@ -42,7 +44,7 @@ class Trainer:
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
         self.task.setup(plan.source, plan.recipe)
-        freeze_all_but_last_blocks(self.task.backbone, settings.train_blocks)
+        freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
         self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}
         self.ema = WeightEMA(self.task, self.task.copy(), loop.ema) if loop.ema else None
@@ -53,7 +55,7 @@ class Trainer:
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
         self.units_since_log = 0  # images or tokens, over all processes
         if loop.compile:
-            self.task.backbone.compile()
+            self.task.compile_backbone()
         self.forward = plan.ranks.wrap_in_ddp(self.task, plan.device)
         self.steps_done = 0
         self.output_is_checked = False
@@ -95,6 +97,8 @@ class Trainer:
                     loss, metrics = self.compute_loss(batch.to(self.device), clock)
                 self.scaler.scale(loss / accumulate).backward()
             self.record_metrics({"loss": loss.detach(), **metrics}, 1 / accumulate)
+        if self.ranks.world_size > 1:
+            self.check_weights_have_gradients()
         taken = self.update_weights(clock)
         if taken:
             self.task.after_step(clock)
@@ -128,15 +132,24 @@ class Trainer:
         self.scaler.update()
         return not self.scaler.is_enabled() or self.scaler.get_scale() >= scale
 
+    def check_weights_have_gradients(self) -> None:
+        """DDP needs the gradient of every trained weight."""
+        unused = [name for name, weight in self.named_weights().items() if weight.requires_grad and weight.grad is None]
+        if unused:
+            raise ConfigError(
+                f"{unused[0]} of {type(self.task).__name__} is trained but does not change the loss; expected weights "
+                "that do, on several processes: use it, or call requires_grad_(False)"
+            )
+
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.recipe.loop.precision))
+        return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.recipe.loop.precision])
 
     def finish(self) -> nn.Module:
         """The result of the task in eval mode, no longer compiled."""
         if self.recipe.loop.compile:
-            self.task.backbone._compiled_call_impl = None  # torch has no other way to undo `compile`
+            self.task.restore_eager()
         return self.trained_task.result.eval()
 
     def record_metrics(self, values: Mapping[str, Tensor], weight: float) -> None:
@@ -145,7 +158,7 @@ class Trainer:
             if name not in self.metric_window:
                 exact = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
                 self.metric_window[name] = torch.zeros(self.log_every, dtype=exact, device=self.device)
-            self.metric_window[name][place] += value.to(self.metric_window[name].dtype) * weight
+            self.metric_window[name][place] += value.reshape(()).to(self.metric_window[name].dtype) * weight
 
     def compute_mean_metrics(self) -> dict[str, float]:
         """Mean metrics since the last log, over all processes; an error if the loss is not finite."""
@@ -235,10 +248,14 @@ def check_task_output(task: Task, output: Any) -> None:
             f"the loss of {name} is {loss.item()} in its first step, before any update; "
             "expected a finite number: check its inputs and the initial weights"
         )
+    if wrong := [key for key in metrics if not isinstance(key, str) or key == "loss"]:
+        raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
     for key, value in metrics.items():
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
         if not is_number or not isfinite(value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
+        if key in ("step", "epoch") or key.startswith("val_"):
+            raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")
 
 
 class DivergedError(VitrailError):

@@ -129,7 +129,7 @@ def test_incomplete_or_other_models_are_refused(tmp_path: Path) -> None:
     ):
         read(path)
     torch.save(tensors, path)
-    with pytest.raises(CheckpointError, match=r"12 of another shape \(blocks\.0\.attn\.proj_l\.weight"):
+    with pytest.raises(CheckpointError, match="heads is 4 in the checkpoint, not 2"):
         read(path, heads=2)
     mixed = {name: tensor for name, tensor in tensors.items() if "proj_l" not in name}
     torch.save(mixed, path)

@@ -249,7 +249,7 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("vit_tiny_r_s16_p8_224", {}, "transformers' ViT cannot represent a hybrid"),
+        ("vit_tiny_r_s16_p8_224", {}, "hf cannot represent a model of the family 'hybrid'"),
         ("ViT-Ti/16", {"pool": "mean"}, "pool is 'mean', which transformers' vit cannot represent"),
         ("ViT-Ti/16", {"registers": 2}, "registers is 2, which transformers' deit cannot represent; expected 0 or 1"),
         ("ViT-Ti/16", {"layer_scale": 0.1}, "classes is 5, which transformers' dinov2 cannot represent; expected 0"),

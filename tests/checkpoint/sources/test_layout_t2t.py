@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.sources.t2t import SCALE_WARNING, infer_t2t_config
+from vitrail.checkpoint.config_from_shapes import infer_config
+from vitrail.checkpoint.sources.t2t import SCALE_WARNING
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.catalog import find_preset
 
@@ -182,7 +183,7 @@ def test_presets_are_inferred_from_their_shapes(name: str) -> None:
     family, preset = find_preset(name)
     with torch.device("meta"):
         tensors = vitrail.create(name).state_dict()
-    assert family.configure(**infer_t2t_config(tensors, "t2t", {})[0]) == preset
+    assert family.configure(**infer_config(tensors, family, {}).config) == preset
 
 
 def test_heads_are_known_only_for_published_shapes(tmp_path: Path) -> None:

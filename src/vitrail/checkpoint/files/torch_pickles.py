@@ -149,6 +149,7 @@ class TorchPickleReader:
         }
         return {
             **{name: AllowedCall(function) for name, function in calls.items()},
+            # older versions of torch lack some dtypes
             **{f"torch.{name}": getattr(torch, name) for name in ALLOWED_DTYPES if hasattr(torch, name)},
             **{f"torch.{name}": OpaqueValue() for name in QUANTISATION_SCHEMES},
             **{

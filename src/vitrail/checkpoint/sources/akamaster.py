@@ -7,43 +7,32 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.checkpoint import layout
-from vitrail.checkpoint.convnet_tensors import RESNET_NAMES
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.name_table import make_entry
+from vitrail.checkpoint.name_table import add_name_prefix
 from vitrail.data.preprocessing import Preprocessing
 
+NAME = "akamaster"
 WRAPPER_PREFIX = "module."  # added by DataParallel
-RENAMED_PREFIXES = ("layer#.#.downsample", "fc")  # shortcuts have no weights, and the head has another name
-SHARED_NAMES = tuple(name for name in RESNET_NAMES if not name.startswith(RENAMED_PREFIXES))
-NAME_TABLE = (*map(make_entry, SHARED_NAMES, SHARED_NAMES), make_entry("linear.*", "fc.*"))
-WRAPPED_NAME_TABLE = tuple(make_entry(f"{WRAPPER_PREFIX}{row.theirs[0]}", row.ours) for row in NAME_TABLE)
-SUPPORTED_VALUES = {
-    "block": ("basic",),
-    "stem": ("cifar",),
-    "shortcut": ("padding",),
-    "channels": (3,),
-    "classes": (10,),
-    "width": (16,),
-    "number of stages": (3,),
-}
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
-    return "linear.weight" in names and "layer1.0.conv1.weight" in names
+    return "linear.weight" in names and find_source(NAME, names) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     tensors = layout.strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
+    family, source = get_source(NAME, tensors, contents.path)
     head = tensors.get("linear.weight")
-    cifar10 = head is not None and len(head) == len(CIFAR10_CLASSES)  # its code supports no other data set
+    cifar10 = head is not None and head.shape[:1] == (len(CIFAR10_CLASSES),)  # its code supports no other data set
     model = layout.UntranslatedModel(
-        layout="akamaster",
-        family="resnet",
+        layout=NAME,
+        family=family,
+        source=source,
         tensors=tensors,
-        table=NAME_TABLE,
         known=known,
         policy="timm",
         preprocessing=make_preprocessing,
@@ -58,10 +47,11 @@ def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    config = description.config
-    layout.check_representable("akamaster", {**config, "number of stages": len(config["stages"])}, SUPPORTED_VALUES)
-    layout.rename_and_write_tensors("akamaster", tensors, WRAPPED_NAME_TABLE, 1, path, wrapper="state_dict")
-    return {}
+    _, source = choose_source(NAME, description)
+    layout.check_representable(NAME, description.config, source.supported)
+    table = add_name_prefix(source.table, WRAPPER_PREFIX)
+    layout.rename_and_write_tensors(NAME, tensors, table, 1, path, wrapper="state_dict")
+    return source.assumed
 
 
-LAYOUT = layout.Layout(name="akamaster", matches=matches, read=read, write=write, families=("resnet",))
+LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)

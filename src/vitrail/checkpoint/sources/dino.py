@@ -10,29 +10,14 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.family_sources import choose_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.name_table import make_entry
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
 
-NAME_TABLE = (make_entry("register_tokens", "reg_token"), *timm.NAME_TABLE)
-SWIGLU_TABLE = (
-    make_entry("blocks.#.mlp.w12.*", "blocks.#.mlp.fc1.*"),
-    make_entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
-    *NAME_TABLE,
-)
+NAME = "dino"
 PROJECTION_PATTERN = r"mask_token|head\..*|dino_head\..*|ibot_head\..*"  # needed only for training
-HEADS_BY_WIDTH = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24}  # of DINO, iBOT and DINOv2: 64 channels per head
 PUBLISHED_FILE_NAME = re.compile(r"dino(v2)?_(deit|vit).*_pretrain")
-SUPPORTED_VALUES = {
-    "class_token": (True,),
-    "pool": ("class",),
-    "classes": (0,),
-    "distilled": (False,),
-    **layout.STEM_POSITION_VALUES,
-    "head": ("linear",),
-    "activation": ("gelu", "gelu_tanh", "swiglu"),
-}
 
 
 def get_backbone_tensors(contents: RawContents) -> dict[str, Tensor]:
@@ -60,6 +45,7 @@ def matches(contents: RawContents) -> bool:
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     backbone = get_backbone_tensors(contents)
     tensors = {name: tensor for name, tensor in backbone.items() if not re.fullmatch(PROJECTION_PATTERN, name)}
+    family, source = get_source(NAME, tensors, contents.path)
     head = "head.weight" in backbone
     owned = (  # any other backbone may not be DINO's
         bool(known.get(layout.LAYOUT_NAMED_KEY) or find_dinov2_tensor_names(backbone))
@@ -69,12 +55,12 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     if "register_tokens" in tensors and "pos_embed" in tensors:
         tensors["pos_embed"] = layout.insert_zero_register_positions(tensors["pos_embed"], tensors["register_tokens"])
     ignored = [name for name in contents.tensors if re.search(rf"(^|\.)({PROJECTION_PATTERN})$", name)]
-    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
+    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", source) if owned else {}
     model = layout.UntranslatedModel(
-        layout="dino",
-        family="vit",
+        layout=NAME,
+        family=family,
+        source=source,
         tensors=tensors,
-        table=SWIGLU_TABLE,
         known={**heads, **known},
         policy="timm" if "register_tokens" in tensors else "dino",  # with registers, DINOv2 antialiases too
         preprocessing=make_preprocessing,
@@ -91,15 +77,12 @@ def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    config = description.config
-    layout.check_representable("dino", config, SUPPORTED_VALUES)
-    renamed = layout.remove_zero_register_positions(
-        "dino", layout.add_zero_prefix_positions(tensors, config, 1 + config.get("registers", 0)), config
-    )
-    layout.rename_and_write_tensors(
-        "dino", renamed, SWIGLU_TABLE if config.get("activation") == "swiglu" else NAME_TABLE, config["heads"], path
-    )
-    return timm.ASSUMED_FIELDS
+    config, (_, source) = description.config, choose_source(NAME, description)
+    layout.check_representable(NAME, config, source.supported)
+    renamed = layout.add_zero_prefix_positions(tensors, config, 1 + config.get("registers", 0))
+    renamed = layout.remove_zero_register_positions(NAME, renamed, config)
+    layout.rename_and_write_tensors(NAME, renamed, source.table, config["heads"], path)
+    return source.assumed
 
 
-LAYOUT = layout.Layout(name="dino", matches=matches, read=read, write=write, families=layout.PATCH_FAMILIES)
+LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)

@@ -8,25 +8,13 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.family_sources import choose_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
 
-HEADS_BY_WIDTH = {768: 12, 1024: 16, 1280: 16}
+NAME = "mae"
 DECODER_PATTERN = r"mask_token|decoder_.*"
-SUPPORTED_VALUES = {
-    "class_token": (True,),
-    "registers": (0,),
-    "pool": ("class", "mean_norm"),
-    "layer_scale": (None,),
-    "mlp_width": (None,),
-    "qkv_bias": (True,),
-    "distilled": (False,),
-    "prefix_positions": (True,),
-    **layout.STEM_POSITION_VALUES,
-    "head": ("linear",),
-    "activation": ("gelu", "gelu_tanh"),
-}
 
 
 def matches(contents: RawContents) -> bool:
@@ -40,18 +28,19 @@ def matches(contents: RawContents) -> bool:
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     tensors = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    family, source = get_source(NAME, tensors, contents.path)
     owned = (
         bool(known.get(layout.LAYOUT_NAMED_KEY))
         or "norm.weight" not in tensors
         or "decoder_embed.weight" in tensors
         or is_sincos_table(tensors.get("pos_embed"), columns_first=True)
     )
-    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", HEADS_BY_WIDTH) if owned else {}
+    heads = layout.find_heads_by_width(tensors, "patch_embed.proj.weight", source) if owned else {}
     model = layout.UntranslatedModel(
-        layout="mae",
-        family="vit",
+        layout=NAME,
+        family=family,
+        source=source,
         tensors=tensors,
-        table=timm.BASE_TABLE,
         known={**heads, **known},
         policy="deit",
         preprocessing=deit.make_preprocessing,
@@ -64,9 +53,10 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
     """Write the encoder or the fine-tuned model; our models have no decoder."""
-    layout.check_representable("mae", description.config, SUPPORTED_VALUES)
-    layout.rename_and_write_tensors("mae", tensors, timm.BASE_TABLE, description.config["heads"], path, wrapper="model")
-    return timm.ASSUMED_FIELDS
+    _, source = choose_source(NAME, description)
+    layout.check_representable(NAME, description.config, source.supported)
+    layout.rename_and_write_tensors(NAME, tensors, source.table, description.config["heads"], path, wrapper="model")
+    return source.assumed
 
 
-LAYOUT = layout.Layout(name="mae", matches=matches, read=read, write=write, families=layout.PATCH_FAMILIES)
+LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)

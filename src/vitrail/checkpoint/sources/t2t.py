@@ -10,118 +10,51 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitrail.checkpoint import layout
-from vitrail.checkpoint.config_from_shapes import ConfigFields, infer_heads, infer_image_size
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.family_sources import choose_source, find_published_heads, find_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.name_table import NameEntry, TensorTransform, make_entry
 from vitrail.checkpoint.sources import timm
-from vitrail.checkpoint.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models.family import Family
 
-STAGE_PREFIX = "tokens_to_token.attention#"
-FIRST_STAGE = "tokens_to_token.attention1"
-STRIDE = (16, 16)  # pixels per token
+NAME = "t2t"
 SCALE_WARNING = (
     "the file does not specify how attention is scaled: by the head width, as in yitu's evaluation; "
     "if it was trained with the scale of the model width, set `source` to t2t_by_width"
 )
 
 
-def swap_keys_and_queries(tensor: Tensor) -> Tensor:
-    """k, q, v ↔ q, k, v."""
-    first, second, v = tensor.chunk(3)
-    return torch.cat((second, first, v))
-
-
-KQV_TRANSFORM = TensorTransform(
-    lambda parts: swap_keys_and_queries(parts[0]), lambda tensor, _: [swap_keys_and_queries(tensor)]
-)
-SHARED_NAMES = (
-    *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE_PREFIX}.norm1.*", f"{STAGE_PREFIX}.norm2.*"),
-    *(
-        f"blocks.#.{part}"
-        for part in ("norm1.*", "attn.qkv.weight", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
-    ),
-    *("norm.*", "head.*"),
-)
-BASE_TABLE: tuple[NameEntry, ...] = tuple(map(make_entry, SHARED_NAMES, SHARED_NAMES))
-NAME_TABLES = {
-    "performer": (
-        *BASE_TABLE,
-        make_entry(f"{STAGE_PREFIX}.w", f"{STAGE_PREFIX}.w"),
-        make_entry(f"{STAGE_PREFIX}.kqv.*", f"{STAGE_PREFIX}.qkv.*", KQV_TRANSFORM),
-        make_entry(f"{STAGE_PREFIX}.proj.*", f"{STAGE_PREFIX}.proj.*"),
-        make_entry(f"{STAGE_PREFIX}.mlp.0.*", f"{STAGE_PREFIX}.mlp.fc1.*"),
-        make_entry(f"{STAGE_PREFIX}.mlp.2.*", f"{STAGE_PREFIX}.mlp.fc2.*"),
-    ),
-    "transformer": (
-        *BASE_TABLE,
-        make_entry(f"{STAGE_PREFIX}.attn.qkv.weight", f"{STAGE_PREFIX}.qkv.weight"),
-        make_entry(f"{STAGE_PREFIX}.attn.proj.*", f"{STAGE_PREFIX}.proj.*"),
-        make_entry(f"{STAGE_PREFIX}.mlp.fc1.*", f"{STAGE_PREFIX}.mlp.fc1.*"),
-        make_entry(f"{STAGE_PREFIX}.mlp.fc2.*", f"{STAGE_PREFIX}.mlp.fc2.*"),
-    ),
-}
-
-
 def matches(contents: RawContents) -> bool:
-    return "tokens_to_token.project.weight" in layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
+    return find_source(NAME, layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)) is not None
 
 
-def read(contents: RawContents, known: Mapping[str, Any], layout_name: str = "t2t") -> layout.TranslatedCheckpoint:
+def read(contents: RawContents, known: Mapping[str, Any], layout_name: str = NAME) -> layout.TranslatedCheckpoint:
     tensors = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
-    stage = "performer" if f"{FIRST_STAGE}.w" in tensors else "transformer"
+    family, source = get_source(layout_name, tensors, contents.path)
     model = layout.UntranslatedModel(
         layout=layout_name,
-        family="t2t",
+        family=family,
+        source=source,
         tensors=tensors,
-        table=NAME_TABLES[stage],
-        known={**find_published_heads(tensors), **known},
+        known={**find_heads_by_mlp(tensors, family), **known},
         policy="deit",
         preprocessing=make_preprocessing,
-        infer_config=infer_t2t_config,
-        warnings=[SCALE_WARNING] if layout_name == "t2t" else [],
+        warnings=[SCALE_WARNING] if layout_name == NAME else [],
         fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
     return layout.translate_checkpoint(contents, model)
 
 
-def find_published_heads(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Number of heads, if a published model has this shape."""
-    hidden = tuple(tensors["blocks.0.mlp.fc1.weight"].shape) if "blocks.0.mlp.fc1.weight" in tensors else ()
-    presets = next(each.presets for each in load_built_in_families() if each.name == "t2t").values()
-    return next(({"heads": each.heads} for each in presets if (get_mlp_width(each), each.width) == hidden), {})
-
-
-def get_mlp_width(config: Any) -> int:
-    return config.mlp_width or 3 * config.width
-
-
-def infer_t2t_config(
-    tensors: Mapping[str, Tensor], _: str, known: Mapping[str, Any]
-) -> tuple[ConfigFields, ConfigFields]:
-    """Fields of the config from the shapes, and those of them that are uncertain."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
-    position_fields, doubts = infer_image_size(shapes, 1, STRIDE, {**known, "prefix_positions": True})
-    fields: dict[str, Any] = {
-        "image_size": position_fields["image_size"],
-        "channels": get_tensor_shape(shapes, f"{FIRST_STAGE}.qkv.weight", 2)[1] // 49,
-        "classes": count_classes(shapes, "head.weight"),
-        "stage": "performer" if f"{FIRST_STAGE}.w" in shapes else "transformer",
-        "stage_width": get_tensor_shape(shapes, f"{FIRST_STAGE}.proj.weight", 2)[0],
-        "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
-        "mlp_width": hidden,
-    }
-    fields |= {name: known[name] for name in ("heads", "norm_eps") if name in known}
-    heads = fields.get("heads") or infer_heads(fields)[0]
-    return {**fields, "heads": heads, "mlp_width": None if hidden == 3 * width else hidden}, doubts
+def find_heads_by_mlp(tensors: Mapping[str, Tensor], family: Family) -> dict[str, int]:
+    """Number of heads, if a published model has an MLP of this shape."""
+    hidden = tensors.get("blocks.0.mlp.fc1.weight")
+    if hidden is None or hidden.ndim != 2:
+        return {}
+    heads = find_published_heads(hidden.shape[1], hidden.shape[0], [family])
+    return {} if heads is None else {"heads": heads}
 
 
 def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
@@ -129,13 +62,11 @@ def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def write(
-    tensors: Mapping[str, Tensor], description: Description, path: Path, layout_name: str = "t2t"
+    tensors: Mapping[str, Tensor], description: Description, path: Path, layout_name: str = NAME
 ) -> Mapping[str, Any]:
-    config = description.config
-    layout.rename_and_write_tensors(
-        layout_name, tensors, NAME_TABLES[config["stage"]], config["heads"], path, wrapper="state_dict_ema"
-    )
-    return {"norm_eps": 1e-5}
+    config, (_, source) = description.config, choose_source(layout_name, description)
+    layout.rename_and_write_tensors(layout_name, tensors, source.table, config["heads"], path, wrapper="state_dict_ema")
+    return source.assumed
 
 
-LAYOUT = layout.Layout(name="t2t", matches=matches, read=read, write=write, families=("t2t",))
+LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)

@@ -42,4 +42,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return t2t.write(scale_queries(tensors, sqrt(description.config["heads"])), description, path, LAYOUT_NAME)
 
 
-LAYOUT = Layout(name=LAYOUT_NAME, matches=lambda _: False, read=read, write=write, families=("t2t",))
+LAYOUT = Layout(name=LAYOUT_NAME, matches=lambda _: False, read=read, write=write)

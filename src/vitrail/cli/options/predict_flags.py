@@ -15,6 +15,7 @@ from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.usage_errors import check_arguments
 from vitrail.errors import ConfigError
+from vitrail.output_streams import get_binary_buffer
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
@@ -83,11 +84,11 @@ class PredictFlags:
     def run_job(self, command: str, model: str, images: Sequence[str], output: "OutputKind", **settings: Any) -> None:
         """Check the options, run the job and print what it did."""
         check_arguments(command, model, images)
-        for name in ("max_pixels", "max_bytes"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name, value in (("max_pixels", self.max_pixels), ("max_bytes", self.max_bytes)):
+            if value is not None and value < 1:
                 raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
-        for name in ("resume", "overwrite"):
-            if getattr(self, name) and self.out is None:
+        for name, is_set in (("resume", self.resume), ("overwrite", self.overwrite)):
+            if is_set and self.out is None:
                 raise ConfigError(f"--{name} needs -o OUT, the file with the results")
 
         from vitrail.data.decoding.image_formats import ImageLimits
@@ -95,7 +96,7 @@ class PredictFlags:
         from vitrail.predict.job import PredictJob
 
         options = EngineOptions(
-            **{name: getattr(self, name) for name in ("engine", "exact", "fast", "batch", "streams", "threads")},
+            **{name: vars(self)[name] for name in ("engine", "exact", "fast", "batch", "streams", "threads")},
             output=output,
             merge=self.merge,
             labels=settings.pop("labels", None),
@@ -111,7 +112,7 @@ class PredictFlags:
             options=options,
             resume=self.resume,
             overwrite=self.overwrite,
-            stdin=getattr(sys.stdin, "buffer", None),
+            stdin=get_binary_buffer(sys.stdin),
             write_text=write_to_stdout,
             on_note=print_note,
             on_error=print_error,

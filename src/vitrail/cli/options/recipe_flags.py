@@ -28,7 +28,7 @@ def make_flags_class(sections: Iterable[str]) -> Any:
         how = Parameter(
             help=each.metadata["help"],
             group=SETTING_GROUPS.get(each.name, SECTION_GROUPS[section]),
-            negative=f"--no-{each.name}" if hint is bool else (),
+            negative=f"--no-{each.name.replace('_', '-')}" if hint is bool else (),
             converter=convert_whole_number if int in (hint, *get_args(hint)) else None,
             show_default=partial(describe_recipe_value, each.name),
         )

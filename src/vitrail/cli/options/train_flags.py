@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vitrail.train.runtime import Runtime
 
 DEFAULT_STUDENT = "deit_tiny_distilled_patch16_224"  # of `distill`, if nothing names another
-RATE_FIELDS = ("dropout", "stochastic_depth")  # config fields of the model that have options of their own
 
 TeacherModel = Annotated[
     str | None,
@@ -94,7 +93,9 @@ class TrainFlags:
 
     @property
     def given_rates(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in RATE_FIELDS if getattr(self, name) is not None}
+        """Config fields of the model that have options of their own."""
+        rates = {"dropout": self.dropout, "stochastic_depth": self.stochastic_depth}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     def resolve_recipe(self, name: str | None, changes: dict[str, Any], default_model: str | None = None) -> Recipe:
         """The recipe of that name with the given settings; `default_model` is used if nothing names a model."""
@@ -109,8 +110,8 @@ class TrainFlags:
         """The request for a run of this recipe; `teacher` has what `make_request` takes about one."""
         from vitrail.recipes.request import make_request
 
-        names = ("data", "init", "val_share", "real", "cache", "trusted_code")
-        return make_request(recipe, **{name: getattr(self, name) for name in names}, **teacher)
+        told = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
+        return make_request(recipe, **told, trusted_code=self.trusted_code, **teacher)
 
     @property
     def trusted_code(self) -> list[str]:
@@ -159,7 +160,7 @@ class RunFlags(TrainFlags):
     def check_resume_alone(self, others: dict[str, Any]) -> None:
         """Refuse options of the run itself together with --resume."""
         names = ("data", "model", "recipe", "init", "out", "val_share", "real", "cache", "image_size")
-        told = {**{name: getattr(self, name) for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
+        told = {**{name: vars(self)[name] for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
         other = [name for name, value in {**told, **self.given_rates, **others}.items() if value is not None]
         if other:
             raise ConfigError(

@@ -87,7 +87,7 @@ def format_names(entry: "HelpEntry") -> str:
 
 def format_description(entry: "HelpEntry") -> str:
     """The help text, then choices and default in brackets."""
-    text, _, default = str(getattr(entry.description, "primary_renderable", entry.description)).partition(" [default: ")
+    text, _, default = str(entry.description.primary_renderable).partition(" [default: ")
     if entry.choices:
         text += f" [choices: {', '.join(entry.choices)}]"
     if default:  # written in the text, since it depends on other things

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from vitrail.cli import name_options
 from vitrail.errors import VitrailError
+from vitrail.output_streams import get_binary_buffer
 
 FIELDS_IN_NOTES = ("resume", "overwrite", "data")
 
@@ -24,7 +25,7 @@ def print_error(error: VitrailError) -> None:
 
 def write_to_stdout(text: str) -> None:
     """Write at once; into a pipe, file names that are not valid UTF-8 keep their bytes."""
-    buffer = None if sys.stdout.isatty() else getattr(sys.stdout, "buffer", None)
+    buffer = None if sys.stdout.isatty() else get_binary_buffer(sys.stdout)
     if buffer is None:
         print(text, end="", flush=True)
     else:

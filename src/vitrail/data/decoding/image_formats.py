@@ -9,7 +9,7 @@ from importlib import import_module
 from io import BytesIO
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from PIL import Image
 
@@ -92,6 +92,15 @@ class ImageLimits:
 DEFAULT_LIMITS = ImageLimits()
 
 
+@runtime_checkable
+class SeekableFile(Protocol):
+    """A binary file that says whether it can be rewound."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, offset: int, /) -> Any: ...
+    def seekable(self) -> bool: ...
+
+
 @contextmanager
 def wrap_image_errors(where: str) -> Generator[None]:
     """Turn every error raised inside into a one-line DataError that begins with `where`."""
@@ -141,7 +150,7 @@ def read_image_file(path: str | Path, where: str, limits: ImageLimits) -> bytes:
 def read_stream(file: Any, where: str, limits: ImageLimits) -> bytes:
     """The contents of a binary file from its beginning; a seekable file is rewound."""
     with wrap_image_errors(where):
-        seekable = getattr(file, "seekable", bool)()
+        seekable = isinstance(file, SeekableFile) and file.seekable()
         if seekable:
             file.seek(0)
         data = bytes(file.read(limits.bytes + 1))
@@ -157,8 +166,8 @@ def read_encoded_bytes_and_name(source: Any, limits: ImageLimits) -> tuple[bytes
         return read_image_file(locate_example_photo(source), where, limits), where
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), "the given data"
-    if hasattr(source, "read"):
-        where = f"the file {getattr(source, 'name', '')!r}"
+    if hasattr(source, "read"):  # files of any library; a Protocol would be slow for images in memory
+        where = f"the file {getattr(source, 'name', '')!r}"  # BytesIO has no name
         return read_stream(source, where, limits), where
     return None, "the given image"
 
@@ -177,7 +186,7 @@ def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, full_size: b
         if size is not None:  # before its decoder allocates the canvas
             check_pixels(*size, where, limits, MAX_WEBP_PIXELS)
         module, opener = PLUGINS[kind]
-        image: Any = getattr(import_module(module), opener)(BytesIO(data), "")
+        image: Any = getattr(import_module(module), opener)(BytesIO(data), "")  # imported when it is needed
         if kind == "JPEG":
             check_jpeg_pixels_and_scans(data, image.height, image.width, where, limits, full_size=full_size)
         else:

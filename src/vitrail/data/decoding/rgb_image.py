@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageFile
 
 from vitrail.data.decoding.image_formats import (
     DEFAULT_LIMITS,
@@ -33,6 +33,16 @@ EXPECTED_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
 EXPECTED_TENSOR = "a tensor (1 or 3, rows, columns)"
 
 
+@runtime_checkable
+class TensorLike(Protocol):
+    """A tensor of torch, without importing it."""
+
+    ndim: int
+
+    def detach(self) -> Any: ...
+    def numpy(self, *, force: bool = False) -> Any: ...
+
+
 def open_image(source: Any) -> Image.Image:
     """The image, upright and in RGB, transparent parts over white; a DataError if it cannot be read.
 
@@ -51,7 +61,7 @@ def open_image(source: Any) -> Image.Image:
     if isinstance(source, np.ndarray):
         with wrap_image_errors("the given array"):
             return to_rgb(to_upright_8_bit(pillow_image_from_array(source), "the given array"))
-    if hasattr(source, "detach") and hasattr(source, "numpy"):
+    if isinstance(source, TensorLike):
         with wrap_image_errors("the given tensor"):
             return to_rgb(to_upright_8_bit(pillow_image_from_tensor(source), "the given tensor"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {EXPECTED_ARRAY} or {EXPECTED_TENSOR}"
@@ -67,7 +77,7 @@ def get_pillow_or_default_limits() -> ImageLimits:
 
 def check_pillow_format(image: Image.Image) -> None:
     """Refuses an undecoded Pillow image of an unsupported format: decoding some formats starts a program."""
-    if getattr(image, "tile", None) and image.format not in PILLOW_FORMATS:
+    if isinstance(image, ImageFile.ImageFile) and image.tile and image.format not in PILLOW_FORMATS:
         given = f"the given image is an undecoded {image.format} file"
         raise DataError(f"{given}; expected one of {', '.join(PILLOW_FORMATS)}, or its pixels: call its load() first")
 

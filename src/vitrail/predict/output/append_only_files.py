@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitrail.files import open_regular_file_descriptor
+from vitrail.files import SAFE_OPEN_FLAGS, open_regular_file_descriptor
 
 MAX_RECORD_BYTES = 2**26  # bytes of one record: labels may be long, but not that long
-SAFE_OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_for_writing_refusing_links(path: Path) -> int:

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 
 from vitrail.errors import CheckpointError
-
-TensorShapes = Mapping[str, tuple[int, ...]]
+from vitrail.models.checkpoint_side import TensorShapes
 
 
 def get_tensor_shape(shapes: TensorShapes, name: str, dimensions: int) -> tuple[int, ...]:
@@ -24,3 +23,9 @@ def count_classes(shapes: TensorShapes, head: str) -> int:
 def count_distinct_numbers_in_names(names: Mapping[str, object], pattern: str) -> int:
     """How many different numbers the first group of `pattern` has in the names: blocks, stages."""
     return len({match[1] for name in names if (match := re.match(pattern, name))})
+
+
+def count_stage_blocks(shapes: TensorShapes, stage: str, block: str, first: int = 1) -> tuple[int, ...]:
+    """Number of blocks in each stage, from the numbers in the names; stages are counted from `first`."""
+    stages = count_distinct_numbers_in_names(shapes, stage)
+    return tuple(count_distinct_numbers_in_names(shapes, block.format(n)) for n in range(first, first + stages))

@@ -1,0 +1,90 @@
+"""Find the family of a file by the names of its tensors, and the names of a family in a layout."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.name_table import PLACEHOLDER, compile_name_pattern
+from vitrail.errors import CheckpointError, unknown_name_error
+from vitrail.models.catalog import load_built_in_families
+from vitrail.models.checkpoint_side import SourceNames
+from vitrail.models.family import Family
+from vitrail.text import abbreviate_list
+
+FamilySource = tuple[Family, SourceNames]
+
+
+def get_built_in_family(name: str, where: str) -> Family:
+    known = {family.name: family for family in load_built_in_families()}
+    if name not in known:
+        hint = unknown_name_error("family", name, known)
+        raise CheckpointError(f"{where}: {hint} (pass family=… for a family from outside the package)")
+    return known[name]
+
+
+def list_sources(layout: str) -> list[FamilySource]:
+    """The names of all families in a layout."""
+    families = load_built_in_families()
+    return [(family, each) for family in families for each in family.checkpoint.sources if each.layout == layout]
+
+
+def has_layout(family: Family, layout: str) -> bool:
+    return any(each.layout == layout for each in family.checkpoint.sources)
+
+
+def find_source(layout: str, names: Collection[str], model_name: str = "") -> FamilySource | None:
+    """The family that these tensors of a layout have, by its markers and perhaps by the name of the model."""
+
+    def rank(source: SourceNames) -> tuple[int, bool]:
+        fits = all(contains_marker(names, each) for each in source.markers) and model_name.startswith(source.named)
+        return (len(source.markers), bool(source.named)) if fits else (0, False)
+
+    best = max(list_sources(layout), key=lambda each: rank(each[1]), default=None)
+    return best if best is not None and rank(best[1])[0] else None
+
+
+def contains_marker(names: Collection[str], marker: str) -> bool:
+    """Whether a name is the marker; one that ends with a dot is the beginning of a name."""
+    if marker.endswith("."):
+        return any(name.startswith(marker) for name in names)
+    if PLACEHOLDER.search(marker):
+        return any(map(compile_name_pattern(marker).fullmatch, names))
+    return marker in names
+
+
+def get_source(layout: str, names: Collection[str], where: object) -> FamilySource:
+    """As `find_source`, but an error if no family has these tensors."""
+    found = find_source(layout, names)
+    if found is None:
+        raise wrong_layout_error(layout, names, where)
+    return found
+
+
+def wrong_layout_error(layout: str, names: Collection[str], where: object) -> CheckpointError:
+    return CheckpointError(
+        f"{where} has {len(names)} tensors ({abbreviate_list(list(names), 3)}), which are not those of a model of the "
+        f"layout {layout}; expected another `source`"
+    )
+
+
+def choose_source(layout: str, description: Description) -> FamilySource:
+    """The names by which a model is written."""
+    family = get_built_in_family(description.family, "the model")
+    sources = (each for each in family.checkpoint.sources if each.layout == layout)
+    return family, next(each for each in sources if each.accepts(description.config))
+
+
+def find_published_heads(width: int, mlp_width: int, families: Iterable[Family]) -> int | None:
+    """Attention heads of the first preset of this width and MLP width."""
+    for family in families:
+        for preset in map(asdict, family.presets.values()):
+            hidden = preset.get("mlp_width") or family.checkpoint.mlp_ratio * preset["width"]
+            if (preset["width"], hidden) == (width, mlp_width):
+                return preset["heads"]
+    return None
+
+
+def get_field_defaults(family: Family) -> dict[str, Any]:
+    """Fields of a family's config with their defaults."""
+    return {name: each.default for name, each in family.config.__dataclass_fields__.items()}
