@@ -1,20 +1,44 @@
-"""Distributed data-parallel training with torchrun. All communication between processes is here.
+"""Training in several processes, on one machine or more. All communication between them is here.
 
 torchrun --nproc-per-node 8 -m vitrail train --data photos --model ViT-B/16
+srun --ntasks 8 vitrail train --data photos --model ViT-B/16
+mpirun -n 8 vitrail train --data photos --model ViT-B/16
 """
 
-from collections.abc import Generator
+import os
+import re
+import socket
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from functools import cache
+from ipaddress import ip_address
+from itertools import count
+from time import monotonic, sleep
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
+from torch.autograd.function import once_differentiable
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
+from vitrail.errors import ConfigError, VitrailError, describe_error
+from vitrail.launch import Launch, read_launcher_environment, read_local_rank
 from vitrail.loading import unusable_device_error
+
+JOIN_SECONDS = 300.0  # until every process must have started
+COLLECTIVE_TIMEOUT = timedelta(hours=1)  # others may have to wait while one process evaluates or writes a checkpoint
+PROBE_SECONDS = 2.0  # until another process must accept a connection
+JOIN_NUMBERS = count()  # a process may join groups one after another; each has its own part of the store
+LOST_CONNECTION = re.compile(
+    r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|pair closure|timed out waiting \d+ ?ms"
+    r"|ncclRemoteError|remote process exited|communicator was aborted",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +80,27 @@ class Ranks:
         dist.all_gather_object(found, value)
         return found
 
+    def sum_with_gradient(self, values: Tensor) -> Tensor:
+        """Sum over all processes; the losses of all of them have a gradient for the values of each."""
+        return values if self.world_size == 1 else cast(Tensor, SumOverRanks.apply(values))
+
+    def mean_with_gradient(self, values: Tensor) -> Tensor:
+        return self.sum_with_gradient(values) / self.world_size
+
+    def stack_with_gradient(self, values: Tensor) -> Tensor:
+        """The tensors of all processes, by rank; they must have the same shape: (…) -> (world size, …)."""
+        return self.join_rows(values[None], [1] * self.world_size)
+
+    def gather_with_gradient(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, by rank; their number may differ: (B, …) -> (sum of all B, …)."""
+        counts = self.all_gather(torch.tensor(len(rows), device=rows.device))
+        return self.join_rows(rows, [int(each) for each in counts])
+
+    def join_rows(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Rows of all processes as a sum, in which each has zeros for the rows of the others."""
+        before, after = sum(counts[: self.rank]), sum(counts[self.rank + 1 :])
+        return self.sum_with_gradient(F.pad(rows, (0, 0) * (rows.ndim - 1) + (before, after)))
+
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Copy the buffers of rank 0 to all processes: batch norm statistics differ between them."""
         if self.world_size > 1:
@@ -77,6 +122,21 @@ class Ranks:
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
 
+class SumOverRanks(torch.autograd.Function):
+    """all_reduce with a gradient; the one in torch.distributed.nn is deprecated."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(_: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return SumOverRanks.forward(None, gradient)
+
+
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
     """The device of this process; `auto` is its GPU if there is one, otherwise the CPU."""
     if name == "auto":
@@ -85,8 +145,8 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda", "mps"):
             raise unusable_device_error(name)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", ranks.local_rank)
+        if device.type == "cuda" and device.index is None:  # a launcher may show each process only its own GPU
+            device = torch.device("cuda", ranks.local_rank % max(torch.cuda.device_count(), 1))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         raise unusable_device_error(name, error) from None
@@ -95,20 +155,158 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
 
 @contextmanager
 def join_process_group() -> Generator[Ranks]:
-    """Join the process group that torchrun started; without torchrun, a single process."""
-    if not dist.is_available() or not dist.is_torchelastic_launched():
+    """Join the other processes that a launcher started; without a launcher, a single process.
+
+    If another process ends early, this one ends with a LostRankError, which says which one and, if known, why.
+    """
+    if dist.is_initialized():  # by Ray, or by a caller with several runs
+        if "cpu:" not in (backends := dist.get_backend_config()):
+            raise ConfigError(f"the process group has the backend {backends}; expected cpu:gloo,cuda:nccl")
+        yield Ranks(dist.get_rank(), dist.get_world_size(), read_local_rank(os.environ))
+        return
+    launch = read_launcher_environment(os.environ)
+    if launch is None:
         yield Ranks()
         return
-    local = distributed_c10d.get_node_local_rank()
-    if dist.is_initialized():  # by a caller with several runs: a destroyed group cannot be joined again
-        yield Ranks(dist.get_rank(), dist.get_world_size(), local)
-        return
+    table = open_store(launch)
+    store = PrefixStore(f"vitrail/{launch.attempt}/{next(JOIN_NUMBERS)}", table)
+    wait_for_all_processes(launch, store)
+    ranks = Ranks(launch.rank, launch.world_size, launch.local_rank)
     if torch.cuda.is_available():
-        torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        torch.cuda.set_device(resolve_device("cuda", ranks))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    sign_of_life, address = open_sign_of_life(launch)
+    with sign_of_life:
+        dist.init_process_group(
+            backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=COLLECTIVE_TIMEOUT
+        )
+        try:
+            with Peers(ranks, store, launch, ranks.all_gather_objects(address)).explain_errors():
+                yield ranks
+            with suppress(RuntimeError):  # other processes may have failed; they report it themselves
+                dist.barrier()  # do not close connections while other processes still use them
+        finally:
+            dist.destroy_process_group()
+
+
+@cache  # for later groups of this process
+def open_store(launch: Launch) -> Store:
+    """Connect to the table of values that all processes share. Torch's own attempts print many lines if they fail."""
+    where, deadline, pause = f"{launch.address}:{launch.port}", monotonic() + JOIN_SECONDS, 0.05
+    while not launch.opens_store and (reason := find_connection_error(launch.address, launch.port)):
+        if monotonic() > deadline:
+            raise ConfigError(
+                f"rank {launch.rank} of {launch.world_size} processes has not reached rank 0 at {where} after "
+                f"{JOIN_SECONDS / 60:.0f} minutes: {reason}; start all processes, and set MASTER_ADDR to the machine "
+                "of rank 0 and MASTER_PORT to a port of it that the others can reach"
+            )
+        sleep(pause := min(pause * 1.5, 1))
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), local)
-        with suppress(RuntimeError):  # other processes may have failed; they report it themselves
-            dist.barrier()  # do not close connections while other processes still use them
-    finally:
-        dist.destroy_process_group()
+        socket.getaddrinfo(launch.address, launch.port)
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            launch.address,
+            launch.port,
+            launch.world_size,
+            launch.opens_store,
+            timedelta(seconds=JOIN_SECONDS),
+            wait_for_workers=False,
+        )
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"rank {launch.rank} of {launch.world_size} processes cannot use {where}: {describe_error(error)}; set "
+            "MASTER_ADDR to the machine of rank 0 and MASTER_PORT to a free port of it"
+        ) from None
+
+
+def wait_for_all_processes(launch: Launch, store: Store) -> None:
+    arrived, deadline, pause = store.add("arrived", 1), monotonic() + JOIN_SECONDS, 0.05
+    while arrived < launch.world_size:
+        if monotonic() > deadline or find_connection_error(launch.address, launch.port):
+            raise ConfigError(
+                f"only {arrived} of {launch.world_size} processes have reached {launch.address}:{launch.port} within "
+                f"{JOIN_SECONDS / 60:.0f} minutes; start all of them, or see why the others ended"
+            )
+        sleep(pause := min(pause * 1.5, 1))
+        arrived = store.add("arrived", 0)
+
+
+def open_sign_of_life(launch: Launch) -> tuple[socket.socket, tuple[str, int]]:
+    """Open a port that nobody uses, but that others find closed once this process has ended, however it ended."""
+    with socket.create_connection((launch.address, launch.port), PROBE_SECONDS) as route:
+        sign, own = socket.create_server(("", 0), family=route.family), route.getsockname()[0]
+    host = launch.address if ip_address(own).is_loopback else own  # of this machine, as seen from others
+    return sign, (host, sign.getsockname()[1])
+
+
+def find_connection_error(host: str, port: int) -> str | None:
+    """Why nobody can be reached there; None if somebody can."""
+    try:
+        socket.create_connection((host, port), PROBE_SECONDS).close()
+    except OSError as error:
+        return describe_error(error)
+    return None
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The other processes of the group. The first error of any process is kept in the store, for all of them."""
+
+    ranks: Ranks
+    store: Store
+    launch: Launch
+    addresses: list[tuple[str, int]]
+
+    @contextmanager
+    def explain_errors(self) -> Generator[None]:
+        """Tell the others of an error here, and say which process a lost connection led to."""
+        try:
+            yield
+        except BaseException as error:
+            if not is_lost_rank_error(error):
+                reason = str(error) if isinstance(error, VitrailError) else f"{type(error).__name__} {error}"
+                self.share_first_error(f"rank {self.ranks.rank} of {self.ranks.world_size} processes failed: {reason}")
+                raise
+            loss = self.share_first_error(self.describe_lost_ranks(error))
+            raise LostRankError(loss, error.state if isinstance(error, LostRankError) else "") from None
+
+    def share_first_error(self, message: str) -> str:
+        """The message of the process that was first to fail; this one if the store cannot be reached."""
+        if find_connection_error(self.launch.address, self.launch.port) is None:
+            with suppress(RuntimeError):
+                return self.store.compare_set("error", "", message).decode()
+        return message
+
+    def describe_lost_ranks(self, error: BaseException) -> str:
+        ended, deadline = list[int](), monotonic() + 1
+        while not ended and monotonic() < deadline:  # the system closes the ports of a process one after another
+            ended = [rank for rank, address in enumerate(self.addresses) if find_connection_error(*address)]
+        if not ended:
+            return f"the connection to another of {self.ranks.world_size} processes was lost: {describe_error(error)}"
+        which = f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended))} of {self.ranks.world_size} processes"
+        return f"{which} ended without an error message, perhaps killed because memory ran out"
+
+
+class LostRankError(VitrailError):
+    """Another process ended before this one; `state` says how to resume, if the run has a folder."""
+
+    def __init__(self, loss: str, state: str = "") -> None:
+        super().__init__(loss + state)
+        self.state = state
+
+
+def is_lost_rank_error(error: BaseException) -> bool:
+    """Whether the connection to another process was lost, as gloo (RuntimeError) and NCCL (DistBackendError) say it."""
+    lost = isinstance(error, RuntimeError) and LOST_CONNECTION.search(str(error)) is not None
+    return lost or isinstance(error, LostRankError)
+
+
+@contextmanager
+def wrap_lost_rank_errors(ranks: Ranks, describe_state: Callable[[], str] = str) -> Generator[None]:
+    """Turn torch's traceback for a lost connection into a one-line error that ends in the state of the run."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ranks.world_size == 1 or not is_lost_rank_error(error):
+            raise
+        loss = f"the connection to another of {ranks.world_size} processes was lost: {describe_error(error)}"
+        raise LostRankError(loss, describe_state()) from None

@@ -20,7 +20,7 @@ from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
 from vitrail.machine import count_cores
-from vitrail.models.checks import pair
+from vitrail.models.checks import find_image_config, pair
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoint.description import Description
 
 TIMM_PREFIX = "timm:"
-LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype")  # of `vitrail.load`, which are not config fields
+LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype", "images_only")  # which are not config fields
 
 GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
 
@@ -106,7 +106,7 @@ def change_loaded_model(
         if preprocessing is not None:
             is_timm = loaded.source.startswith(TIMM_PREFIX)  # whose model has no config
             how = merge_preprocessing(how, preprocessing)
-            how = how if is_timm else choose_preprocessing(model.config, how, None)
+            how = how if is_timm else choose_preprocessing(model, how, None)
         model = move_to_device_for_eval(model, device)
     return replace(loaded, model=model, preprocessing=how, labels=choose_labels(labels, loaded.labels, loaded.classes))
 
@@ -162,9 +162,9 @@ def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPr
     refuse_load_arguments_as_fields(fields)
     run = find_finished_run(Path(name))
     with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
-        found = read(name if run is None else run.model, **fields)
+        found = read(name if run is None else run.model, images_only=True, **fields)
     about = found.description
-    how = choose_preprocessing(found.model.config, about.preprocessing, preprocessing)
+    how = choose_preprocessing(found.model, about.preprocessing, preprocessing)
     if about.preprocessing is None:
         from vitrail.checkpoint.layout import format_preprocessing
 
@@ -202,7 +202,7 @@ def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
         with torch.device("meta"):
             return create(name, **fields)
 
-    from vitrail.checkpoint.reading import get_built_in_family
+    from vitrail.checkpoint.family_sources import get_built_in_family
 
     about = read_model_description(name)
     family = get_built_in_family(about.family, name)
@@ -289,6 +289,7 @@ def wrap_module(
     from torch import nn
 
     from vitrail.checkpoint.layout import format_preprocessing
+    from vitrail.models.contract import check_reads_images
 
     kind = type(module).__name__
     if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -296,10 +297,11 @@ def wrap_module(
             f"the model is {repr(module)[:60]}; expected a name, a path, a module or a LoadedModel from open_model"
         )
     refuse_config_fields(fields, kind, "already loaded")
-    config: Any = getattr(module, "config", None)
-    if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
+    check_reads_images(module)
+    config = find_image_config(module)
+    if config is None:
         raise ConfigError(f"{kind} has no config; expected a model with image_size, channels and classes in its config")
-    how = choose_preprocessing(config, None, preprocessing)
+    how = choose_preprocessing(module, None, preprocessing)
     if not gives_mean_and_std(preprocessing):
         assumed = format_preprocessing(how)
         warnings.warn(f"{kind} does not specify preprocessing; assumed preprocessing={assumed}", stacklevel=3)
@@ -312,8 +314,12 @@ def wrap_module(
     )
 
 
-def choose_preprocessing(config: Any, known: Preprocessing | None, given: GivenPreprocessing) -> Preprocessing:
+def choose_preprocessing(model: Any, known: Preprocessing | None, given: GivenPreprocessing) -> Preprocessing:
     """The model's preprocessing with what was given; without any, mean and std 0.5 for each channel of the model."""
+    from vitrail.models.contract import check_reads_images, takes_other_sizes
+
+    check_reads_images(model)
+    config = model.config
     if known is None:
         half = (0.5,) * config.channels
         known = Preprocessing(image_size=config.image_size, mean=half, std=half)
@@ -323,7 +329,7 @@ def choose_preprocessing(config: Any, known: Preprocessing | None, given: GivenP
             f"`preprocessing` has {len(how.mean)} channels; expected {config.channels}, as many as the model",
             ("preprocessing",),
         )
-    return how if getattr(config, "dynamic", False) else replace(how, image_size=config.image_size)
+    return how if takes_other_sizes(model) else replace(how, image_size=config.image_size)
 
 
 def merge_preprocessing(known: Preprocessing, given: GivenPreprocessing) -> Preprocessing:

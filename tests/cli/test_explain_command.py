@@ -259,7 +259,7 @@ def test_invalid_paths_are_one_line_errors(
     out = ("-o", tmp_path / "out")
     for words, message in (
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        ((convnet, photo, *out), "ResNet has no attention layers; expected a transformer"),
+        ((convnet, photo, *out), "ResNet has no attention maps: it has no attention; expected"),
         (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs timm's code, whose layers differ; use its"),
         ((model, *out), "explain needs IMAGES."),
         (

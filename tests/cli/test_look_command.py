@@ -142,7 +142,7 @@ def test_invalid_models_are_one_line_errors(
     monkeypatch.chdir(tmp_path)
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention layers; expected a transformer"),
+        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention maps: it has no attention; expected"),
     ):
         result = vitrail_("look", name)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

@@ -126,7 +126,7 @@ def test_invalid_options_are_one_line_errors(
 def test_invalid_models_are_one_line_errors(vitrail_: Run, tmp_path: Path) -> None:
     for name, message in (
         (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
-        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention layers; expected a transformer"),
+        (write_convnet_folder(tmp_path / "convnet"), "ResNet has no attention maps: it has no attention; expected"),
     ):
         result = vitrail_("report", name, "-o", tmp_path / "new" / "page.html")
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

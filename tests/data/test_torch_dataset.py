@@ -95,3 +95,32 @@ def test_split_by_index_and_class() -> None:
     assert data.name == "Toy"
     assert data.val is not None
     assert sorted(data.val.label(index) for index in range(len(data.val))) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("rest", [None, (), (-1,), ("a cat",)])
+def test_items_without_labels_have_no_classes(rest: tuple[Any, ...] | None) -> None:
+    images = list(random_array(10, 4, 4, 3))
+    items = images if rest is None else [(image, *rest) for image in images]
+    data = open_data(items, need_classes=False)
+    assert (data.classes, len(data.train or ()), len(data.val or ())) == ((), 8, 2)
+    assert data.train is not None
+    assert {data.train.label(index) for index in range(8)} == {-1}
+    assert any(np.array_equal(data.train.source(0), image) for image in images)
+    assert data.train[0][1] == -1
+
+
+def test_labels_are_kept_if_classes_are_not_needed() -> None:
+    data = open_data([(image, n % 3) for n, image in enumerate(random_array(9, 4, 4, 3))], need_classes=False)
+    assert data.classes == ("0", "1", "2")
+    with pytest.raises(DataError, match=r"image 0 of list cannot be read: .*; expected"):
+        open_data(list(random_array(3, 4, 4, 3)))
+
+
+def test_unreadable_items_without_labels() -> None:
+    class Broken(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyError("gone")
+
+    data = TorchDatasetAdapter(Broken([1, 2]), need_classes=False)
+    with pytest.raises(DataError, match="image 1 of Broken cannot be read: 'gone'; expected an image"):
+        data.source(1)

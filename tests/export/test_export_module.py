@@ -68,12 +68,13 @@ def test_pixel_patch_embed_includes_the_normalisation(bias: bool) -> None:
 @pytest.mark.parametrize("name", ["vit", "map", "rotary", "distilled", "hybrid", "cct", "cait", "resnet", "regnety"])
 def test_features_match_the_tokens(name: str) -> None:
     model, images = make_toy_model(name), torch.randn(2, 3, 48, 32)
-    prefix = getattr(model, "prefix", 0)
     with torch.inference_mode():
         tokens = model.tokens(images)
         assert torch.equal(compute_logits_or_features(model, images, "tokens"), tokens)
-        assert torch.allclose(compute_logits_or_features(model, images, "mean"), tokens[:, prefix:].mean(1), atol=1e-6)
-        if getattr(model, "cls_token", None) is not None:
+        assert torch.allclose(
+            compute_logits_or_features(model, images, "mean"), tokens[:, model.prefix :].mean(1), atol=1e-6
+        )
+        if "class" in model.prefix_tokens:
             assert torch.allclose(compute_logits_or_features(model, images, "class"), tokens[:, 0], atol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,10 @@ from support.attention_models import ATTENTION_CASES, count_hooks, make_attentio
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.inspection.capture import AttentionCapture, capture_attention, capture_tokens, find_attention_layers
+from vitrail.inspection.explain import Explainer
 from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
@@ -55,7 +58,7 @@ def test_maps_times_v_equal_the_heads_outputs(case: str) -> None:
     given = heard(model)
     with capture_attention(model, gradients=True) as captured:
         model(random_image_batch())
-    prefix = getattr(model, "prefix", 0)
+    prefix = model.prefix
     assert captured.patch_grid == (2, 3)
     check_maps(model, captured, given, prefix + 6, prefix)
     reads_the_first = getattr(model.config, "pool", "class" if case != "map" and prefix else "all") == "class"
@@ -92,7 +95,7 @@ def check_other_size(model: Any, size: Grid) -> None:
         model(random_image_batch())
         assert captured.patch_grid == (2, 3)
         model(random_image_batch(3, size))  # the last pass counts
-    grid, prefix = (size[0] // 16, size[1] // 16), getattr(model, "prefix", 0)
+    grid, prefix = (size[0] // 16, size[1] // 16), model.prefix
     assert captured.patch_grid == grid
     check_maps(model, captured, given, prefix + grid[0] * grid[1], prefix)
     assert len(captured.maps[0]) == 3
@@ -174,14 +177,14 @@ def test_arguments_of_none_are_ignored() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.grid, self.first, self.second = (2, 3), Attention(16, 2), SelfAttention(16, 2)
+            self.first, self.second = Attention(16, 2), SelfAttention(16, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x, None, None), None, None, None)
 
     with capture_attention(Plain()) as captured:
         captured.model(torch.randn(2, 8, 16))
-    assert (captured.token_count, captured.patch_grid, captured.prefix) == (8, (2, 3), 2)
+    assert captured.token_count == 8
     assert [each.shape for each in captured.maps] == [(2, 2, 8, 8)] * 2
 
 
@@ -251,21 +254,14 @@ def test_a_model_without_attention() -> None:
         pass
 
 
-class Blind(nn.Module):
-    """Attention without maps."""
-
-    no_maps_reason = "all is mixed"
-
-
 def test_a_model_whose_attention_has_no_maps() -> None:
     vit = make_attention_model()
-    vit.patch_embed.add_module("stage", Blind())
+    vit.patch_embed.add_module("stage", SelfAttention(16, 2))
     assert len(find_attention_layers(vit)) == 3  # the stem does not matter
-    says = "has no attention maps: all is mixed; expected a model whose tokens attend to each other, such as vit, deit"
-    with pytest.raises(ConfigError, match=f"^PatchEmbed {says}"), capture_attention(vit.patch_embed):
-        raise AssertionError("not reached")
-    vit.blocks[1].mlp = Blind()
-    with pytest.raises(ConfigError, match=f"^ViT {says}"), capture_attention(vit):
+    vit.no_maps_reason = "all is mixed"
+    others = "vit, deit, hybrid, cct, cait, t2t or axial; capture_tokens works for this model"
+    says = f"has no attention maps: all is mixed; expected a model whose tokens attend to each other, such as {others}"
+    with pytest.raises(ConfigError, match=f"^ViT {says}$"), capture_attention(vit):
         raise AssertionError("not reached")
     assert count_hooks(vit) == 0
     linformer = vitrail.create("linformer_tiny_patch16_224", image_size=(32, 48), depth=1)
@@ -416,5 +412,19 @@ def test_a_model_without_a_grid() -> None:
     with capture_attention(model) as captured:
         model(torch.randn(2, 5, 16))
     assert captured.maps[0].shape == (2, 2, 5, 5)
-    with pytest.raises(ConfigError, match="Sequential has no grid of patches; expected an attribute named grid"):
+    with pytest.raises(ConfigError, match="Sequential has no grid of patches; expected an ImageModel with levels"):
         _ = captured.patch_grid
+
+
+def test_a_model_whose_grid_changes_is_refused() -> None:
+    """A pyramid of attention: a figure of one grid would be wrong."""
+    model = make_attention_model()
+    (level,) = model.levels
+    model.levels = (replace(level, blocks=level.blocks[:2]), replace(level, grid=(1, 2), blocks=level.blocks[2:]))
+    changes = r"the grid changes from 2×3 to 1×2 between layers 1 and 2; expected a model that keeps its grid$"
+    with pytest.raises(ConfigError, match=f"^ViT has no attention maps of one grid: {changes}"):
+        find_attention_layers(model)
+    with pytest.raises(ConfigError, match=f"^ViT has no tokens of one grid: {changes}"), capture_tokens(model):
+        raise AssertionError("not reached")
+    with pytest.raises(ConfigError, match=changes):
+        Explainer(model, preprocessing=Preprocessing())

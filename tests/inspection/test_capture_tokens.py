@@ -8,7 +8,6 @@ from vitrail.inspection.capture import (
     capture_attention,
     capture_tokens,
     compute_classifier_token_weights,
-    prefix_token_names,
 )
 
 
@@ -24,15 +23,12 @@ from vitrail.inspection.capture import (
     ],
 )
 def test_names_of_prefix_tokens(case: str, names: tuple[str, ...]) -> None:
-    model = make_attention_model(case)
-    assert prefix_token_names(model, getattr(model, "prefix", 0)) == names
+    assert make_attention_model(case).prefix_tokens == names
 
 
 def test_registers_without_a_class_token() -> None:
-    assert prefix_token_names(make_attention_model("mean", class_token=False, registers=2), 2) == (
-        "register0",
-        "register1",
-    )
+    model = make_attention_model("mean", class_token=False, registers=2)
+    assert model.prefix_tokens == ("register0", "register1")
 
 
 @pytest.mark.parametrize("case", ["learned with registers", "mean", "mean, then norm", "map", "distilled", "cct"])

@@ -23,6 +23,7 @@ from vitrail.inspection.explain_options import (
     find_token_index,
 )
 from vitrail.layers.attention import SelfAttention
+from vitrail.models.contract import ImageModel, ImageSizes, Level
 
 LABELS = ("tench, Tinca tinca", "goldfish", "crane, bird", "crane", "3-toed sloth, ai")
 
@@ -146,22 +147,34 @@ def mixer() -> Any:
     [
         (lambda: vitrail.create("resnet18", image_size=32), "ResNet"),
         (lambda: vitrail.create("regnety_040", stages=(1,), widths=(64,)), "RegNetY"),
-        (mixer, "Mixer"),
     ],
 )
 def test_models_without_attention(make: Callable[[], nn.Module], name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} has no attention layers; expected a transformer made of vitrail's"):
+    with pytest.raises(
+        ConfigError, match=f"^{name} has no attention maps: it has no attention; expected a model whose"
+    ):
         Explainer(make(), preprocessing=Preprocessing())
+
+
+def test_tokens_without_attention_have_norms() -> None:
+    explainer = Explainer(mixer(), preprocessing=Preprocessing())
+    assert explainer.default_method == "norms"
+    _, maps = explainer.compute_maps(
+        random_image_batch(2, (32, 32)), explainer.resolve_options(ExplainOptions(method="norms"))
+    )
+    assert maps.shape == (2, 1, 1, 2, 2)
+    with pytest.raises(ConfigError, match="method 'rollout' is undefined for this model: it has no attention"):
+        explainer.resolve_options(ExplainOptions(method="rollout"))
 
 
 def test_indices_of_tokens() -> None:
     vit, deit = make_attention_model("learned with registers"), make_attention_model("distilled")
-    assert find_token_index("head", vit, 3, (2, 3)) is None
-    places = [
-        find_token_index(token, vit, 3, (2, 3)) for token in ("class", "register0", "register1", "0,0", "0,2", "1,0")
-    ]
+    names = vit.prefix_tokens
+    assert find_token_index("head", names, (2, 3)) is None
+    tokens = ("class", "register0", "register1", "0,0", "0,2", "1,0")
+    places = [find_token_index(token, names, (2, 3)) for token in tokens]
     assert places == [0, 1, 2, 3, 5, 6]
-    assert [find_token_index(token, deit, 2, (2, 3)) for token in ("class", "distill", "1,2")] == [0, 1, 7]
+    assert [find_token_index(token, deit.prefix_tokens, (2, 3)) for token in ("class", "distill", "1,2")] == [0, 1, 7]
 
 
 def test_numbers_take_precedence_over_labels() -> None:
@@ -184,18 +197,21 @@ def test_tokens_of_a_dynamic_model_are_checked_after_the_pass() -> None:
 
 
 def test_a_custom_model() -> None:
-    """It has attention, but neither blocks nor a grid that is known before the pass."""
+    """It has attention, but neither blocks nor a final norm."""
 
-    class Own(nn.Module):
+    class Own(ImageModel):
+        prefix_tokens = classifier_tokens = ("class",)
+        sizes = ImageSizes()
+
         def __init__(self) -> None:
-            super().__init__()
-            self.config: Any = make_attention_model().config
-            self.embed, self.cls_token = nn.Linear(768, 16), nn.Parameter(torch.randn(1, 1, 16))
+            super().__init__(make_attention_model().config)
+            self.levels = (Level(grid=(2, 3), stride=(16, 16), width=16, blocks=("attn",)),)
+            self.linear, self.cls_token = nn.Linear(768, 16), nn.Parameter(torch.randn(1, 1, 16))
             self.attn, self.head = SelfAttention(16, 2), nn.Linear(16, 5)
 
-        def forward(self, pixels: Tensor) -> Tensor:
-            patches = pixels.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
-            x = torch.cat([self.cls_token.expand(len(pixels), -1, -1), self.embed(patches)], dim=1)
+        def forward(self, images: Tensor) -> Tensor:
+            patches = images.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+            x = torch.cat([self.cls_token.expand(len(images), -1, -1), self.linear(patches)], dim=1)
             return self.head(self.attn(x, (2, 3))[:, 0])
 
     explainer = Explainer(Own(), preprocessing=Preprocessing())

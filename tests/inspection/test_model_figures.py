@@ -230,7 +230,7 @@ def test_errors(tmp_path: Path) -> None:
     how = vitrail.Preprocessing(image_size=32)
     convnet = vitrail.create("resnet18", image_size=32, stages=(1, 1), width=8, classes=2)
     vitrail.save(convnet, tmp_path / "convnet", preprocessing=how)
-    with pytest.raises(ConfigError, match=r"^ResNet has no attention layers; expected a transformer"):
+    with pytest.raises(ConfigError, match=r"^ResNet has no attention maps: it has no attention; expected"):
         look(tmp_path / "convnet")
     assert open_torch_model(tmp_path / "convnet").classes == 2, "only its attention is missing"
 

@@ -1,5 +1,6 @@
 """Results in a report: they agree with the evaluation, and samples of every class are shown."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from vitrail.report.evaluation_report import (
     select_samples,
 )
 from vitrail.report.html_page import PageSection
-from vitrail.train.run_list import RunSummary
+from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.train.run_list import RecordedTask, RunSummary
 
 SIZES = {"ants": 8, "bees": 1, "cats": 5}
 
@@ -113,3 +115,17 @@ def test_training_section() -> None:
     }
     assert [figure.name for figure in section.figures] == ["curves"]
     assert build_training_section(RunSummary(name="one", folder=Path("one"), state="stopped")).figures == []
+    metric = Metric(name="fid", label="FID", higher_is_better=False)
+    scored = ({"step": 1, "epoch": 0.5, "val_fid": 30.0}, {"step": 2, "epoch": 1.0, "val_fid": 40.0})
+    other = build_training_section(
+        replace(run, task=RecordedTask(name="toy", metrics=(metric, LOSS_METRIC)), records=scored)
+    )
+    assert dict(rows(other)).items() >= {("validation FID, last", "40"), ("validation FID, best", "30")}
+    assert "FID on the validation images" in other.figures[0].caption
+    assert other.figures[0].arrays["val_fid"].tolist() == [30, 40]
+    losses = build_training_section(replace(run, task=RecordedTask(name="toy", metrics=(LOSS_METRIC,))))
+    assert [name for name, _ in rows(losses) if "loss" in name] == [
+        "training loss",
+        "validation loss",
+        "validation loss, best",
+    ]

@@ -18,8 +18,10 @@ from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, 
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
 from vitrail.study.ablation_runs import find_run_state, find_study_folder, list_ablation_runs
 from vitrail.study.plots import save_ablation_plot
+from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.plan import plan_request
 from vitrail.train.run_folder import RunFolder
+from vitrail.train.run_list import RecordedTask
 
 SMALL = {"depth": 1, "width": 12, "heads": 1}
 
@@ -129,7 +131,7 @@ def test_row_without_pretraining_has_the_same_model(tmp_path: Path) -> None:
     assert list(row.changes) == ["init"]
     tuned, fresh = plan_request(ablation.full_row.request), plan_request(row.request)
     assert tuned.model.config == fresh.model.config
-    assert tuned.source.describe_model_input() == fresh.source.describe_model_input()
+    assert tuned.source.describe_model_input(tuned.model) == fresh.source.describe_model_input(fresh.model)
     name = "blocks.0.attn.qkv.weight"
     assert not torch.equal(tuned.model.state_dict()[name], fresh.model.state_dict()[name])
 
@@ -173,9 +175,15 @@ def test_default_folder_is_the_first_without_other_settings(tmp_path: Path, monk
     assert find_study_folder("mine", other, [0]) == Path("runs/mine-2")
 
 
-def line(name: str, *shares: float, failed: str = "") -> AblationVariantOutcomes:
-    outcomes = [RunOutcome(seed=n, folder=Path(f"{name}-{n}"), top1=x, loss=2 * x) for n, x in enumerate(shares)]
-    outcomes += [RunOutcome(seed=len(shares), folder=Path(name), failed=failed)] if failed else []
+CLASSIFICATION = RecordedTask()
+ERROR = RecordedTask(name="toy", metrics=(Metric(name="rmse", label="RMSE", higher_is_better=False), LOSS_METRIC))
+
+
+def line(name: str, *values: float, failed: str = "", task: RecordedTask = CLASSIFICATION) -> AblationVariantOutcomes:
+    outcomes = [
+        RunOutcome(seed=n, folder=Path(f"{name}-{n}"), value=x, loss=2 * x, task=task) for n, x in enumerate(values)
+    ]
+    outcomes += [RunOutcome(seed=len(values), folder=Path(name), failed=failed)] if failed else []
     return AblationVariantOutcomes(row=AblationVariant(name=name, request=request()), outcomes=tuple(outcomes))
 
 
@@ -187,7 +195,7 @@ def test_mean_and_standard_deviation(tmp_path: Path) -> None:
     assert worse[2:] == ("30.00 ± 14.14", "-25.00", "0.6000 ± 0.2828", "2")
     assert one[2:] == ("70.00", "+15.00", "1.4000", "1 of 2")
     assert bad[2:] == ("failed", "", "", "0 of 1")
-    assert lines[0].std("top1") == stdev([0.5, 0.6])
+    assert lines[0].std == stdev([0.5, 0.6])
     table.write(tmp_path)
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["points"] == pytest.approx(-25)
     assert "| worse | the full recipe | 30.00 ± 14.14 | -25.00 |" in (tmp_path / "table.md").read_text("utf-8")
@@ -196,3 +204,36 @@ def test_mean_and_standard_deviation(tmp_path: Path) -> None:
     with Image.open(tmp_path / "ablation.png") as drawn:
         assert min(drawn.size) > 200
     assert not save_ablation_plot(AblationResults(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")
+
+
+def test_tables_of_other_tasks_have_their_metric(tmp_path: Path) -> None:
+    """A lower RMSE is a gain; a value that is not a share is not in per cent."""
+    lines = (line("full", 2.0, 4.0, task=ERROR), line("worse", 3.5, task=ERROR), line("bad", failed="NaN"))
+    table = AblationResults(recipe="mine", data="toys", lines=lines)
+    assert table.heading == ("row", "what differs", "RMSE", "gain", "loss", "seeds")
+    full, worse, bad = table.cells()
+    assert full[2:] == ("3.0000 ± 1.4142", "", "6.0000 ± 2.8284", "2")
+    assert (worse[2:], bad[2:]) == (("3.5000", "-0.5000", "7.0000", "1"), ("failed", "", "", "0 of 1"))
+    data = json.loads(json.dumps(table.to_json()))
+    assert (data["task"], data["metric"]["name"], data["metric"]["higher_is_better"]) == ("toy", "rmse", False)
+    assert {name: data["rows"][1][name] for name in ("rmse", "rmse_std", "gain", "loss")} == {
+        "rmse": 3.5,
+        "rmse_std": None,
+        "gain": -0.5,
+        "loss": 7,
+    }
+    assert data["rows"][1]["runs"][0]["rmse"] == 3.5
+    assert "validation RMSE and loss, mean" in table.to_markdown()
+    only_loss = RecordedTask(name="toy", metrics=(LOSS_METRIC,))
+    losses = AblationResults(recipe="mine", data="toys", lines=(line("full", 2.0, task=only_loss),))
+    assert (losses.heading, losses.cells()[0][2:]) == (
+        ("row", "what differs", "loss", "gain", "seeds"),
+        ("2.0000", "", "1"),
+    )
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    assert save_ablation_plot(table, tmp_path / "ablation.png")
+
+
+def test_runs_of_different_metrics_are_not_compared() -> None:
+    with pytest.raises(VitrailError, match=r"^full-0 was evaluated by top-1 and other-0 by RMSE; expected .*$"):
+        AblationResults(recipe="mine", data="toys", lines=(line("full", 0.5), line("other", 2.0, task=ERROR)))

@@ -80,7 +80,7 @@ def test_table_of_the_paper() -> None:
 
 
 def line(name: str, *shares: float, failed: str = "") -> AblationVariantOutcomes:
-    outcomes = [RunOutcome(seed=n, folder=Path(f"{name}-{n}"), top1=x, loss=1 - x) for n, x in enumerate(shares)]
+    outcomes = [RunOutcome(seed=n, folder=Path(f"{name}-{n}"), value=x, loss=1 - x) for n, x in enumerate(shares)]
     outcomes += [RunOutcome(seed=len(shares), folder=Path(name), failed=failed)] if failed else []
     return AblationVariantOutcomes(row=AblationVariant(name=name, request=request()), outcomes=tuple(outcomes))
 

@@ -7,12 +7,14 @@ from support.fake_notebook import FakeNotebook
 
 from vitrail import progress
 from vitrail.tasks.classification import Classification
+from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.callbacks import (
     CallbackList,
     NotebookCallback,
     TensorBoardCallback,
     TerminalCallback,
     TrainingStart,
+    format_record,
     open_progress_callback,
 )
 
@@ -41,6 +43,37 @@ def test_without_a_terminal_lines_are_printed() -> None:
         "epoch 1.00  step 50  validation: top-1 71.25%  loss 0.9000",
     ]
     assert len(capture_terminal(terminal=False, every=99).splitlines()) == 1, "few lines"
+
+
+KNN = (Metric(name="knn_top1", label="k-NN top-1", is_share=True), LOSS_METRIC)
+PERPLEXITY = (Metric(name="perplexity", label="perplexity", higher_is_better=False),)
+
+
+@pytest.mark.parametrize(
+    ("record", "metrics", "words"),
+    [
+        ({"val_knn_top1": 0.5, "val_loss": 2.0}, KNN, "validation: k-NN top-1 50.00%  loss 2.0000"),
+        ({"val_knn_top1": 0.5}, KNN, "validation: k-NN top-1 50.00%"),
+        ({"val_perplexity": 1234.56, "val_loss": 2.0}, PERPLEXITY, "validation: perplexity 1235  loss 2.0000"),
+        ({"val_loss": 2.0, "val_other": 3.0}, (LOSS_METRIC,), "validation: loss 2.0000"),
+        ({"val_some_score": 0.25}, PERPLEXITY, "validation: some score 0.25"),
+        (
+            {
+                "loss": 2.0,
+                "teacher_entropy": 1.23456,
+                "masked": 0.75,
+                "lr": 0.1,
+                "tokens_per_second": 4e6,
+                "seconds": 1,
+            },
+            KNN,
+            "loss 2.0000  teacher entropy 1.235  masked 75.00%  lr 1.00e-01  4000000 tokens/s",
+        ),
+    ],
+)
+def test_lines_of_other_tasks(record: dict[str, float], metrics: tuple[Metric, ...], words: str) -> None:
+    start = TrainingStart(steps=100, steps_per_epoch=50, metrics=metrics, unit="tokens", shares=("masked",))
+    assert format_record({"step": 1, "epoch": 0.5, **record}, start) == f"epoch 0.50  step 1  {words}"
 
 
 def test_in_a_terminal_a_progress_bar_is_shown() -> None:
@@ -81,7 +114,12 @@ def test_tensorboard_receives_the_scalars(tmp_path: Path) -> None:
     callback.on_step(1)
     callback.on_log(STEP)
     callback.on_log(VALIDATION)
+    callback.on_log({"step": 60, "tokens_per_second": 4e6, "teacher_entropy": 0.5})
+    callback.on_log({"step": 60, "val_knn_top1": 0.25})
     callback.on_finish()
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert found.Scalars("training/loss")[0].value == 1.5
     assert found.Scalars("validation/top1")[0].step == 50
+    assert found.Scalars("training/tokens_per_second")[0].value == 4e6
+    assert found.Scalars("training/teacher_entropy")[0].step == 60
+    assert found.Scalars("validation/knn_top1")[0].value == 0.25

@@ -10,7 +10,8 @@ import pytest
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.catalog import find_preset
-from vitrail.train.run_list import read_run_summaries, read_run_summary
+from vitrail.tasks.metric import Metric
+from vitrail.train.run_list import RecordedTask, list_run_cells, read_run_summaries, read_run_summary
 
 PLAN: dict[str, Any] = {
     "vitrail": "0.1.0",
@@ -51,6 +52,67 @@ def test_finished_run(tmp_path: Path) -> None:
     assert [dict(row) for row in run.records] == LOG
     data = json.loads(json.dumps(run.to_json(), allow_nan=False))
     assert (data["best_val_top1"], data["val_top1"], data["state"]) == (0.75, 0.5, "finished")
+
+
+TOY_TASK: dict[str, Any] = {
+    "name": "toy",
+    "unit": "tokens",
+    "metrics": [
+        {"name": "perplexity", "label": "perplexity", "higher_is_better": False, "is_share": False},
+        {"name": "loss", "label": "loss", "higher_is_better": False},
+    ],
+}
+
+
+def make_toy_run(folder: Path, task: Any = TOY_TASK) -> Path:
+    """A run of a task whose metric is better if it is lower."""
+    make_run(folder)
+    (folder / "run.json").write_text(json.dumps({**PLAN, "task": task}))
+    rows = [
+        {"step": n, "epoch": n / 2, "val_perplexity": value, "val_loss": n} for n, value in ((1, 33.33333), (2, 40))
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_run_of_another_task_has_its_own_metric(tmp_path: Path) -> None:
+    run = read_run_summary(make_toy_run(tmp_path / "toy"))
+    assert (run.task.name, run.task.unit, run.task.metric.label) == ("toy", "tokens", "perplexity")
+    assert (run.last_metric, run.best_metric, run.best_value("val_loss")) == (40, 33.33333, 1)
+    data = run.to_json()
+    assert (data["task"], data["unit"], data["metric"]["name"]) == ("toy", "tokens", "perplexity")
+    assert (data["best_val_perplexity"], data["val_perplexity"], data["val_loss"]) == (33.33333, 40, 2)
+    assert not any("top" in name or "accuracy" in name for name in data)
+    old = read_run_summary(make_run(tmp_path / "old"))
+    assert old.task == RecordedTask()
+    assert (old.task.metric.name, "task" in old.to_json()) == ("top1", False)
+
+
+def test_rows_of_a_table_name_their_metric_if_there_are_other_tasks(tmp_path: Path) -> None:
+    old, toy = read_run_summary(make_run(tmp_path / "old")), read_run_summary(make_toy_run(tmp_path / "toy"))
+    heading, rows, alignments = list_run_cells([old, toy])
+    assert heading[5:8] == ("metric", "last", "best")
+    assert [row[5:9] for row in rows] == [
+        ("top-1", "50.00%", "75.00%", "1.9000"),
+        ("perplexity", "40", "33.33", "2.0000"),
+    ]
+    assert alignments == "llllrlrrrrrl"
+    assert "metric" not in list_run_cells([old])[0]
+
+
+@pytest.mark.parametrize(
+    "task", [None, 3, {}, {"metrics": None}, {"metrics": [3, {"name": 4, "label": "x"}]}, {"metrics": {"name": "x"}}]
+)
+def test_damaged_task_does_not_raise(tmp_path: Path, task: Any) -> None:
+    run = read_run_summary(make_toy_run(tmp_path / "toy", task))
+    assert (run.state, run.task, run.last_metric) == ("finished", RecordedTask(), None)
+
+
+def test_odd_fields_of_a_recorded_metric_take_their_defaults(tmp_path: Path) -> None:
+    metrics = [{"name": "x", "label": "x\x1b", "higher_is_better": "no", "is_share": 1, "later": 3}]
+    run = read_run_summary(make_toy_run(tmp_path / "toy", {"unit": 3, "metrics": metrics}))
+    assert (run.task.unit, run.task.metrics) == ("images", (Metric(name="x", label="x\x1b"),))
+    assert list_run_cells([run])[1][0][5] == "x?"
 
 
 VIT_TINY: dict[str, Any] = json.loads(json.dumps(asdict(find_preset("vit_tiny_patch16_224")[1])))

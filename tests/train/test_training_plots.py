@@ -18,9 +18,11 @@ from vitrail.evaluation.plots import (
     plot_reliability_diagram,
 )
 from vitrail.figures import sanitize_label
+from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
 from vitrail.train.plots import draw_training_curves, plot_training_curves
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+TOP1 = CLASSIFICATION_METRICS[0]
 
 
 def make_log(evaluations: int) -> list[dict[str, float]]:
@@ -62,6 +64,34 @@ def test_curves_of_several_runs() -> None:
     ]
     assert legend_texts(figure) == ["a", "b"]
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
+
+
+def test_curves_of_other_metrics() -> None:
+    """A panel for each metric that counts, with its label and direction; none for a loss that is one already."""
+    log = [{"epoch": n, "loss": 3 / n, "val_loss": 2 / n, "val_fid": 90 / n, "val_error": 0.4 / n} for n in (1, 2)]
+    fid = Metric(name="fid", label="FID of $10k$ images", higher_is_better=False)
+    error = Metric(name="error", label="error", higher_is_better=False, is_share=True)
+    losses, distance = any_axes(draw_training_curves({"one": log}, [fid]))
+    assert [len(losses.lines), list(distance.lines[0].get_ydata())] == [2, [90, 45]]
+    assert distance.get_title("left") == "validation FID of $10k$ images"
+    assert distance.get_ylabel() == "FID of $10k$ images (lower is better)"
+    figure = draw_training_curves({"one": log, "two": make_log(2)}, [fid, TOP1, error])
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        "training loss",
+        "validation loss",
+        "validation FID of $10k$ images",
+        "validation accuracy (top-1)",
+        "validation error",
+    ]
+    shares = any_axes(figure)[4]
+    assert (list(shares.lines[0].get_ydata()), list(shares.lines[1].get_ydata())) == ([40, 20], [])
+    assert (shares.get_ylabel(), shares.get_ylim()) == ("error (%, lower is better)", (-1, 40))
+    assert legend_texts(figure) == ["one", "two"]
+    assert len(draw_training_curves({"one": log}, [LOSS_METRIC]).axes) == 1
+    assert len(draw_training_curves({"one": log, "two": log}, [LOSS_METRIC]).axes) == 2
+    without_losses = [{"epoch": 1, "loss": 1}, {"epoch": 1, "val_fid": 3}]
+    (losses, _) = any_axes(draw_training_curves({"one": without_losses}, [fid]))
+    assert (len(losses.lines), losses.get_legend()) == (1, None)
 
 
 def is_drawn(path: Path) -> bool:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "describe", "load", "read", "save", "write"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # importing the package imports neither torch nor safetensors
     if name not in __all__:
         raise AttributeError(f"module 'vitrail.checkpoint' has no attribute {name!r}")
-    return getattr(import_module(f"vitrail.checkpoint.{'writing' if name in ('save', 'write') else 'reading'}"), name)
+    module = import_module(f"vitrail.checkpoint.{'writing' if name in ('save', 'write') else 'reading'}")
+    return getattr(module, name)  # one of __all__

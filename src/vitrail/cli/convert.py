@@ -89,7 +89,7 @@ def convert(
     found = read(checkpoint, source=source, policy=policy, dtype=dtypes[dtype], **given)
     about = found.description
     if how:
-        about = replace(about, preprocessing=choose_preprocessing(found.model.config, about.preprocessing, how))
+        about = replace(about, preprocessing=choose_preprocessing(found.model, about.preprocessing, how))
     if labels is not None:
         about = replace(about, labels=read_labels_file(labels))
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")

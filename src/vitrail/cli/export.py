@@ -79,6 +79,7 @@ def export(
 
     from vitrail.export.export import export_model
     from vitrail.loading import open_dynamic_module, open_torch_model
+    from vitrail.models.contract import takes_other_sizes
     from vitrail.predict.image_list import decode_images
 
     names = read_labels_file(labels) if labels else None
@@ -86,7 +87,8 @@ def export(
     loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=names)
     assert loaded.checkpoint is not None
     config: Any = loaded.module.config
-    if dynamic and not getattr(config, "dynamic", False):
+    takes_any = takes_other_sizes(loaded.module)
+    if dynamic and not takes_any:
         kind = type(loaded.model).__name__
         print_notes([f"{kind} takes one image size only: the export is for {config.image_size}"])
     how = loaded.preprocessing.with_fields({"image_size": config.image_size})
@@ -97,7 +99,7 @@ def export(
         labels=loaded.labels,
         to=to,
         output=features or "logits",
-        dynamic=dynamic and getattr(config, "dynamic", False),
+        dynamic=dynamic and takes_any,
         portable=portable,
         merge=merge,
         provenance={"checkpoint": str(checkpoint), **loaded.checkpoint.description.provenance},

@@ -43,7 +43,7 @@ def runs(
     if out is not None:
         from vitrail.train.plots import plot_training_curves
 
-        plot_training_curves({run.name: run.records for run in found}, out)
+        plot_training_curves({run.name: run.records for run in found}, out, [run.task.metric for run in found])
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))
         return

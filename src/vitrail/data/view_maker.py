@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.augment.image_transforms import augment_image
 from vitrail.data.augment.view_config import ViewAugmentation
-from vitrail.data.augment.view_transforms import flip_and_recolour, resize_crop
+from vitrail.data.augment.view_transforms import recolour, resize_crop
 from vitrail.data.decoding.crops import UNIFORMS_PER_BOX, CropBox, SizedBox, decode_crops, random_resized_crop_box
 from vitrail.data.decoding.image_formats import prefix_errors_with_path
 from vitrail.data.preprocessing import Preprocessing
@@ -44,10 +44,10 @@ class NamedView:
             return SizedBox(CropBox(0, 0, rows, columns), (rows, columns))
         return SizedBox(random_resized_crop_box(rows, columns, made.area, made.aspect, draws), self.size)
 
-    def make_view(self, crop: NDArray[np.uint8], key: int) -> Tensor:
-        """uint8 (C, h, w), or (1, h, w) of a grey image."""
+    def make_view(self, crop: NDArray[np.uint8], key: int, draw: float) -> Tensor:
+        """A view, for a ViewAugmentation before its colours: uint8 (C, h, w), or (1, h, w) of a grey image."""
         if isinstance(self.augmentation, ViewAugmentation):
-            return resize_crop(crop, self.preprocessing)
+            return resize_crop(crop, self.preprocessing, flip=draw < self.augmentation.flip)
         return augment_image(crop, self.augmentation, self.preprocessing, key)
 
 
@@ -73,18 +73,18 @@ class ViewMaker:
         return make_view_keys(seed, epoch, indices, replicas * self.total + np.arange(self.total)[:, None])
 
     def crop_image(self, source: Any, keys: NDArray[np.uint64]) -> list[Tensor]:
-        """The V views of one image with these keys, before what is computed for the batch: uint8 (C or 1, h, w)."""
-        draws = uniform_randoms(keys, 1 + UNIFORMS_PER_BOX)[:, 1:].tolist()
+        """The V views of one image with these keys, before their colours: uint8 (C or 1, h, w)."""
+        draws: list[list[float]] = uniform_randoms(keys, 1 + UNIFORMS_PER_BOX).tolist()  # the first one is for the flip
 
         def choose(rows: int, columns: int) -> list[SizedBox]:
-            return [view.choose_box(rows, columns, each) for view in self.views for each in draws[view.part]]
+            return [view.choose_box(rows, columns, each[1:]) for view in self.views for each in draws[view.part]]
 
         with prefix_errors_with_path(source):
             crops = crop_array(source, choose) if is_pixel_array(source) else decode_crops(source, choose)
             return [
-                view.make_view(crop, key)
+                view.make_view(crops[row], int(keys[row]), draws[row][0])
                 for view in self.views
-                for crop, key in zip(crops[view.part], keys[view.part].tolist(), strict=True)
+                for row in range(self.total)[view.part]
             ]
 
     def join(
@@ -99,7 +99,7 @@ class ViewMaker:
                 for row, crop in enumerate(crops[view.part]):
                     pixels[row, column] = crop
             if isinstance(view.augmentation, ViewAugmentation):
-                flip_and_recolour(pixels.flatten(0, 1), view.augmentation, own_keys.reshape(-1))
+                recolour(pixels.flatten(0, 1), view.augmentation, own_keys.reshape(-1))
             tensors[view.name] = pixels
         return tensors, {view.name: keys[view.part] for view in self.views}
 

@@ -20,7 +20,8 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import unusable_device_error
-from vitrail.models.checks import check_count
+from vitrail.models.checks import ImageConfig, check_count, find_image_config
+from vitrail.models.contract import check_reads_images
 from vitrail.progress import track_progress
 
 
@@ -115,9 +116,10 @@ def default_preprocessing(model: Any) -> Preprocessing:
     return Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
 
 
-def get_config(model: Any) -> Any:
-    config: Any = getattr(model, "config", None)
-    if not all(hasattr(config, name) for name in ("image_size", "channels", "classes")):
+def get_config(model: Any) -> ImageConfig:
+    check_reads_images(model)
+    config = find_image_config(model)
+    if config is None:
         kind = type(model).__name__
         raise ConfigError(f"{kind} has no config; expected a model whose config has image_size, channels and classes")
     return config

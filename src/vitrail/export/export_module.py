@@ -18,6 +18,8 @@ from vitrail.export.description import OutputKind
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
+from vitrail.models.checks import find_image_config
+from vitrail.models.contract import find_image_model, unwrap_compiled
 from vitrail.models.token_merging import MergingBlocks
 
 
@@ -34,17 +36,16 @@ class ExportModule(nn.Module):
         check_output_available(model, output)
         self.output: OutputKind = output
         self.preprocessing = preprocessing
-        self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
-        embed = getattr(self.model, "patch_embed", None)
-        self.folds_normalisation = type(embed) is PatchEmbed  # a padded stem would pad with 0, not the mean colour
-        if isinstance(embed, PatchEmbed) and self.folds_normalisation:
-            self.model.patch_embed = PixelPatchEmbed(embed, preprocessing)
+        self.model: Any = deepcopy(unwrap_compiled(model)).eval().float().requires_grad_(False)
+        stem = find_first_patch_embed(self.model)
+        self.folds_normalisation = stem is not None  # a padded stem would pad with 0, not the mean colour
+        if stem is not None:
+            self.model.set_submodule(stem, PixelPatchEmbed(self.model.get_submodule(stem), preprocessing))
         merges = any(isinstance(module, MergingBlocks) for module in self.model.modules())  # merging needs the keys
         if fused and not merges:
-            for module in [*self.model.modules()]:
-                inner = getattr(module, "attn", None)
-                if type(inner) is SelfAttention and inner.positions is None:
-                    module.attn = FusedAttention(inner)
+            for name, module in [*self.model.named_modules()]:
+                if type(module) is SelfAttention and module.positions is None:
+                    self.model.set_submodule(name, FusedAttention(module))
         self.register_buffer("mean", torch.tensor(preprocessing.mean)[:, None, None])
         self.register_buffer("std", torch.tensor(preprocessing.std)[:, None, None])
 
@@ -53,6 +54,15 @@ class ExportModule(nn.Module):
         if not self.folds_normalisation:
             images = (images / 255 - self.get_buffer("mean")) / self.get_buffer("std")
         return compute_logits_or_features(self.model, images, self.output)
+
+
+def find_first_patch_embed(model: nn.Module) -> str | None:
+    """The name of the model's first layer if it is a PatchEmbed."""
+    declared = find_image_model(model)
+    if declared is None:
+        return None
+    stems = (name for name, part in declared.named_modules() if type(part) is PatchEmbed)
+    return next((name for name in stems if declared.first_filters == f"{name}.proj.weight"), None)
 
 
 def make_channel_tensors(preprocessing: Preprocessing, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -72,23 +82,22 @@ def compute_logits_or_features(model: Any, images: Tensor, output: OutputKind) -
     if output == "logits":
         return model(images)
     if output == "class":
-        return (model.encode(images, queries=1) if hasattr(model, "encode") else model.tokens(images))[:, 0]
+        return model.encode(images, queries=1)[:, 0]
     tokens = model.tokens(images)
-    return tokens if output == "tokens" else tokens[:, getattr(model, "prefix", 0) :].mean(1)
+    return tokens if output == "tokens" else tokens[:, model.prefix :].mean(1)
 
 
-def check_output_available(model: Any, output: OutputKind) -> None:
-    config = getattr(model, "config", None)
-    if output == "logits" and not getattr(config, "classes", getattr(model, "num_classes", 0)):  # the latter in timm
-        raise ConfigError("the model has no head; expected one with classes")
-    if output != "logits" and not hasattr(model, "tokens"):
+def check_output_available(model: nn.Module, output: OutputKind) -> None:
+    if output == "logits":
+        config = find_image_config(model)
+        if not (getattr(model, "num_classes", 0) if config is None else config.classes):  # the name in timm
+            raise ConfigError("the model has no head; expected one with classes")
+        return
+    declared = find_image_model(model)
+    if declared is None:
         raise ConfigError(f"{type(model).__name__} has no tokens; features need a model of vitrail's families")
-    if output == "class" and not has_class_token(model):
+    if output == "class" and "class" not in declared.prefix_tokens:
         raise ConfigError("features 'class' of a model without a class token; use mean or tokens")
-
-
-def has_class_token(model: Any) -> bool:
-    return getattr(model, "cls_token", None) is not None
 
 
 class PixelPatchEmbed(nn.Module):

@@ -14,6 +14,7 @@ from vitrail.export.description import OutputKind
 from vitrail.export.export_module import ExportModule
 from vitrail.export.onnx_session import silence_warnings
 from vitrail.models.checks import pair
+from vitrail.models.contract import find_image_model
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # to write a file, and to compare it with torch
 OPSET = 20  # the first with Gelu; few runtimes have newer ones
@@ -57,17 +58,17 @@ def write_onnx(
 
 def trace_to_exported_program(module: ExportModule, *, dynamic: bool) -> torch.export.ExportedProgram:
     """Export with torch.export, for any batch, and with `dynamic` for any number of patches."""
-    config = module.model.config
     size = pair(module.preprocessing.image_size)
     sides: dict[int, Any] = {0: torch.export.Dim("batch")}
     if dynamic:
-        if not getattr(config, "dynamic", False):
-            raise ConfigError(f"{type(module.model).__name__} takes one size; expected a model with dynamic=True")
         by = find_size_multiple(module.model)
-        rows, columns = (torch.export.Dim(name, min=find_minimum_side(config)) for name in ("rows", "columns"))
+        least = (-(-pixels // by) for pixels in module.model.sizes.minimum)
+        rows, columns = (
+            torch.export.Dim(name, min=least) for name, least in zip(("rows", "columns"), least, strict=True)
+        )
         sides |= {1: by * rows, 2: by * columns} if by > 1 else {1: rows, 2: columns}
         size = (2 * by + size[0], 3 * by + size[1])  # not its own size, and not square
-    pixels = torch.zeros(2, *size, config.channels, dtype=torch.uint8)
+    pixels = torch.zeros(2, *size, module.model.config.channels, dtype=torch.uint8)
     try:
         with silence_warnings():
             return torch.export.export(module, (pixels,), dynamic_shapes=(sides,))
@@ -75,11 +76,9 @@ def trace_to_exported_program(module: ExportModule, *, dynamic: bool) -> torch.e
         raise ConfigError(f"torch cannot export {type(module.model).__name__}: {describe_error(error)}") from error
 
 
-def find_minimum_side(config: Any) -> int:
-    """The minimum of a side: one patch; for a convnet, the pixels that leave more than one place in its last map."""
-    return 2 ** (len(config.stages) + 1) + 1 if hasattr(config, "stages") and not hasattr(config, "heads") else 1
-
-
-def find_size_multiple(model: Any) -> int:
+def find_size_multiple(model: nn.Module) -> int:
     """The image size must be a multiple of this: the pixels per token, or 1 without tokens."""
-    return lcm(*(model.sizes.multiple or model.levels[-1].stride))
+    declared = find_image_model(model)
+    if declared is None or declared.sizes.multiple is None:
+        raise ConfigError(f"{type(model).__name__} takes one size; expected a model with dynamic=True")
+    return lcm(*declared.sizes.multiple)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.layers.attention import Attention, SelfAttention, attention_weights, split_heads
 from vitrail.layers.positions import Grid
+from vitrail.models.catalog import load_built_in_families
+from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
 
 AnyAttention = Attention | SelfAttention
-FAMILIES_WITH_MAPS = "vit, deit, hybrid, cct, cait, t2t or axial"
 MapReduction = Callable[[Tensor, Grid], Any]  # called with probabilities (B, H, Nq, N) and the grid of patches
 
 
@@ -36,7 +38,8 @@ class AttentionCapture:
     ) -> None:
         self.model, self.layers, self.heads = model, tuple(layers), heads
         self.keep, self.with_gradients = keep, with_gradients
-        self.grid: Grid | None = getattr(model, "grid", None)
+        self.declared = find_image_model(model)
+        self.grid: Grid | None = None if self.declared is None else self.declared.grid
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token
         self.maps_by_layer = dict[int, Any]()  # attention probabilities, or what `keep` returned for them
@@ -59,7 +62,7 @@ class AttentionCapture:
     def patch_grid(self) -> Grid:
         """Rows and columns of the patches."""
         if self.grid is None:
-            raise ConfigError(f"{type(self.model).__name__} has no grid of patches; expected an attribute named grid")
+            raise ConfigError(f"{type(self.model).__name__} has no grid of patches; expected an ImageModel with levels")
         return self.grid
 
     @property
@@ -93,7 +96,8 @@ class AttentionCapture:
         """Pre-hook of the first layer: record the number of tokens and their grid."""
         given = bind_arguments(module, args, named)
         count, self.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
-        expected = 0 if self.grid is None else getattr(self.model, "prefix", 0) + self.grid[0] * self.grid[1]
+        prefix = 0 if self.declared is None else self.declared.prefix
+        expected = 0 if self.grid is None else prefix + self.grid[0] * self.grid[1]
         self.token_count = max(count, expected)
         self.late_tokens = self.token_count - count
 
@@ -152,9 +156,9 @@ def capture_attention(
         None if heads is None else {n: [resolve_index(each, found[n].heads, "head") for each in heads] for n in chosen}
     )
     captured = AttentionCapture(model, chosen, chosen_heads, keep, with_gradients=gradients)
-    pool: Any = getattr(model, "attn_pool", None)
+    declared = captured.declared
     with ExitStack() as hooks:  # removes all hooks, also after an exception
-        first: nn.Module = found[0] if found else model.get_submodule("blocks.0")
+        first = found[0] if found or declared is None else list_blocks(declared)[0]
         hooks.enter_context(first.register_forward_pre_hook(captured.record_token_grid, with_kwargs=True))
         for layer in chosen:
             hooks.enter_context(
@@ -164,7 +168,8 @@ def capture_attention(
                 hooks.enter_context(
                     found[layer].proj.register_forward_pre_hook(partial(captured.record_head_outputs, layer))
                 )
-        if hasattr(pool, "weights"):
+        if declared is not None and declared.attention_pool:
+            pool = declared.get_submodule(declared.attention_pool)
             hooks.enter_context(pool.register_forward_pre_hook(captured.record_pool))
         hooks.enter_context(force_eager(model))
         yield captured
@@ -172,8 +177,8 @@ def capture_attention(
 
 def force_eager(model: nn.Module) -> AbstractContextManager[object]:
     """Disable torch.compile for a compiled model or parts of it: compiled code ignores hooks."""
-    parts = list(model.modules())
-    if any(hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None for each in parts):
+    parts: list[Any] = list(model.modules())
+    if any(unwrap_compiled(each) is not each or each._compiled_call_impl is not None for each in parts):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
 
@@ -193,11 +198,18 @@ def project_qkv(module: AnyAttention, given: dict[str, Any]) -> tuple[Tensor, Te
 
 
 @contextmanager
-def capture_tokens(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach) -> Generator[list[Tensor]]:
+def capture_tokens(model: nn.Module, keep: Callable[[Tensor], Tensor] = Tensor.detach) -> Generator[list[Tensor]]:
     """Capture the tokens of the last forward pass, (B, N, D): after the embedding, each block and the final norm.
 
     `keep` reduces each. The last block may compute fewer tokens in `forward`; `model.tokens` computes all.
     """
+    declared = find_image_model(model)
+    if declared is None or not declared.final_norm:
+        raise ConfigError(
+            f"{type(model).__name__} declares no blocks of tokens; expected a transformer with a final norm"
+        )
+    check_one_grid(declared, "tokens")
+    blocks, norm = list_blocks(declared), declared.get_submodule(declared.final_norm)
     captured = list[Tensor]()
 
     def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
@@ -207,8 +219,8 @@ def capture_tokens(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach)
         captured.append(keep(output))
 
     with ExitStack() as hooks:
-        hooks.enter_context(model.blocks[0].register_forward_pre_hook(enter))
-        for part in (*model.blocks, *getattr(model, "blocks_token_only", ()), model.norm):
+        hooks.enter_context(blocks[0].register_forward_pre_hook(enter))
+        for part in (*blocks, norm):
             hooks.enter_context(part.register_forward_hook(leave))
         hooks.enter_context(force_eager(model))
         yield captured
@@ -216,28 +228,59 @@ def capture_tokens(model: Any, keep: Callable[[Tensor], Tensor] = Tensor.detach)
 
 def find_attention_layers(model: nn.Module) -> list[AnyAttention]:
     """Attention layers in model order; an error if there are none. Of a layer called twice the last call counts."""
-    found = [module for module in model.modules() if isinstance(module, Attention | SelfAttention)]
+    declared = find_image_model(model)
     if why := why_no_attention_maps(model):
+        others = "; capture_tokens works for this model" if has_token_states(model) else ""
         raise ConfigError(
             f"{type(model).__name__} has no attention maps: {why}; expected a model whose tokens attend to each other, "
-            f"such as {FAMILIES_WITH_MAPS}; capture_tokens works for any model"
+            f"such as {list_families_with_maps()}{others}"
         )
+    if declared is not None:
+        check_one_grid(declared, "attention maps")
+    parts = [model] if declared is None else list_blocks(declared)  # not the stem
+    found = [module for part in parts for module in part.modules() if isinstance(module, Attention | SelfAttention)]
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention layers; expected a transformer made of vitrail's layers, such as "
-            f"{FAMILIES_WITH_MAPS}; vitrail.load converts weights of timm and others"
+            f"{list_families_with_maps()}; vitrail.load converts weights of timm and others"
         )
     return found
 
 
 def why_no_attention_maps(model: nn.Module) -> str:
     """Why the attention in the model's blocks has no maps; empty if it has."""
-    blocks = getattr(model, "blocks", None)
-    parts = (blocks if isinstance(blocks, nn.Module) else model).modules()  # not the stem
-    return next(
-        (str(module.no_maps_reason) for module in parts if module is not model and hasattr(module, "no_maps_reason")),
-        "",
-    )
+    declared = find_image_model(model)
+    return "" if declared is None else declared.no_maps_reason
+
+
+def has_token_states(model: nn.Module) -> bool:
+    """Whether the tokens after each block and the final norm can be captured."""
+    declared = find_image_model(model)
+    return declared is not None and len(declared.levels) == 1 and bool(declared.final_norm)
+
+
+def check_one_grid(model: ImageModel, what: str) -> None:
+    """Refuse a model whose grid changes between its layers, for what is defined on one grid."""
+    layer = -1
+    for level, following in pairwise(model.levels):
+        layer += len(level.blocks)
+        if level.grid != following.grid:
+            (h, w), (rows, columns) = level.grid, following.grid
+            raise ConfigError(
+                f"{type(model).__name__} has no {what} of one grid: the grid changes from {h}×{w} to {rows}×{columns} "
+                f"between layers {layer} and {layer + 1}; expected a model that keeps its grid"
+            )
+
+
+def list_blocks(model: ImageModel) -> list[nn.Module]:
+    """All blocks, in order."""
+    return [model.get_submodule(name) for level in model.levels for name in level.blocks]
+
+
+def list_families_with_maps() -> str:
+    built = [(each.name, each.build) for each in load_built_in_families()]
+    *names, last = [name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason]
+    return f"{', '.join(names)} or {last}"
 
 
 def resolve_index(given: int, count: int, what: str) -> int:
@@ -247,26 +290,13 @@ def resolve_index(given: int, count: int, what: str) -> int:
     return given % count
 
 
-def prefix_token_names(model: Any, prefix: int) -> tuple[str, ...]:
-    """Names of the tokens before the patches: class, distill, register0, register1, …"""
-    names = [
-        name
-        for name, part in (("class", "cls_token"), ("distill", "dist_token"))
-        if getattr(model, part, None) is not None
-    ]
-    return (*names, *(f"register{number}" for number in range(prefix - len(names))))[:prefix]
-
-
 def compute_classifier_token_weights(captured: AttentionCapture) -> Tensor:
     """Weight of each token in the input of the head, (B or 1, N): 1 for a class token, 1/n for averaged patches."""
     if captured.pool_shares is not None:
         return captured.pool_shares
     shares = torch.zeros(1, captured.token_count)
-    names, config = prefix_token_names(captured.model, captured.prefix), getattr(captured.model, "config", None)
-    if "class" in names and getattr(config, "pool", "class") == "class":
-        answer = getattr(config, "answer", "both")
-        indices = [names.index(name) for name in ("class", "distill") if name in names and answer in ("both", name)]
-    else:
-        indices = list(range(captured.prefix, captured.token_count))
+    declared = captured.declared
+    read = [] if declared is None else [declared.prefix_tokens.index(name) for name in declared.classifier_tokens]
+    indices = read or list(range(captured.prefix, captured.token_count))
     shares[:, indices] = 1 / len(indices)
     return shares

@@ -23,7 +23,8 @@ from vitrail.inspection.capture import (
     capture_tokens,
     compute_classifier_token_weights,
     find_attention_layers,
-    why_no_attention_maps,
+    has_token_states,
+    list_blocks,
 )
 from vitrail.inspection.explain_options import (
     HEAD_TOKEN,
@@ -47,6 +48,7 @@ from vitrail.inspection.rollout import (
 from vitrail.inspection.token_statistics import token_norms
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_torch_model
+from vitrail.models.contract import find_image_model
 from vitrail.predict.predictions import (
     ClassProbability,
     Prediction,
@@ -181,10 +183,15 @@ class Explainer:
     ) -> None:
         opened = model.loaded if isinstance(model, Predictor) else model
         self.loaded = open_torch_model(opened, preprocessing=preprocessing, labels=labels, device=device)
-        module: Any = self.loaded.model
-        self.model: Any = getattr(module, "_orig_mod", module)  # unwrap torch.compile, whose code ignores hooks
-        self.no_maps_reason = why_no_attention_maps(self.model)  # empty if there are maps
-        self.layers = [] if self.no_maps_reason else find_attention_layers(self.model)
+        found = find_image_model(self.loaded.model)  # not torch.compile's wrapper, whose code ignores hooks
+        if found is None:
+            raise ConfigError(
+                f"{type(self.loaded.model).__name__} does not declare its tokens; expected a model of vitrail's "
+                "families, or a subclass of vitrail.models.contract.ImageModel"
+            )
+        self.model = found
+        self.no_maps_reason = found.no_maps_reason  # empty if there are maps
+        self.layers = [] if self.no_maps_reason and has_token_states(found) else find_attention_layers(found)
         self.default_method: ExplainMethod = default_method(self.model, self.layers)  # if none is given
 
     def explain(
@@ -295,7 +302,7 @@ class Explainer:
         if options.method == "pool":
             return []
         if options.layer == "all":
-            return range(len(self.layers) or len(self.model.blocks))
+            return range(len(self.layers) or len(list_blocks(self.model)))
         return range(options.layer + 1) if "rollout" in options.method else [options.layer]
 
     def compute_gradients(
@@ -310,7 +317,7 @@ class Explainer:
 
     def token_shares(self, captured: AttentionCapture, name: str) -> NDArray[Any]:
         """Weights of all tokens, (B or 1, N), with 1 for the token that attends."""
-        index = find_token_index(name, self.model, captured.prefix, captured.patch_grid)
+        index = find_token_index(name, self.model.prefix_tokens, captured.patch_grid)
         if index is None:
             return compute_classifier_token_weights(captured).cpu().numpy()
         return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]

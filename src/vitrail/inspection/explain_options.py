@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from vitrail.checkpoint.class_mapping import index_classes_by_name, normalise_class_name, split_label
 from vitrail.errors import ConfigError, unknown_name_error
-from vitrail.inspection.capture import AnyAttention, prefix_token_names, resolve_index, why_no_attention_maps
+from vitrail.inspection.capture import AnyAttention, has_token_states, list_blocks, resolve_index
 from vitrail.inspection.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
+from vitrail.models.contract import ImageModel
 
 ExplainMethod = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
 EXPLAIN_METHODS: tuple[str, ...] = get_args(ExplainMethod)
@@ -48,15 +49,15 @@ class ExplainOptions:
 
 
 def resolve_options(
-    options: ExplainOptions, model: Any, layers: Sequence[AnyAttention], labels: Sequence[str] | None
+    options: ExplainOptions, model: ImageModel, layers: Sequence[AnyAttention], labels: Sequence[str] | None
 ) -> ExplainOptions:
     """Check the options against the model and resolve layer, head and class to numbers."""
     method, layer, head, of_class = options.method, options.layer, options.head, options.of_class
     if method not in EXPLAIN_METHODS:
         raise unknown_name_error("method", method, EXPLAIN_METHODS)
-    if method != "norms" and (why := why_no_attention_maps(model)):
-        raise ConfigError(f"method {method!r} is undefined for this model: {why}; use 'norms'")
-    if method == "pool" and not hasattr(getattr(model, "attn_pool", None), "weights"):
+    if method != "norms" and model.no_maps_reason:
+        raise ConfigError(f"method {method!r} is undefined for this model: {model.no_maps_reason}; use 'norms'")
+    if method == "pool" and not model.attention_pool:
         raise ConfigError(
             "method 'pool' needs a model with attention pooling, which this one does not have; use another method"
         )
@@ -64,12 +65,12 @@ def resolve_options(
         raise ConfigError("method 'grad-rollout' needs a model with classes, but this one has no head; use 'rollout'")
     if method == "grad-rollout" and any(each.is_inference() for each in model.parameters()):
         raise ConfigError("method 'grad-rollout' needs gradients; create the model outside of torch.inference_mode")
-    if method == "norms" and not all(hasattr(model, name) for name in ("blocks", "norm", "tokens", "logits")):
+    if method == "norms" and not has_token_states(model):
         raise ConfigError(
             "method 'norms' needs a model with blocks and a final norm, which this one does not have; use another"
         )
     if layer != "all":
-        layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(model.blocks), "layer")
+        layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(list_blocks(model)), "layer")
     check_late_class_token(options, layer, layers)
     if method in ("rollout", "attention"):
         check_rows_sum_to_one(method, layer, layers, has_head=bool(model.config.classes))
@@ -90,8 +91,8 @@ def resolve_options(
         raise ConfigError(
             f"discard {options.discard} cannot be combined with method {method!r}; it applies to 'rollout'"
         )
-    if hasattr(model, "grid") and hasattr(model, "prefix") and not getattr(model.config, "dynamic", False):
-        find_token_index(options.token, model, model.prefix, model.grid)  # otherwise after the pass
+    if not model.sizes.dynamic:
+        find_token_index(options.token, model.prefix_tokens, model.grid)  # otherwise after the pass
     if of_class is not None:
         of_class = find_class_index(of_class, model.config.classes, labels)
     return replace(options, layer=layer, head=head, of_class=of_class)
@@ -114,7 +115,7 @@ def check_late_class_token(
 
 
 def default_method(
-    model: Any,
+    model: ImageModel,
     layers: Sequence[AnyAttention],
     *,
     head: int | HeadFusion | Literal["all"] | str = "mean",
@@ -129,7 +130,7 @@ def default_method(
     without_gradients = any(each.is_inference() for each in model.parameters())
     if model.config.classes and head == "mean" and not discard and not without_gradients:
         return "grad-rollout"
-    if not any(getattr(each, "no_shares_reason", "") for each in layers):
+    if not any(each.no_shares_reason for each in layers):
         return "rollout"
     return "grad-rollout" if model.config.classes else "attention"
 
@@ -139,7 +140,7 @@ def check_rows_sum_to_one(
 ) -> None:
     """Refuse rollout and attention maps of layers whose attention rows do not sum to 1."""
     needed = range(len(layers)) if layer == "all" else range(layer + 1) if method == "rollout" else [layer]
-    reasons = [getattr(each, "no_shares_reason", "") for each in layers]
+    reasons = [each.no_shares_reason for each in layers]
     if why := next((reasons[n] for n in needed if reasons[n]), ""):
         others = " or ".join(str(n) for n, reason in enumerate(reasons) if not reason)
         alternatives = ["'grad-rollout'"] * has_head + [f"'attention' of layer {others}"] * bool(others)
@@ -154,9 +155,8 @@ def parse_integer(what: str, given: object, words: Sequence[str]) -> int:
         raise ConfigError(f"{what} is {given!r}; expected a number, or {', '.join(words)}") from None
 
 
-def find_token_index(token: str, model: Any, prefix: int, grid: tuple[int, int]) -> int | None:
-    """Index of a token among all tokens; None for what the head reads."""
-    names = prefix_token_names(model, prefix)
+def find_token_index(token: str, names: Sequence[str], grid: tuple[int, int]) -> int | None:
+    """Index of a token among all tokens, after the prefix tokens of these names; None for what the head reads."""
     if token == HEAD_TOKEN:
         return None
     if token in names:
@@ -165,7 +165,7 @@ def find_token_index(token: str, model: Any, prefix: int, grid: tuple[int, int])
     if len(parts) == 2 and all(part.strip().isdecimal() and len(part) < 9 for part in parts):
         row, column = map(int, parts)
         if row < grid[0] and column < grid[1]:
-            return prefix + row * grid[1] + column
+            return len(names) + row * grid[1] + column
     known = ", ".join((HEAD_TOKEN, *names))
     patches = f"a patch as row,column from 0,0 to {grid[0] - 1},{grid[1] - 1}"
     raise ConfigError(f"token is {token!r}; expected one of {known}, or {patches}")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from vitrail.errors import ConfigError
 from vitrail.figures import FIGURE_WIDTH, GREY, CaptionedFigure, new_figure
+from vitrail.models.contract import ImageModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 FILTERS_PER_ROW = 7  # as in the paper
 
 
-def find_first_filters(model: nn.Module) -> NDArray[Any] | None:
+def find_first_filters(model: ImageModel) -> NDArray[Any] | None:
     """Weight (D, C, P, Q) of the first convolution over the image's channels; None if there is none."""
-    channels = getattr(getattr(model, "config", None), "channels", None)
-    for weight in model.parameters():
-        if weight.ndim == 4 and weight.shape[1] == channels:
-            return weight.detach().cpu().float().numpy()
-    return None
+    if not model.first_filters:
+        return None
+    return model.get_parameter(model.first_filters).detach().cpu().float().numpy()
 
 
 def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[Any], NDArray[Any]]:

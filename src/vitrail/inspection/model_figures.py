@@ -21,7 +21,7 @@ from vitrail.inspection.attention_distance import (
     plot_attention_distance,
     uniform_attention_distance,
 )
-from vitrail.inspection.capture import capture_attention, capture_tokens, prefix_token_names
+from vitrail.inspection.capture import capture_attention, capture_tokens
 from vitrail.inspection.cka import MIN_CKA_IMAGES, linear_cka, plot_cka
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
@@ -36,6 +36,7 @@ from vitrail.inspection.token_statistics import (
 )
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.checks import check_count
+from vitrail.models.contract import ImageModel
 from vitrail.predict.predictor import Predictor
 
 Arrays = list[NDArray[Any]]  # one per batch
@@ -109,14 +110,14 @@ def look(
     return ModelFigures(tuple(figures), statistics.images, tuple(notes), tuple(skipped))
 
 
-def draw_weight_figures(model: Any) -> tuple[list[CaptionedFigure], list[str]]:
+def draw_weight_figures(model: ImageModel) -> tuple[list[CaptionedFigure], list[str]]:
     """Figures of the weights, and notes on those that cannot be drawn."""
     figures, notes = list[CaptionedFigure](), list[str]()
     table = find_position_table(model)
     if table is None:
         notes.append("position similarity: this model does not add a position table to its tokens")
     else:
-        figures.append(plot_position_similarity(position_similarity(table, model.grid)))
+        figures.append(plot_position_similarity(position_similarity(table, model.levels[0].grid)))
     filters = find_first_filters(model)
     if filters is None or len(filters) < 2:
         notes.append("filters: this model has no convolution over the image")
@@ -150,12 +151,12 @@ class ActivationStatistics:
         def distance(weights: Tensor, grid: tuple[int, int]) -> NDArray[Any]:
             return attention_distance(weights.cpu().numpy(), grid, self.patch_size(grid))
 
-        no_shares_reason = [why for each in explainer.layers if (why := getattr(each, "no_shares_reason", ""))]
+        no_shares_reason = [each.no_shares_reason for each in explainer.layers if each.no_shares_reason]
         self.no_distances_reason = explainer.no_maps_reason or next(iter(no_shares_reason), "")
         layers = [] if self.no_distances_reason else None
         with torch.no_grad(), capture_attention(model, layers, keep=distance) as maps, capture_tokens(model) as states:
             model.tokens(pixels)
-        self.grid, self.token_names = maps.patch_grid, prefix_token_names(model, maps.prefix)
+        self.grid, self.token_names = maps.patch_grid, model.prefix_tokens
         if not self.no_distances_reason:
             self.distances.append(np.stack(maps.maps, axis=1))
         tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which equalises norms

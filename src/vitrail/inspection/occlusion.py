@@ -21,14 +21,12 @@ from vitrail.figures import (
     new_figure,
     style_axes,
 )
-from vitrail.inspection.capture import find_attention_layers, force_eager
-from vitrail.layers.attention import Attention, SelfAttention
+from vitrail.inspection.capture import force_eager, list_blocks
+from vitrail.models.contract import ImageModel
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PROJECTIONS_WITHOUT_POSITIONS = (Attention.project, SelfAttention.project)  # subclasses may use positions
 
 
 def sort_patches_by_attention(attended: NDArray[Any]) -> NDArray[np.intp]:
@@ -63,18 +61,13 @@ def grey_out_patches(pixels: NDArray[Any], gone: NDArray[np.bool_]) -> NDArray[A
     return np.where(np.kron(gone, patch), pixels.dtype.type(0), pixels)
 
 
-def can_drop_tokens(model: Any) -> bool:
+def can_drop_tokens(model: ImageModel) -> bool:
     """Whether tokens carry their positions, so that some can be dropped; otherwise layers need the complete grid."""
-    layers = find_attention_layers(model)
-    plain = all(
-        type(each).project in PROJECTIONS_WITHOUT_POSITIONS and getattr(each, "positions", None) is None
-        for each in layers
-    )
-    return plain and hasattr(model, "blocks") and getattr(model.config, "positions_at", "stem") == "stem"
+    return not model.no_dropping_reason
 
 
 @torch.no_grad()
-def predict_without_patches(model: Any, pixels: Tensor, gone: NDArray[np.bool_]) -> Tensor:
+def predict_without_patches(model: ImageModel, pixels: Tensor, gone: NDArray[np.bool_]) -> Tensor:
     """Logits (B, classes) of images (B, C, H, W) without patches (B, h, w), equally many per image."""
     if np.ptp(gone.sum((1, 2))):
         raise ConfigError(
@@ -91,13 +84,13 @@ def predict_without_patches(model: Any, pixels: Tensor, gone: NDArray[np.bool_])
         index = prefix + kept[..., None].to(tokens.device).expand(-1, -1, tokens.shape[2])
         return torch.cat([tokens[:, :prefix], tokens.gather(1, index)], dim=1), *given[1:]
 
-    with model.blocks[0].register_forward_pre_hook(drop_tokens), force_eager(model):
+    with list_blocks(model)[0].register_forward_pre_hook(drop_tokens), force_eager(model):
         return model(pixels)
 
 
 @torch.no_grad()
 def probabilities_without_patches(
-    model: Any, pixels: Tensor, attended: NDArray[Any], classes: Tensor, shares: Sequence[float], *, most: bool
+    model: ImageModel, pixels: Tensor, attended: NDArray[Any], classes: Tensor, shares: Sequence[float], *, most: bool
 ) -> NDArray[Any]:
     """Probabilities of classes (B,) with shares of the most or least attended (B, h, w) patches removed: (B, K)."""
     probabilities = list[NDArray[Any]]()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import ConfigError
 from vitrail.figures import COLOUR_MAP, FIGURE_WIDTH, CaptionedFigure, new_figure
+from vitrail.models.contract import ImageModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,15 +19,11 @@ if TYPE_CHECKING:
 MAX_TILES = 16  # along an axis
 
 
-def find_position_table(model: nn.Module) -> NDArray[Any] | None:
+def find_position_table(model: ImageModel) -> NDArray[Any] | None:
     """The position embeddings added to the patches before the first layer, (n, D); None if there are none."""
-    grid, tables = getattr(model, "grid", None), getattr(model, "tables", None)
-    if grid is None:
-        return None
-    table: Any = tables(grid) if callable(tables) else getattr(model, "pos_embed", None)
-    if not isinstance(table, Tensor):
-        return None
-    return table[0, -grid[0] * grid[1] :].detach().cpu().float().numpy()
+    grid = model.levels[0].grid
+    table = model.tables(grid)
+    return None if table is None else table[0, -grid[0] * grid[1] :].detach().cpu().float().numpy()
 
 
 def position_similarity(table: NDArray[Any], grid: tuple[int, int]) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 L layers, H heads, N = E + n tokens: E prefix tokens and n = h·w patches. A map is (…, H, Nq, N); its rows sum to 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 
 Array = NDArray[Any]
 HeadFusion = Literal["mean", "max", "min"]
-HEAD_FUSIONS: Mapping[HeadFusion, Callable[..., Array]] = {"mean": np.mean, "max": np.max, "min": np.min}
+HEAD_FUSIONS: tuple[HeadFusion, ...] = ("mean", "max", "min")
 
 
 def attention_rollout(
@@ -97,7 +97,7 @@ def fuse_heads(layer: Array, fuse: HeadFusion) -> Array:
     """Fuse all heads into one map: (…, H, Nq, N) → (…, Nq, N)."""
     if fuse not in HEAD_FUSIONS:
         raise ConfigError(f"fuse is {fuse!r}; expected one of {', '.join(HEAD_FUSIONS)}")
-    return HEAD_FUSIONS[fuse](layer, axis=-3)
+    return {"mean": np.mean, "max": np.max, "min": np.min}[fuse](layer, axis=-3)
 
 
 def fill_missing_queries(attended: Array) -> Array:

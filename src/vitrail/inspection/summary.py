@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import ConfigError
-from vitrail.models.checks import check_count, pair
+from vitrail.models.checks import check_count, find_image_config, pair
+from vitrail.models.contract import ImageModel, check_reads_images, unwrap_compiled
 from vitrail.text import format_table
 
 FLOAT_BYTES = 4
@@ -75,11 +76,12 @@ def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSumma
     """
     check_count("batch", batch)
     check_count("depth", depth)
-    config: Any = getattr(model, "config", None)
-    if not is_dataclass(config) or isinstance(config, type):
+    check_reads_images(model)
+    config = find_image_config(model)
+    if config is None or not is_dataclass(config):
         raise ConfigError(f"{type(model).__name__} has no config; expected a model as built by `vitrail.create`")
     twin = copy_to_meta(model)
-    shape = (batch, getattr(config, "channels", 3), *pair(config.image_size))  # pyright: ignore[reportAttributeAccessIssue]
+    shape = (batch, config.channels, *pair(config.image_size))
     trace = ForwardTrace(twin, torch.empty(shape, device="meta"))
     parameters, rows = list(twin.parameters()), list(list_layer_rows(twin, trace))
     return ModelSummary(
@@ -97,7 +99,7 @@ def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSumma
 
 def copy_to_meta(model: nn.Module) -> Any:
     """Copy a model to the meta device: its layers and which of them are trained, without memory."""
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = unwrap_compiled(model)
     tensors = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     for parameter in model.parameters():
         tensors[id(parameter)] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
@@ -115,7 +117,7 @@ class ForwardTrace:
             module.register_forward_pre_hook(self.before_forward)
             module.register_forward_hook(self.after_forward)
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
-            if hasattr(twin, "logits"):  # forward() skips tokens that the head does not read in the last block
+            if isinstance(twin, ImageModel):  # forward() skips tokens that the head does not read in the last block
                 twin.logits(twin.tokens(images))
             else:
                 twin(images)

@@ -103,7 +103,7 @@ def load_external_family(place: str) -> Family:
         raise ConfigError(
             f"cannot import the family {place!r}: {type(error).__name__}: {error}; expected a module or a .py file"
         ) from error
-    family = getattr(module, "FAMILY", None)
+    family = getattr(module, "FAMILY", None)  # the user's module may lack it
     if not isinstance(family, Family):
         raise ConfigError(f"{place!r} has no FAMILY; expected FAMILY = vitrail.models.family.Family(…) at its end")
     return family

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 from vitrail.errors import ConfigError, unknown_name_error
 
@@ -30,6 +30,24 @@ TYPE_DESCRIPTIONS = {
 cached_type_hints = cache(get_type_hints)  # every preset is checked, about a hundred of one class
 
 
+@runtime_checkable
+class ImageConfig(Protocol):
+    """What the config of every model for images has."""
+
+    @property
+    def image_size(self) -> Size: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def classes(self) -> int: ...
+
+
+def find_image_config(model: object) -> ImageConfig | None:
+    """The config of a model, also of a module of your own; None if it has none with these fields."""
+    config = getattr(model, "config", None)  # modules of other libraries have none
+    return config if isinstance(config, ImageConfig) else None
+
+
 def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
@@ -42,10 +60,10 @@ def check_count(name: str, value: object) -> None:
 
 def check_fields(config: "DataclassInstance") -> None:
     """Check types, choices and ranges of all fields, first in `__post_init__`; sizes become pairs, lists tuples."""
-    hints = cached_type_hints(type(config))
+    hints, values = cached_type_hints(type(config)), dict(vars(config))
     for field in fields(config):
         hint = hints[field.name]
-        value: Any = getattr(config, field.name)
+        value: Any = values[field.name]
         value = tuple(value) if isinstance(value, list) else value
         value = None if is_none(value) and NoneType in get_args(hint) else value
         check_type(field.name, value, hint)
@@ -105,6 +123,13 @@ def check_heads(width: int, heads: int) -> None:
         raise ConfigError(
             f"width {width} cannot be divided by {heads} heads; expected a divisor of {width}, for example {near}"
         )
+
+
+def check_patch_config(config: Any) -> None:
+    """Check all fields of a config, first in `__post_init__`, then that heads share its width and patches its image."""
+    check_fields(config)
+    check_heads(config.width, config.heads)
+    check_grid(pair(config.image_size), pair(config.patch_size))
 
 
 def check_grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ B batch, E prefix tokens, n patches, N = E + n tokens, R merges per layer, D wid
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
+from vitrail.models.contract import ImageModel, unwrap_compiled
 
 SUPPORTED_MODELS_HINT = (
     "expected a ViT, DeiT, hybrid or T2T-ViT that adds its positions once, before the first block; or merge 0"
@@ -30,7 +32,7 @@ def add_token_merging(model: nn.Module, per_layer: int) -> nn.Module:
         raise ConfigError(f"merge is {per_layer!r}; expected the number of patches that each layer merges, 0 or more")
     if per_layer == 0:
         return model
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = unwrap_compiled(model)
     patches = count_mergeable_patches(model)
     if per_layer > patches // 2:
         raise ConfigError(
@@ -40,31 +42,25 @@ def add_token_merging(model: nn.Module, per_layer: int) -> nn.Module:
     tensors: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     merging: Any = copy.deepcopy(model, tensors)  # tensors in deepcopy's memo are not copied
     merging.blocks = nn.ModuleList([MergingBlocks(list(merging.blocks), per_layer, merging.prefix)])
+    merging.levels = (replace(merging.levels[0], blocks=("blocks.0",)),)
     return merging
 
 
-def count_mergeable_patches(model: Any) -> int:
+def count_mergeable_patches(model: nn.Module) -> int:
     """The number of patches of a model that supports merging; an error for other models."""
-    kind, modules = type(model).__name__, getattr(model, "blocks", None)
-    blocks: list[Any] = list(modules) if isinstance(modules, nn.ModuleList) else []
-    if not blocks or not all(hasattr(model, name) for name in ("config", "prefix", "grid")):
+    kind = type(model).__name__
+    if not isinstance(model, ImageModel) or len(model.levels) > 1 or not model.final_norm:
         raise ConfigError(f"{kind} has no blocks of tokens to merge; {SUPPORTED_MODELS_HINT}")
+    blocks: list[Any] = [model.get_submodule(name) for name in model.levels[0].blocks]
     if isinstance(blocks[0], MergingBlocks):
         raise ConfigError(f"this {kind} merges tokens already; expected the model it was made from")
     if any(type(block) is not Block or type(block.attn) is not SelfAttention for block in blocks):
         raise ConfigError(
             f"{kind} has its own kind of blocks, which do not support merged tokens; {SUPPORTED_MODELS_HINT}"
         )
-    if any(block.attn.positions is not None for block in blocks):
-        where = f"positions {getattr(model.config, 'positions', 'inside the attention')!r}"
-        raise ConfigError(
-            f"{where} need the position of every token, and a merged token has none; {SUPPORTED_MODELS_HINT}"
-        )
-    if getattr(model.config, "positions_at", "stem") != "stem":
-        where = f"positions_at {model.config.positions_at!r}"
-        raise ConfigError(
-            f"{where} adds a position in every layer, and a merged token has several; {SUPPORTED_MODELS_HINT}"
-        )
+    if model.no_dropping_reason:
+        positions = "several" if blocks[0].attn.positions is None else "none"
+        raise ConfigError(f"{model.no_dropping_reason}, and a merged token has {positions}; {SUPPORTED_MODELS_HINT}")
     return model.grid[0] * model.grid[1]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.decoding.rgb_image import TensorLike
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import CheckpointError, ConfigError, VitrailError, unknown_name_error
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
@@ -19,7 +20,7 @@ from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_model
 from vitrail.machine import count_cores
-from vitrail.models.checks import check_count
+from vitrail.models.checks import check_count, find_image_config
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
 from vitrail.progress import progress_bar
@@ -206,7 +207,7 @@ def iterate_values(
     """The engine's output for each image; the arguments are checked at once."""
     check_count("batch", batch)
     # the rows of a single array would be taken for grey images
-    one = isinstance(images, str | bytes | Path) or getattr(images, "ndim", 4) < 4
+    one = isinstance(images, str | bytes | Path) or (isinstance(images, np.ndarray | TensorLike) and images.ndim < 4)
     if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")
     items = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
@@ -244,10 +245,10 @@ def choose_features(loaded: LoadedModel) -> OutputKind:
     """What the head reads: the class token, or the mean of the patch tokens."""
     if isinstance(loaded.model, ExportedModel):
         return "class"  # which it may not return
-    from vitrail.export.export_module import has_class_token
+    from vitrail.models.contract import find_image_model
 
-    pool: str = getattr(getattr(loaded.model, "config", None), "pool", "class")
-    return "class" if has_class_token(loaded.model) and pool == "class" else "mean"
+    declared = find_image_model(loaded.model)
+    return "class" if declared is not None and declared.classifier_tokens else "mean"
 
 
 def check_export_matches(exported: ExportedModel, engine: EngineName, output: OutputKind, merge: int) -> None:
@@ -273,7 +274,7 @@ def open_cached_export(
     """The model on ONNX Runtime, from an export in the cache; a damaged one is written again."""
     from vitrail.predict.engine_cache import get_or_write_cached_export
 
-    if loaded.checkpoint is None and not hasattr(loaded.model, "config"):
+    if loaded.checkpoint is None and find_image_config(loaded.model) is None:
         raise ConfigError(f"`engine` {engine} for {loaded.source}, which cannot be exported; use eager")
     get = partial(
         get_or_write_cached_export, loaded, output, merge=merge, precision="int8" if engine == "int8" else "fp32"

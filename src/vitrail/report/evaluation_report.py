@@ -19,9 +19,10 @@ from vitrail.evaluation.plots import draw_confusion_matrix, draw_reliability_dia
 from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
 from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection
+from vitrail.tasks.metric import LOSS_METRIC
 from vitrail.text import TableCells, format_count, format_duration
 from vitrail.train.plots import draw_training_curves
-from vitrail.train.run_list import RunSummary, format_loss, format_percent
+from vitrail.train.run_list import RecordedTask, RunSummary
 
 if TYPE_CHECKING:
     import torch
@@ -242,7 +243,7 @@ def shorten_label(label: str) -> str:
 
 def build_training_section(run: RunSummary) -> PageSection:
     """How a run was trained, with its curves."""
-    epochs = max(run.list_values("epoch"), default=None)
+    epochs, metric, names = max(run.list_values("epoch"), default=None), run.task.metric, ("epoch", "loss", "val_loss")
     rows = [
         ("model", run.model),
         ("data", run.data),
@@ -252,18 +253,29 @@ def build_training_section(run: RunSummary) -> PageSection:
         ("epochs", "" if epochs is None else f"{epochs:.4g}"),
         ("steps", f"{run.step:,}"),
         ("time", format_duration(run.last_value("seconds"))),
-        ("training loss", format_loss(run.last_value("loss"))),
-        ("validation loss", format_loss(run.last_value("val_loss"))),
-        ("validation top-1, last", format_percent(run.last_value("val_top1"))),
-        ("validation top-1, best", format_percent(run.best_value("val_top1"))),
+        ("training loss", LOSS_METRIC.format_value(run.last_value("loss"))),
+        ("validation loss", LOSS_METRIC.format_value(run.last_value("val_loss"))),
+        *(
+            (f"validation {metric.label}, last", metric.format_value(run.last_metric)),
+            (f"validation {metric.label}, best", metric.format_value(run.best_metric)),
+        )[metric.name == "loss" :],  # the last loss is listed above
     ]
     curves = CaptionedFigure(
         name="curves",
         title="Training curves",
-        caption="Loss on the training and validation images, and top-1 accuracy on the validation images. With label"
-        " smoothing, Mixup or CutMix the training loss is higher than the validation loss.",
-        arrays={name: np.array(run.list_values(name)) for name in ("epoch", "loss", "val_loss", "val_top1")},
-        draw=lambda: draw_training_curves({run.name: run.records}),
+        caption=describe_curves(run.task),
+        arrays={name: np.array(run.list_values(name)) for name in dict.fromkeys((*names, f"val_{metric.name}"))},
+        draw=lambda: draw_training_curves({run.name: run.records}, [metric]),
     )
     filled = [row for row in rows if row[1]]
     return PageSection(title="Training", table=(("", ""), filled, "ll"), figures=[curves] if run.records else [])
+
+
+def describe_curves(task: RecordedTask) -> str:
+    if not task.is_classification:
+        counted = "" if task.metric.name == "loss" else f", and {task.metric.label} on the validation images"
+        return f"Loss on the training and validation images{counted}."
+    return (
+        "Loss on the training and validation images, and top-1 accuracy on the validation images. With label"
+        " smoothing, Mixup or CutMix the training loss is higher than the validation loss."
+    )

@@ -7,10 +7,12 @@ from typing import Any
 from vitrail import __version__
 from vitrail.data.image_items import ImageItem, spread_over_labels
 from vitrail.errors import DataError
+from vitrail.inspection.capture import list_blocks
 from vitrail.inspection.explain import Explainer, Explanation
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
+from vitrail.layers.block import Block
 from vitrail.report.evaluation_report import EvaluatedImages, build_result_sections, build_training_section
 from vitrail.report.html_page import PageSection
 from vitrail.text import TableCells, format_count
@@ -102,12 +104,13 @@ def format_lead(explainer: Explainer, summary: ModelSummary, images: int, evalua
 
 def build_model_table(explainer: Explainer, summary: ModelSummary) -> TableCells:
     preprocessing = explainer.loaded.preprocessing
-    layers = explainer.layers or [block.attn for block in explainer.model.blocks]
+    blocks = list_blocks(explainer.model)
+    layers: list[Any] = explainer.layers or [block.attn for block in blocks if isinstance(block, Block)]
     rows = [
         ("architecture", summary.model),
         ("parameters", f"{summary.parameters:,}"),
         ("multiply-adds per image", f"{summary.macs / 1e9:.3f} billion"),
-        ("attention layers and heads", f"{len(layers)}, {layers[0].heads} each"),
+        ("attention layers and heads", f"{len(layers)}, {layers[0].heads} each" if layers else "none"),
         (
             "preprocessing",
             f"{preprocessing.fit.replace('_', ' ')}, crop {preprocessing.crop:.0%}, {preprocessing.interpolation}",

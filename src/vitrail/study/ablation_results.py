@@ -1,19 +1,18 @@
 """Results of an ablation: each row averaged over seeds and compared with the full row, as text and files."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
+from vitrail.errors import ConfigError
 from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_runs import AblationRun
 from vitrail.study.result_files import format_json, write_texts_to_folder
+from vitrail.tasks.metric import Metric
 from vitrail.text import format_table
-from vitrail.train.run_list import read_run_summary
-
-HEADING = ("row", "what differs", "top-1", "to full", "loss", "seeds")
-ALIGNMENTS = "llrrrr"
+from vitrail.train.run_list import RecordedTask, read_run_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +21,20 @@ class RunOutcome:
 
     seed: int
     folder: Path
-    top1: float | None = None
+    task: RecordedTask = field(default_factory=RecordedTask)
+    value: float | None = None  # of the metric that counts
     loss: float | None = None
     failed: str = ""
 
     @classmethod
     def read(cls, folder: Path, seed: int, failed: str = "") -> "RunOutcome":
-        if failed:
-            return cls(seed=seed, folder=folder, failed=failed)
         run = read_run_summary(folder)
-        return cls(seed=seed, folder=folder, top1=run.last_value("val_top1"), loss=run.last_value("val_loss"))
+        if failed:
+            return cls(seed=seed, folder=folder, task=run.task, failed=failed)
+        return cls(seed=seed, folder=folder, task=run.task, value=run.last_metric, loss=run.last_value("val_loss"))
 
     def to_json(self) -> dict[str, Any]:
-        data = {"seed": self.seed, "run": self.folder.name, "top1": self.top1, "loss": self.loss}
+        data = {"seed": self.seed, "run": self.folder.name, self.task.metric.name: self.value, "loss": self.loss}
         return data | ({"failed": self.failed} if self.failed else {})
 
 
@@ -43,18 +43,22 @@ class AblationVariantOutcomes:
     row: AblationVariant
     outcomes: tuple[RunOutcome, ...]
 
-    def list_values(self, name: Literal["top1", "loss"]) -> list[float]:
-        values = [each.top1 if name == "top1" else each.loss for each in self.outcomes]
-        return [value for value in values if value is not None]
+    @property
+    def values(self) -> list[float]:
+        """The metric that counts, of each run that has a result."""
+        return [each.value for each in self.outcomes if each.value is not None]
 
-    def mean(self, name: Literal["top1", "loss"]) -> float | None:
-        values = self.list_values(name)
-        return fmean(values) if values else None
+    @property
+    def losses(self) -> list[float]:
+        return [each.loss for each in self.outcomes if each.loss is not None]
 
-    def std(self, name: Literal["top1", "loss"]) -> float | None:
-        """Sample standard deviation (n − 1); None for a single seed."""
-        values = self.list_values(name)
-        return stdev(values) if len(values) > 1 else None
+    @property
+    def mean(self) -> float | None:
+        return compute_mean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        return compute_std(self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,15 @@ class AblationResults:
     recipe: str
     data: str
     lines: tuple[AblationVariantOutcomes, ...]  # the full row is the first
+
+    def __post_init__(self) -> None:
+        """Refuse runs that cannot be compared."""
+        by_metric = {each.task.metric: each.folder.name for each in self.evaluated_outcomes}
+        if len(by_metric) > 1:
+            (metric, run), (other, other_run) = list(by_metric.items())[:2]
+            raise ConfigError(
+                f"{run} was evaluated by {metric.label} and {other_run} by {other.label}; expected runs of one task"
+            )
 
     @classmethod
     def read(
@@ -86,46 +99,93 @@ class AblationResults:
         ]
         return cls(recipe=recipe, data=data, lines=tuple(lines))
 
-    def gain_in_points(self, line: AblationVariantOutcomes) -> float | None:
-        """Top-1 relative to the full row, in percentage points."""
-        own, full = line.mean("top1"), self.lines[0].mean("top1")
-        return None if own is None or full is None else 100 * (own - full)
+    @property
+    def evaluated_outcomes(self) -> list[RunOutcome]:
+        return [each for line in self.lines for each in line.outcomes if each.value is not None]
+
+    @property
+    def task(self) -> RecordedTask:
+        """The task of all runs that have a result."""
+        return next((each.task for each in self.evaluated_outcomes), RecordedTask())
+
+    @property
+    def metric(self) -> Metric:
+        return self.task.metric
+
+    @property
+    def scale(self) -> int:
+        """Shares are in per cent."""
+        return 100 if self.metric.is_share else 1
+
+    @property
+    def digits(self) -> int:
+        return 2 if self.metric.is_share else 4
+
+    @property
+    def shows_loss(self) -> bool:
+        return self.metric.name != "loss"
+
+    def gain(self, line: AblationVariantOutcomes) -> float | None:
+        """The metric relative to the full row, in percentage points for a share; positive is better."""
+        own, full = line.mean, self.lines[0].mean
+        sign = 1 if self.metric.higher_is_better else -1
+        return None if own is None or full is None else sign * self.scale * (own - full)
+
+    def format_gain(self, line: AblationVariantOutcomes) -> str:
+        """Empty for the full row."""
+        gain = self.gain(line)
+        return "" if line is self.lines[0] or gain is None else f"{gain:+.{self.digits}f}"
+
+    @property
+    def heading(self) -> tuple[str, ...]:
+        gain = "to full" if self.metric.higher_is_better else "gain"
+        return "row", "what differs", self.metric.label, gain, *["loss"] * self.shows_loss, "seeds"
+
+    @property
+    def alignments(self) -> str:
+        return "llrr" + "r" * self.shows_loss + "r"
 
     def cells(self) -> list[tuple[str, ...]]:
         return [
             (
                 line.row.name,
                 line.row.description,
-                format_mean_and_std(line.mean("top1"), line.std("top1"), 100, 2) or format_failure(line),
-                "" if line is self.lines[0] or (points := self.gain_in_points(line)) is None else f"{points:+.2f}",
-                format_mean_and_std(line.mean("loss"), line.std("loss"), 1, 4),
+                format_mean_and_std(line.values, self.scale, self.digits) or format_failure(line),
+                self.format_gain(line),
+                *([format_mean_and_std(line.losses, 1, 4)] if self.shows_loss else []),
                 format_seed_count(line),
             )
             for line in self.lines
         ]
 
     def __str__(self) -> str:
-        return "\n".join(format_table(HEADING, self.cells(), ALIGNMENTS))
+        return "\n".join(format_table(self.heading, self.cells(), self.alignments))
 
     def to_json(self) -> dict[str, Any]:
+        """Studies of tasks other than classification also have `task` and `metric`."""
+        metric, task = self.metric, self.task
         rows = [
             {
                 "row": line.row.name,
                 "changes": {name: {"full": before, "here": now} for name, (before, now) in line.row.changes.items()},
-                "top1": line.mean("top1"),
-                "top1_std": line.std("top1"),
-                "points": self.gain_in_points(line),
-                "loss": line.mean("loss"),
-                "loss_std": line.std("loss"),
+                metric.name: line.mean,
+                f"{metric.name}_std": line.std,
+                "points" if metric.is_share else "gain": self.gain(line),
+                **(
+                    {"loss": compute_mean(line.losses), "loss_std": compute_std(line.losses)} if self.shows_loss else {}
+                ),
                 "runs": [each.to_json() for each in line.outcomes],
             }
             for line in self.lines
         ]
-        return {"recipe": self.recipe, "data": self.data, "rows": rows}
+        about = {} if task.is_classification else {"task": task.name, "metric": asdict(metric)}
+        return {"recipe": self.recipe, "data": self.data, **about, "rows": rows}
 
     def to_markdown(self) -> str:
-        about = "validation top-1 (in %) and loss, mean ± standard deviation over seeds"
-        return f"{self.recipe} on {self.data}: {about}\n\n{markdown_table(HEADING, self.cells(), ALIGNMENTS)}\n"
+        unit, loss = " (in %)" if self.metric.is_share else "", " and loss" if self.shows_loss else ""
+        about = f"validation {self.metric.label}{unit}{loss}, mean ± standard deviation over seeds"
+        table = markdown_table(self.heading, self.cells(), self.alignments)
+        return f"{self.recipe} on {self.data}: {about}\n\n{table}\n"
 
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, if there are results, ablation.png."""
@@ -147,7 +207,17 @@ def write_table_and_plot(table: Any, save_plot: Callable[[Any, Path], bool], fol
     return [*written, folder / name] if save_plot(table, folder / name) else written
 
 
-def format_mean_and_std(mean: float | None, std: float | None, scale: float, digits: int) -> str:
+def compute_mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def compute_std(values: Sequence[float]) -> float | None:
+    """Sample standard deviation (n − 1); None for a single seed."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def format_mean_and_std(values: Sequence[float], scale: float, digits: int) -> str:
+    mean, std = compute_mean(values), compute_std(values)
     if mean is None:
         return ""
     return f"{mean * scale:.{digits}f}" + ("" if std is None else f" ± {std * scale:.{digits}f}")
@@ -159,5 +229,5 @@ def format_failure(line: AblationVariantOutcomes) -> str:
 
 def format_seed_count(line: AblationVariantOutcomes) -> str:
     """Number of finished runs, and of all if some did not finish."""
-    finished, total = sum(each.top1 is not None for each in line.outcomes), len(line.outcomes)
+    finished, total = len(line.values), len(line.outcomes)
     return str(total) if finished == total else f"{finished} of {total}"

@@ -189,7 +189,7 @@ def open_benchmark_model(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             module = randomise_zero_head(create(model, **fields))
-        given = choose_preprocessing(module.config, None, preprocessing)  # random weights have no preprocessing
+        given = choose_preprocessing(module, None, preprocessing)  # random weights have no preprocessing
         loaded = open_torch_model(module, preprocessing=given)
     if not loaded.classes:
         raise ConfigError(f"{model} has no head, so no outputs to compare; expected a model with classes")
@@ -237,7 +237,7 @@ def make_peer_step(engine: BenchEngine, pixels: PixelBatch) -> PredictStep:
     def step() -> NDArray[np.float32]:
         with torch.inference_mode():
             output = model(images)
-        return getattr(output, "logits", output).numpy()
+        return (output if isinstance(output, torch.Tensor) else output.logits).numpy()  # transformers wraps it
 
     return step
 

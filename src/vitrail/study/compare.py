@@ -28,10 +28,11 @@ from vitrail.evaluation.evaluation_data import (
     is_same_data_path,
     open_evaluation_data,
 )
-from vitrail.inspection.capture import capture_tokens
+from vitrail.inspection.capture import capture_tokens, list_blocks
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_model
-from vitrail.models.checks import check_count
+from vitrail.models.checks import check_count, find_image_config
+from vitrail.models.contract import find_image_model, takes_other_sizes
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.tasks.teacher import Teacher
 
@@ -52,7 +53,14 @@ class ComparedModel:
 
     @property
     def is_distilled(self) -> bool:
-        return bool(getattr(getattr(self.model, "config", None), "distilled", False))
+        declared = find_image_model(self.model)
+        return declared is not None and len(declared.heads) == 2
+
+    @property
+    def token_states(self) -> int:
+        """The tokens that `capture_tokens` captures: after the embedding, each block and the final norm."""
+        declared = find_image_model(self.model)
+        return 0 if declared is None else len(list_blocks(declared)) + 2
 
     @property
     def heads(self) -> tuple[str | None, ...]:
@@ -146,7 +154,8 @@ def open_compared_model(model: str | Path | Teacher | LoadedModel) -> LoadedMode
         return model
     if isinstance(model, Teacher):
         labels = None if model.labels is None else tuple(model.labels)
-        classes = getattr(getattr(model.model, "config", None), "classes", len(labels or ()))
+        config = find_image_config(model.model)
+        classes = len(labels or ()) if config is None else config.classes
         how = model.preprocessing
         return LoadedModel(source=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -182,11 +191,10 @@ def match_model_to_data_classes(opened: LoadedModel, name: str, data: DatasetSpl
     """Match the model's classes with the data's; an error, before any image is read, if that is impossible."""
     get_validation_images(data)
     module = opened.module
-    config: Any = getattr(module, "config", None)
     if not opened.classes:
         raise ConfigError(f"{opened.source} has no head, so it cannot predict classes; expected a model with classes")
-    how = opened.preprocessing
-    if hasattr(config, "image_size") and not getattr(config, "dynamic", False):
+    how, config = opened.preprocessing, find_image_config(module)
+    if config is not None and not takes_other_sizes(module):
         how = replace(how, image_size=config.image_size)
     try:
         columns, note = match_data_classes_to_model(opened.labels, opened.classes, data.classes)
@@ -214,7 +222,7 @@ def predict_classes(
     model, count = compared.model, len(dataset)
     truth = torch.full((count,), UNREADABLE, dtype=torch.int32)
     predicted = torch.full((len(compared.heads), count), UNREADABLE, dtype=torch.int32)
-    cosines = torch.full((len(model.blocks) + 2, count), torch.nan) if compared.is_distilled else None
+    cosines = torch.full((compared.token_states, count), torch.nan) if compared.is_distilled else None
     columns, unreadable = torch.tensor(compared.class_columns), dict[int, str]()
     token_capture = (
         capture_tokens(model, class_distillation_cosine) if compared.is_distilled else nullcontext(list[Tensor]())

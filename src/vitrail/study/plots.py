@@ -64,33 +64,38 @@ def write_comparison(result: Comparison, report: Mapping[str, Any], folder: Path
 def save_ablation_plot(results: AblationResults, path: Path) -> bool:
     """Plot the gain or loss of each row relative to the full one; False if there is nothing to plot."""
     full, rest = results.lines[0], results.lines[1:]
-    mean = full.mean("top1")
+    metric, mean = results.metric, full.mean
     if mean is None or not rest:
         return False
     figure = new_figure(8, 1.4 + 0.34 * len(rest))
     axes = figure.subplots()
-    style_axes(axes, f"{sanitize_label(results.recipe)} on {sanitize_label(Path(results.data).name)}: full {mean:.2%}")
-    extents = [abs(results.gain_in_points(line) or 0.0) + 100 * (line.std("top1") or 0.0) for line in rest]
+    setting = f"{sanitize_label(results.recipe)} on {sanitize_label(Path(results.data).name)}"
+    style_axes(axes, f"{setting}: full {metric.format_value(mean)}")
+    extents = [abs(results.gain(line) or 0.0) + results.scale * (line.std or 0.0) for line in rest]
     limit = max(extents) or 1.0
     for place, line in enumerate(rest):
-        points, std = results.gain_in_points(line), line.std("top1")
-        value = 0.0 if points is None else points
+        gain, std = results.gain(line), line.std
+        value = 0.0 if gain is None else gain
         colour = RED if value < 0 else BLUE
-        axes.barh(place, value, color=colour, alpha=0.85, xerr=None if std is None else 100 * std, ecolor=GREY)
-        label = format_failure(line) if points is None else f"{points:+.2f}"
+        axes.barh(
+            place, value, color=colour, alpha=0.85, xerr=None if std is None else results.scale * std, ecolor=GREY
+        )
+        label = format_failure(line) if gain is None else results.format_gain(line)
         axes.text(1.02, place, label, va="center", fontsize=9, transform=axes.get_yaxis_transform())
     axes.axvline(0, color=GREY, linewidth=1)
     axes.set_xlim(-1.1 * limit, 1.1 * limit)
     axes.set_yticks(range(len(rest)), [sanitize_label(line.row.name) for line in rest], fontsize=9, parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlabel("validation top-1 relative to the full recipe (percentage points)")
+    label = f"validation {sanitize_label(metric.label)} relative to the full recipe"
+    notes = [*["percentage points"] * metric.is_share, *["positive is better"] * (not metric.higher_is_better)]
+    axes.set_xlabel(f"{label} ({', '.join(notes)})" if notes else label, parse_math=False)
     save_figure(figure, path)
     return True
 
 
 def save_position_study_plot(results: PositionStudyResults, path: Path) -> bool:
     """Plot the accuracy of each cell, with a dot per seed, next to the paper's; False if `none` has no result."""
-    none = results.ablation.lines[0].mean("top1")
+    none = results.ablation.lines[0].mean
     if none is None:
         return False
     figure = new_figure(10, 4.2)
@@ -101,7 +106,7 @@ def save_position_study_plot(results: PositionStudyResults, path: Path) -> bool:
     )
     left.axvline(100 * none, color=GREY, linewidth=1, linestyle="--")
     for place, (cell, line) in enumerate(results.pairs):
-        shares, mean, points = line.list_values("top1"), line.mean("top1"), ablation.gain_in_points(line)
+        shares, mean, points = line.values, line.mean, ablation.gain(line)
         if mean is None or points is None:
             label = format_failure(line)
         else:

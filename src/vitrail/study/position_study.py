@@ -26,6 +26,7 @@ from vitrail.study.ablation_results import (
     write_table_and_plot,
 )
 from vitrail.study.ablation_runs import AblationRun, TrainingStudy, find_study_folder, list_ablation_runs
+from vitrail.tasks.metric import CLASSIFICATION_METRICS
 from vitrail.text import format_table
 
 PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
@@ -73,9 +74,11 @@ POSITION_CELLS = (
 def plan_position_ablation(request: Request) -> tuple[AblationPlanner, list[AblationVariant]]:
     """Rows for all cells, the one without positions first; all are checked before any is trained."""
     name = request.recipe.model
-    if name is not None and not hasattr(find_preset(name, trusted=request.trusted)[1], "positions_at"):
+    if name is not None and "positions_at" not in vars(find_preset(name, trusted=request.trusted)[1]):
         raise ConfigError(f"`model` is {name}, which has no choice of positions; use a ViT, such as ViT-Ti/16")
     ablation = AblationPlanner(replace(request, recipe=request.recipe.with_settings({"fields": NO_POSITIONS.fields})))
+    if ablation.plan.task.metrics != CLASSIFICATION_METRICS:
+        raise ConfigError(f"the task of {request.recipe.name} is {request.task_name}; expected classification")
     others = [replace(ablation.row_with(cell.fields), name=cell.name) for cell in POSITION_CELLS[1:]]
     return ablation, [replace(ablation.full_row, name=NO_POSITIONS.name, unchanged_text="no positions"), *others]
 
@@ -92,13 +95,11 @@ class PositionStudyResults:
 
     def compute_gains(self) -> dict[PaperPositionCell, float]:
         """Points above no positions, for each cell with a result."""
-        return {
-            cell: points for cell, line in self.pairs[1:] if (points := self.ablation.gain_in_points(line)) is not None
-        }
+        return {cell: points for cell, line in self.pairs[1:] if (points := self.ablation.gain(line)) is not None}
 
     def pooled_deviation(self) -> float | None:
         """Standard deviation over seeds of one run, pooled over all cells, in points."""
-        deviations = [(len(line.list_values("top1")) - 1, line.std("top1")) for line in self.ablation.lines]
+        deviations = [(len(line.values) - 1, line.std) for line in self.ablation.lines]
         degrees_of_freedom = sum(extra for extra, std in deviations if std is not None)
         if not degrees_of_freedom:
             return None
@@ -107,7 +108,7 @@ class PositionStudyResults:
     def chance_deviation(self) -> float | None:
         """Standard deviation, by chance alone, of the difference between the means of two cells, in points."""
         deviation = self.pooled_deviation()
-        seeds = [len(values) for line in self.ablation.lines if (values := line.list_values("top1"))]
+        seeds = [len(line.values) for line in self.ablation.lines if line.values]
         return None if deviation is None else deviation * sqrt(2 / min(seeds))
 
     def describe_findings(self) -> list[str]:
@@ -128,10 +129,8 @@ class PositionStudyResults:
             (
                 cell.kind,
                 cell.where,
-                format_mean_and_std(line.mean("top1"), line.std("top1"), 100, 2) or format_failure(line),
-                ""
-                if cell is NO_POSITIONS or (points := self.ablation.gain_in_points(line)) is None
-                else f"{points:+.2f}",
+                format_mean_and_std(line.values, 100, 2) or format_failure(line),
+                self.ablation.format_gain(line),
                 format_seed_count(line),
                 f"{100 * cell.paper:.2f}",
                 "" if cell is NO_POSITIONS else f"{cell.paper_points:+.2f}",

@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from vitrail.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,17 @@ CLASSIFICATION_METRICS = (
 
 def format_metrics(metrics: Sequence[Metric], values: Mapping[str, float]) -> list[str]:
     """The first metric of a task, and the loss; without both, all values."""
-    shown = {each.name: each for each in (*metrics[:1], *(each for each in metrics if each.name == "loss"))}
+    loss = next((each for each in metrics if each.name == "loss"), LOSS_METRIC)
+    shown = {each.name: each for each in (*metrics[:1], loss)}
     texts = [f"{each.label} {each.format_value(values[name])}" for name, each in shown.items() if name in values]
     return texts or [f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items()]
+
+
+def check_evaluation_metrics(task: str, metrics: Sequence[Metric], values: Mapping[str, Any]) -> None:
+    """Raise an error if an evaluation lacks the metric that counts, or if that is not a finite number."""
+    name = metrics[0].name
+    if name not in values:
+        found = ", ".join(values) or "no metrics"
+        raise ConfigError(f"the evaluation of {task} returned {found}; expected {name!r}, its first metric")
+    if not isinstance(values[name], int | float) or not isfinite(values[name]):
+        raise ConfigError(f"the metric {name!r} of {task} is {values[name]!r}; expected a finite number")

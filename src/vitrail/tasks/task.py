@@ -4,17 +4,18 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
-from vitrail.recipes.recipe import Recipe
+from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.models.checks import check_fields
+from vitrail.recipes.recipe import DistillationSettings, Recipe, parse_if_numeric_text
 from vitrail.recipes.request import Request
-from vitrail.recipes.schedule import Clock
+from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 
 
@@ -51,7 +52,9 @@ class Source(Protocol):
     ) -> Iterator[Batch]: ...
     def describe(self) -> str: ...  # one line
     def to_json(self) -> dict[str, Any]: ...  # for run.json
-    def describe_model_input(self) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
+    def describe_model_input(
+        self, model: Any
+    ) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
 
 
 class Task(nn.Module):
@@ -63,9 +66,11 @@ class Task(nn.Module):
     """
 
     unit: ClassVar[str] = "images"  # of the speed
+    example: ClassVar[str] = "image"  # what a batch has several of, for messages
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
+    no_accumulation_reason: ClassVar[str] = ""  # why a batch cannot be split into micro-batches; empty if it can
     backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
     shared: tuple[object, ...] = ()  # objects that copies of the task share, such as a frozen teacher
@@ -128,7 +133,7 @@ class Task(nn.Module):
         """Evaluate on the validation examples, or the first `limit`: by default the mean of what `forward` returns."""
         modes = [(module, module.training) for module in self.modules()]
         sums, skipped = dict[str, Tensor](), list[str]()
-        count = torch.zeros((), dtype=torch.float64, device=device)
+        count = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         self.eval()
         try:
             for each in source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit):
@@ -136,7 +141,8 @@ class Task(nn.Module):
                 if each.size:
                     loss, metrics = self(each.to(device), clock)
                     for name, value in {"loss": loss, **metrics}.items():
-                        sums[name] = sums.get(name, torch.zeros_like(count)) + value.double() * each.size
+                        mean = torch.as_tensor(value, dtype=count.dtype, device=device).reshape(())
+                        sums[name] = sums.get(name, torch.zeros_like(count)) + mean * each.size
                     count += each.size
         finally:
             for module, mode in modes:
@@ -206,6 +212,27 @@ class TaskKind:
     needs_classes: bool = True  # False: images without classes will do, and the model has no head
 
 
+def parse_task_settings(kind: TaskKind, recipe: Recipe) -> Any:
+    """The settings of a task, from `task` in the recipe: an instance of `kind.settings`, None if it has none.
+
+    A field of the type Schedule takes a number, or a mapping such as {start: 0.996, end: 1}.
+    """
+    ignored = () if kind.settings is DistillationSettings else recipe.distillation_names  # of recipes without `task`
+    given = {name: value for name, value in recipe.task.items() if name != "name" and name not in ignored}
+    known = {} if kind.settings is None else get_type_hints(kind.settings)
+    for name, value in given.items():
+        if not known:
+            raise ConfigError(f"`task` sets {name}, but {kind.name} has no settings; remove it")
+        if name not in known:
+            raise unknown_name_error(f"setting of the task {kind.name}", name, known)
+        given[name] = parse_schedule(value, name) if known[name] is Schedule else parse_if_numeric_text(value)
+    if kind.settings is None:
+        return None
+    settings = kind.settings(**given)
+    check_fields(settings)
+    return settings
+
+
 def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None:
     """Raise an error if the task cannot be trained on this data by this recipe."""
     task.check(source, recipe, ranks)
@@ -213,13 +240,17 @@ def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None
     batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate
     if batch > source.example_count:
         raise ConfigError(
-            f"`batch` {batch} is more than the {source.example_count} training images; "
+            f"`batch` {batch} is more than the {source.example_count} training {task.example}s; "
             f"use {source.example_count} or less"
         )
     if batch % parts:
         raise ConfigError(
             f"`batch` {batch} over {ranks.world_size} processes of {recipe.loop.accumulate} micro-batches; "
             f"expected equal parts: a multiple of {parts}"
+        )
+    if task.no_accumulation_reason and recipe.loop.accumulate > 1:
+        raise ConfigError(
+            f"`accumulate` is {recipe.loop.accumulate}; expected 1 for {name}, since {task.no_accumulation_reason}"
         )
     if task.averages_itself and recipe.loop.ema:
         raise ConfigError(f"`ema` is {recipe.loop.ema}; expected 0, since {name} has a moving average of its own")

@@ -52,7 +52,8 @@ class Teacher:
 
     def fingerprint(self) -> str:
         """Digest of the weights and everything else that the logits depend on."""
-        about = (type(self.model).__name__, getattr(self.model, "config", None), self.preprocessing, self.labels)
+        config = getattr(self.model, "config", None)  # a module of another library may have none
+        about = (type(self.model).__name__, config, self.preprocessing, self.labels)
         found = hashlib.sha256(repr(about).encode())
         for name, tensor in self.model.state_dict().items():
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -28,6 +28,8 @@ class TrainingStart:
 
 
 UNIT_SYMBOLS = {"images": "img"}
+LOOP_VALUES = ("step", "epoch", "loss", "lr", "seconds")  # of a record, not metrics of the task
+MAX_SHOWN_METRICS = 4  # of training, on a line
 
 
 @runtime_checkable
@@ -39,7 +41,7 @@ class Callback(Protocol):
         ...
 
     def on_log(self, record: Mapping[str, float]) -> None:
-        """Called for each line of the log: it has `loss`, or after an evaluation `val_loss`, `val_top1` …"""
+        """Called for each line of the log: it has `loss`, or after an evaluation `val_` and the name of each metric."""
         ...
 
     def on_finish(self) -> None: ...
@@ -54,13 +56,16 @@ def format_record(record: Mapping[str, float], start: TrainingStart) -> str:
     words = [f"epoch {record['epoch']:.2f}", f"step {record['step']:.0f}"]
     if is_evaluation(record):
         values = {name.removeprefix("val_"): value for name, value in record.items() if name.startswith("val_")}
-        first, *rest = format_metrics(start.metrics, values) or [""]
+        first, *rest = format_metrics(start.metrics, values)
         words += [f"validation: {first}", *rest]
     else:
+        speed = f"{start.unit}_per_second"
+        names = [name for name in record if name not in (*LOOP_VALUES, speed)][:MAX_SHOWN_METRICS]
         words += [f"loss {record['loss']:.4f}"]
-        words += [f"{name} {record[name]:.2%}" for name in record if name in start.shares]
-        speed = record[f"{start.unit}_per_second"]
-        words += [f"lr {record['lr']:.2e}", f"{speed:.0f} {UNIT_SYMBOLS.get(start.unit, start.unit)}/s"]
+        words += [
+            f"{name.replace('_', ' ')} {record[name]:{'.2%' if name in start.shares else '.4g'}}" for name in names
+        ]
+        words += [f"lr {record['lr']:.2e}", f"{record[speed]:.0f} {UNIT_SYMBOLS.get(start.unit, start.unit)}/s"]
     return "  ".join(words)
 
 

@@ -28,7 +28,15 @@ from vitrail.checkpoint.run_files import (
 )
 from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import FILE_KINDS, is_leftover_temporary_file, make_folder, read_text, remove_file, write_text
+from vitrail.files import (
+    FILE_KINDS,
+    SAFE_OPEN_FLAGS,
+    is_leftover_temporary_file,
+    make_folder,
+    read_text,
+    remove_file,
+    write_text,
+)
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
 from vitrail.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.train.log import LogRecord, ParsedLog
@@ -142,7 +150,7 @@ class RunFolder:
 
     def append_to_log(self, record: Mapping[str, float | int]) -> None:
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | SAFE_OPEN_FLAGS
             with os.fdopen(os.open(self.folder / LOG_FILE, flags, 0o666), "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,32 @@ from vitrail.checkpoint.run_files import (
 from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
 from vitrail.models import FAMILIES
+from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
 from vitrail.text import TableCells, format_duration, make_printable
 from vitrail.train.log import LogRecord, ParsedLog
 
 MAX_CELL_LENGTH = 40  # characters
 MAIN_FIELDS = ("width", "depth", "heads", "patch_size", "image_size")  # of a config, named first
 DATA_FIELDS = ("classes", "channels")  # of a config, that follow from the data
+METRIC_FIELD_TYPES = {each.name: type(each.default) for each in fields(Metric) if each.default is not MISSING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTask:
+    """The task of a run as recorded in run.json. Old runs do not record it: their task is classification."""
+
+    name: str = "classification"
+    unit: str = "images"  # of the speed
+    metrics: tuple[Metric, ...] = CLASSIFICATION_METRICS  # the first one counts
+
+    @property
+    def metric(self) -> Metric:
+        return self.metrics[0]
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether it has the metrics of classification, such as distillation."""
+        return self.metric.name == CLASSIFICATION_METRICS[0].name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +58,7 @@ class RunSummary:
     recipe: str = ""
     init: str = ""  # the checkpoint of the initial weights
     teacher: str = ""  # of a distilled model
+    task: RecordedTask = field(default_factory=RecordedTask)
     created: str = ""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the model
     step: int = 0  # last logged step
@@ -49,51 +70,66 @@ class RunSummary:
         return values[-1] if values else None
 
     def best_value(self, name: str) -> float | None:
-        return max(self.list_values(name), default=None)
+        """The best value of a metric, by its direction; `name` as in the log."""
+        metric = next((each for each in self.task.metrics if f"val_{each.name}" == name), None)
+        return (metric or self.task.metric).choose_best(self.list_values(name))
+
+    @property
+    def last_metric(self) -> float | None:
+        """The metric that counts, in the last evaluation."""
+        return self.last_value(f"val_{self.task.metric.name}")
+
+    @property
+    def best_metric(self) -> float | None:
+        return self.best_value(f"val_{self.task.metric.name}")
 
     def list_values(self, name: str) -> list[float]:
         return [row[name] for row in self.records if name in row]
 
     def to_json(self) -> dict[str, Any]:
+        """Runs of tasks other than classification also have `task`, `metric` and `unit`."""
         plain = ("name", "state", "model", "data", "recipe", "init", "teacher", "created", "config", "step", "steps")
+        task, other = self.task, not self.task.is_classification
+        metrics = [each.name for each in task.metrics if each.name != "loss"]
         return {
             "folder": str(self.folder),
-            **{name: getattr(self, name) for name in plain},
+            **{name: vars(self)[name] for name in plain},
+            **({"task": task.name, "metric": asdict(task.metric), "unit": task.unit} if other else {}),
             "epoch": self.last_value("epoch"),
-            "best_val_top1": self.best_value("val_top1"),
-            **{name: self.last_value(name) for name in ("val_top1", "val_top5", "val_loss")},
+            f"best_val_{task.metric.name}": self.best_metric,
+            **{f"val_{name}": self.last_value(f"val_{name}") for name in (*metrics, "loss")},
             "train_loss": self.last_value("loss"),
-            "train_accuracy": self.last_value("accuracy"),
+            **({} if other else {"train_accuracy": self.last_value("accuracy")}),
             "seconds": self.last_value("seconds"),
         }
 
 
 def list_run_cells(runs: Sequence[RunSummary]) -> TableCells:
-    """The cells of a table with one row per run; teachers have a column if there are any."""
+    """The cells of a table with one row per run; teachers have a column if there are any.
+
+    With runs of other tasks than classification, each row names its metric.
+    """
     names = ["run", "model", *["teacher"] * any(run.teacher for run in runs), "data", "recipe"]
+    mixed = any(not run.task.is_classification for run in runs)
     rows = [
         (
-            *(make_printable(run.name if name == "run" else getattr(run, name), MAX_CELL_LENGTH) for name in names),
+            *(make_printable(run.name if name == "run" else vars(run)[name], MAX_CELL_LENGTH) for name in names),
             f"{run.step}/{'?' if run.steps is None else run.steps}",
-            format_percent(run.last_value("val_top1")),
-            format_percent(run.best_value("val_top1")),
-            format_loss(run.last_value("val_loss")),
-            format_loss(run.last_value("loss")),
+            *([make_printable(run.task.metric.label, MAX_CELL_LENGTH)] if mixed else []),
+            run.task.metric.format_value(run.last_metric),
+            run.task.metric.format_value(run.best_metric),
+            LOSS_METRIC.format_value(run.last_value("val_loss")),
+            LOSS_METRIC.format_value(run.last_value("loss")),
             format_duration(run.last_value("seconds")),
             make_printable(run.state, 100),
         )
         for run in runs
     ]
-    numbers = ("steps", "val top-1", "best top-1", "val loss", "train loss", "time")
-    return (*names, *numbers, "state"), rows, "l" * len(names) + "r" * len(numbers) + "l"
-
-
-def format_percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.2%}"
-
-
-def format_loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+    label = CLASSIFICATION_METRICS[0].label
+    results = ("metric", "last", "best") if mixed else (f"val {label}", f"best {label}")
+    numbers = ("steps", *results, "val loss", "train loss", "time")
+    alignments = "".join("l" if name == "metric" else "r" for name in numbers)
+    return (*names, *numbers, "state"), rows, "l" * len(names) + alignments + "l"
 
 
 def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:
@@ -138,12 +174,34 @@ def read_run_summary(folder: Path) -> RunSummary:
         recipe=extract_name_or_empty(plan.get("recipe")),
         init=shorten_path(extract_name_or_empty(plan.get("init"))),
         teacher=shorten_path(extract_name_or_empty(plan.get("teacher"))),
+        task=read_recorded_task(plan),
         created=extract_name_or_empty(plan.get("created")),
         config=get_mapping(get_mapping(plan, "model"), "config"),
         step=step,
         steps=steps if type(steps) is int else None,
         records=tuple(rows),
     )
+
+
+def read_recorded_task(plan: Mapping[str, Any]) -> RecordedTask:
+    """The task of a plan; metrics that are damaged are left out."""
+    about = get_mapping(plan, "task")
+    given = about.get("metrics")
+    metrics = tuple(map(read_metric, filter(is_recorded_metric, given))) if isinstance(given, list) else ()
+    if not metrics:
+        return RecordedTask()
+    unit = extract_name_or_empty(about.get("unit")) or RecordedTask.unit
+    return RecordedTask(name=extract_name_or_empty(about), unit=unit, metrics=metrics)
+
+
+def is_recorded_metric(part: object) -> bool:
+    return isinstance(part, dict) and all(isinstance(part.get(name), str) for name in ("name", "label"))
+
+
+def read_metric(part: Mapping[str, Any]) -> Metric:
+    """A metric as recorded; fields that it lacks take their defaults."""
+    known = {name: part[name] for name, kind in METRIC_FIELD_TYPES.items() if isinstance(part.get(name), kind)}
+    return Metric(name=part["name"], label=part["label"], **known)
 
 
 def try_read_log(folder: Path) -> tuple[ParsedLog, str]:

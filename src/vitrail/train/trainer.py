@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
+from vitrail.tasks.sync_batch_norm import set_sync_batch_norm_ranks
 from vitrail.tasks.task import Task
 from vitrail.train.optim import (
     WeightEMA,
@@ -44,6 +45,7 @@ class Trainer:
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
         self.task.setup(plan.source, plan.recipe)
+        set_sync_batch_norm_ranks(self.task, plan.ranks)
         freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
         self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}
@@ -88,7 +90,7 @@ class Trainer:
             batch = next(batches)
             skipped.update(batch.skipped)
             if not batch.size:
-                raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
+                raise DataError(f"no {self.task.example} of a batch can be read, for instance {min(skipped)}")
             self.units_since_log += self.task.count_units(batch) * self.ranks.world_size
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
@@ -97,6 +99,8 @@ class Trainer:
                     loss, metrics = self.compute_loss(batch.to(self.device), clock)
                 self.scaler.scale(loss / accumulate).backward()
             self.record_metrics({"loss": loss.detach(), **metrics}, 1 / accumulate)
+        if self.ranks.world_size > 1:
+            self.check_weights_have_gradients()
         taken = self.update_weights(clock)
         if taken:
             self.task.after_step(clock)
@@ -130,6 +134,15 @@ class Trainer:
         self.scaler.update()
         return not self.scaler.is_enabled() or self.scaler.get_scale() >= scale
 
+    def check_weights_have_gradients(self) -> None:
+        """DDP needs the gradient of every trained weight."""
+        unused = [name for name, weight in self.named_weights().items() if weight.requires_grad and weight.grad is None]
+        if unused:
+            raise ConfigError(
+                f"{unused[0]} of {type(self.task).__name__} is trained but does not change the loss; expected weights "
+                "that do, on several processes: use it, or call requires_grad_(False)"
+            )
+
     def autocast(self) -> Any:
         if self.recipe.loop.precision == "float32":
             return nullcontext()
@@ -147,7 +160,7 @@ class Trainer:
             if name not in self.metric_window:
                 exact = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
                 self.metric_window[name] = torch.zeros(self.log_every, dtype=exact, device=self.device)
-            self.metric_window[name][place] += value.to(self.metric_window[name].dtype) * weight
+            self.metric_window[name][place] += value.reshape(()).to(self.metric_window[name].dtype) * weight
 
     def compute_mean_metrics(self) -> dict[str, float]:
         """Mean metrics since the last log, over all processes; an error if the loss is not finite."""
@@ -237,10 +250,14 @@ def check_task_output(task: Task, output: Any) -> None:
             f"the loss of {name} is {loss.item()} in its first step, before any update; "
             "expected a finite number: check its inputs and the initial weights"
         )
+    if wrong := [key for key in metrics if not isinstance(key, str) or key == "loss"]:
+        raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
     for key, value in metrics.items():
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not is_number or not isfinite(value):
+        if not is_number or not isfinite(value.detach() if isinstance(value, Tensor) else value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
+        if key in ("step", "epoch") or key.startswith("val_"):
+            raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")
 
 
 class DivergedError(VitrailError):

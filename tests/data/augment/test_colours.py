@@ -33,7 +33,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor
     "contrast": (colours.adjust_contrast, tv.adjust_contrast, FACTORS),
     "saturation": (colours.adjust_saturation, tv.adjust_saturation, FACTORS),
     "hue": (colours.adjust_hue, tv.adjust_hue, SHIFTS),
-    "grey": (lambda x, _: colours.to_grey(x), lambda x, _: tv.rgb_to_grayscale(x), FACTORS),
+    "grey": (lambda x, _: colours.to_grey(x), lambda x, _: tv.rgb_to_grayscale(x, x.shape[0]), FACTORS),
     "blur": (blur, lambda x, sigma: tv.gaussian_blur(x, [11, 11], [sigma, sigma]), SIGMAS),
 }
 
@@ -69,10 +69,6 @@ def test_result_does_not_depend_on_the_batch(name: str) -> None:
 
 
 def test_blur_radius_is_a_share_of_the_shorter_side() -> None:
-    assert [colours.compute_blur_radius(size, 0.1) for size in ((224, 300), (96, 96), (32, 32), (8, 8))] == [
-        11,
-        4,
-        1,
-        0,
-    ]
-    assert colours.compute_blur_radius((3, 3), 1.0) == 1
+    sizes = ((224, 300), (96, 96), (32, 32), (8, 8))
+    assert [colours.compute_blur_radius(torch.empty(1, 3, *size), 0.1) for size in sizes] == [11, 4, 1, 0]
+    assert colours.compute_blur_radius(torch.empty(1, 3, 3, 3), 1.0) == 1

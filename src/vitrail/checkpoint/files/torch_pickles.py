@@ -149,7 +149,8 @@ class TorchPickleReader:
         }
         return {
             **{name: AllowedCall(function) for name, function in calls.items()},
-            **{f"torch.{name}": vars(torch)[name] for name in ALLOWED_DTYPES if name in vars(torch)},  # some are newer
+            # older versions of torch lack some dtypes
+            **{f"torch.{name}": getattr(torch, name) for name in ALLOWED_DTYPES if hasattr(torch, name)},
             **{f"torch.{name}": OpaqueValue() for name in QUANTISATION_SCHEMES},
             **{
                 name: StorageTypeStandIn(name, dtype)

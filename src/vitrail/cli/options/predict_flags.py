@@ -96,12 +96,7 @@ class PredictFlags:
         from vitrail.predict.job import PredictJob
 
         options = EngineOptions(
-            engine=self.engine,
-            exact=self.exact,
-            fast=self.fast,
-            batch=self.batch,
-            streams=self.streams,
-            threads=self.threads,
+            **{name: vars(self)[name] for name in ("engine", "exact", "fast", "batch", "streams", "threads")},
             output=output,
             merge=self.merge,
             labels=settings.pop("labels", None),

@@ -110,16 +110,8 @@ class TrainFlags:
         """The request for a run of this recipe; `teacher` has what `make_request` takes about one."""
         from vitrail.recipes.request import make_request
 
-        return make_request(
-            recipe,
-            data=self.data,
-            init=self.init,
-            val_share=self.val_share,
-            real=self.real,
-            cache=self.cache,
-            trusted_code=self.trusted_code,
-            **teacher,
-        )
+        given = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
+        return make_request(recipe, **given, trusted_code=self.trusted_code, **teacher)
 
     @property
     def trusted_code(self) -> list[str]:
@@ -167,19 +159,8 @@ class RunFlags(TrainFlags):
 
     def check_resume_alone(self, others: dict[str, Any]) -> None:
         """Refuse options of the run itself together with --resume."""
-        told: dict[str, Any] = {
-            "data": self.data,
-            "model": self.model,
-            "recipe": self.recipe,
-            "init": self.init,
-            "out": self.out,
-            "val_share": self.val_share,
-            "real": self.real,
-            "cache": self.cache,
-            "image_size": self.image_size,
-            "set": self.fields,
-            "dry_run": self.dry_run or None,
-        }
+        names = ("data", "model", "recipe", "init", "out", "val_share", "real", "cache", "image_size")
+        told = {**{name: vars(self)[name] for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
         other = [name for name, value in {**told, **self.given_rates, **others}.items() if value is not None]
         if other:
             raise ConfigError(

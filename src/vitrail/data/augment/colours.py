@@ -12,81 +12,82 @@ from torch import Tensor
 
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
 SUM_STEPS = 256  # steps per level that values are rounded to in a sum; it is then exact in any order
+MIN_CHROMA = 1e-6  # instead of 0 of a grey pixel, whose hue is not used
 MAX_SIGMAS = 4  # distance from its centre where a blur is cut off; the rest of the kernel sums to 6e-5
 
 
-def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
-    return images.mul(factors[:, None, None, None]).clamp_(0, 255)
+def adjust_brightness(images: Tensor, amounts: Tensor) -> Tensor:
+    return images.mul(amounts[:, None, None, None]).clamp_(0, 255)
 
 
-def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
+def adjust_contrast(images: Tensor, amounts: Tensor) -> Tensor:
     """Blend every image with the mean of its grey values."""
-    grey = to_grey(images)
+    grey = to_grey(images, copies=1)
     steps = grey.mul(SUM_STEPS).round_().flatten(1).sum(1, dtype=torch.float64)
     means = (steps / (SUM_STEPS * grey[0].numel())).float()
-    return blend(images, means[:, None, None, None], factors)
+    return blend(images, means[:, None, None, None], amounts)
 
 
-def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
+def adjust_saturation(images: Tensor, amounts: Tensor) -> Tensor:
     """Blend every image with its grey values."""
-    return blend(images, to_grey(images), factors) if images.shape[1] == 3 else images
+    return blend(images, to_grey(images, copies=1), amounts) if images.shape[1] == 3 else images
 
 
-def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
+def adjust_hue(images: Tensor, amounts: Tensor) -> Tensor:
     """Turn the hue of the HSV colours, by a share of the colour circle per image."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(1)
-    largest, smallest = torch.maximum(red, green), torch.minimum(red, green)
-    largest, smallest = torch.maximum(largest, blue), torch.minimum(smallest, blue)
+    largest = torch.maximum(red, green).maximum(blue)
+    smallest = torch.minimum(red, green).minimum(blue)
     chroma = largest - smallest
-    divisor = torch.where(chroma == 0, 1, chroma)
-    sixths = torch.where(
-        largest == red,
-        (green - blue).div_(divisor),
-        torch.where(largest == green, (blue - red).div_(divisor).add_(2), (red - green).div_(divisor).add_(4)),
-    )
-    sixths = sixths.add_(shifts[:, None, None] * 6).remainder_(6)
-    shares = (  # of the chroma in each channel, for a hue from 0 to 6
-        (sixths - 3).abs_().sub_(1),
-        (sixths - 2).abs_().neg_().add_(2),
-        (sixths - 4).abs_().neg_().add_(2),
-    )
-    return torch.stack([share.clamp_(0, 1).mul_(chroma).add_(smallest) for share in shares], 1)
+    divisor = chroma.clamp(min=MIN_CHROMA)
+    # sums weighted by 0 and 1: torch's comparisons of floats with a result of floats are faster than `where`
+    is_red, is_green = red.clone().eq_(largest), green.clone().eq_(largest)
+    if_red = (green - blue).div_(divisor)
+    if_green = (blue - red).div_(divisor).add_(2)
+    if_blue = (red - green).div_(divisor).add_(4)
+    if_not_red = if_green.sub_(if_blue).mul_(is_green).add_(if_blue)
+    sixths = if_red.sub_(if_not_red).mul_(is_red).add_(if_not_red).add_(amounts[:, None, None] * 6)
+    sixths.sub_(sixths.div(6).floor_().mul_(6))  # from 0 to 6
+    changed = torch.empty_like(images)
+    for channel, (centre, sign, offset) in enumerate(((3, 1, -1), (2, -1, 2), (4, -1, 2))):
+        share = (sixths - centre).abs_().mul_(sign).add_(offset).clamp_(0, 1)  # of the chroma
+        torch.add(share.mul_(chroma), smallest, out=changed[:, channel])
+    return changed
 
 
-def to_grey(images: Tensor) -> Tensor:
-    """One grey channel: (N, 1, h, w)."""
+def to_grey(images: Tensor, copies: int | None = None) -> Tensor:
+    """Grey images, with as many equal channels as before, or as `copies`."""
     if images.shape[1] == 1:
         return images
     red, green, blue = (images[:, channel : channel + 1] * weight for channel, weight in enumerate(GREY_WEIGHTS))
-    return red.add_(green).add_(blue)
+    return red.add_(green).add_(blue).expand(-1, copies or images.shape[1], -1, -1).contiguous()
 
 
-def blend(images: Tensor, others: Tensor, factors: Tensor) -> Tensor:
-    """`factors` of the images, the rest of the others, within 0 and 255."""
-    shares = factors[:, None, None, None]
+def blend(images: Tensor, others: Tensor, amounts: Tensor) -> Tensor:
+    """`amounts` of the images, the rest of the others, within 0 and 255."""
+    shares = amounts[:, None, None, None]
     return images.mul(shares).add_(others * (1 - shares)).clamp_(0, 255)
 
 
-def compute_blur_radius(size: tuple[int, int], kernel: float) -> int:
+def compute_blur_radius(images: Tensor, kernel: float) -> int:
     """Pixels on each side of the centre of a kernel that covers a share of the shorter side, as in SimCLR."""
-    side = min(size)
+    side = min(images.shape[-2:])
     return min(int(side * kernel) // 2, side - 1)
 
 
 def gaussian_blur(images: Tensor, sigmas: NDArray[np.float64], radius: int) -> Tensor:
     """Blur by torchvision's kernel of 2·radius + 1 pixels, cut off at four sigmas, mirrored at the border."""
     radii = np.minimum(radius, np.ceil(MAX_SIGMAS * sigmas)).astype(np.int64)
-    blurred = images.clone()
-    for each in sorted(set(radii.tolist()) - {0}):
-        rows = torch.from_numpy(np.flatnonzero(radii == each))
-        distances = np.arange(each + 1)
-        weights = np.exp(-0.5 * (distances / sigmas[radii == each, None]) ** 2)
-        weights /= (2 * weights.sum(1, keepdims=True)) - 1  # the centre is there once
-        kernels = torch.from_numpy(weights.astype(np.float32))[:, :, None, None, None]
-        padded = F.pad(images[rows], (each,) * 4, mode="reflect")
-        blurred[rows] = weigh_neighbours(weigh_neighbours(padded, kernels, 2), kernels, 3)
+    blurred = torch.empty_like(images)
+    for each in sorted(set(radii.tolist())):
+        rows, distances = np.flatnonzero(radii == each), np.arange(each + 1)
+        weights = np.exp(-0.5 * (distances / sigmas[rows, None]) ** 2)
+        weights /= 2 * weights.sum(1, keepdims=True) - 1  # of both sides; the centre, 1, is there once
+        kernels, indices = torch.from_numpy(weights.astype(np.float32))[:, :, None, None, None], torch.from_numpy(rows)
+        padded = F.pad(images.index_select(0, indices), (each,) * 4, mode="reflect")
+        blurred.index_copy_(0, indices, weigh_neighbours(weigh_neighbours(padded, kernels, 2), kernels, 3))
     return blurred
 
 

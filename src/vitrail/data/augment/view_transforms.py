@@ -1,7 +1,10 @@
-"""Views of many images at once: crops are resized one by one, flips and colours are computed for the batch.
+"""Views of many images: crops are resized and flipped one by one, colours are changed for the batch.
 
 N images, C channels, h and w rows and columns of a view.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,34 +28,33 @@ from vitrail.data.preprocessing import Preprocessing, get_pillow_mode
 from vitrail.data.rng import COLOUR_PURPOSE, uniform_randoms
 from vitrail.models.checks import pair
 
-CHUNK_VALUES = 2**19  # changed at once: intermediate results stay in the cache of the processor
+CHUNK_VALUES = 2**17  # changed at once: intermediate results stay in the cache of the processor
+NO_OPERATION = -1
 JITTER_OPERATIONS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
 
 
-def resize_crop(crop: NDArray[np.uint8], preprocessing: Preprocessing) -> Tensor:
+def resize_crop(crop: NDArray[np.uint8], preprocessing: Preprocessing, *, flip: bool) -> Tensor:
     """A crop (rows, columns, 1 or 3) at the size of the view: uint8 (1 or 3, h, w), grey if there is one mean."""
     if get_pillow_mode(preprocessing) == "L" and crop.shape[2] == 3:
         crop = np.asarray(Image.fromarray(crop).convert("L"))[:, :, None]
     # a copy: torch warns about arrays that cannot be written, and resizes contiguous ones faster
     pixels = torch.from_numpy(crop.copy()).permute(2, 0, 1)[None]
-    return F.interpolate(pixels, pair(preprocessing.image_size), mode=preprocessing.interpolation, antialias=True)[0]
+    size, mode = pair(preprocessing.image_size), preprocessing.interpolation
+    pixels = F.interpolate(pixels, size, mode=mode, antialias=True)[0]
+    return pixels.flip(-1) if flip else pixels
 
 
-def flip_and_recolour(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
-    """Change resized crops, uint8 (N, C, h, w), in place, with one key each."""
-    flips = find_rows(uniform_randoms(keys, 1)[:, 0] < augmentation.flip)
-    pixels[flips] = pixels[flips].flip(-1)
+def recolour(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
+    """Change the colours of crops, uint8 (N, C, h, w), in place, with one key each."""
     draws = ColourDraws(augmentation, keys)
-    changed = np.flatnonzero(draws.jitter | draws.grey | draws.blur)
-    for rows in np.array_split(changed, -(-changed.size * pixels[:1].numel() // CHUNK_VALUES) or 1):
-        if rows.size:
-            pixels[torch.from_numpy(rows)] = recolour(pixels[torch.from_numpy(rows)], augmentation, draws, rows)
-    inverted = find_rows(draws.solarize)
-    pixels[inverted] = solarize(pixels[inverted], augmentation.solarize_threshold)
-
-
-def find_rows(chosen: NDArray[np.bool_]) -> Tensor:
-    return torch.from_numpy(np.flatnonzero(chosen))
+    chosen = np.flatnonzero(draws.jitter | draws.grey | draws.blur)
+    for rows in np.array_split(chosen, max(1, chosen.size * pixels[:1].numel() // CHUNK_VALUES)):
+        # numpy copies rows of bytes at once, torch one by one
+        images = torch.from_numpy(pixels.numpy()[rows]).float()
+        images = jitter_grey_and_blur(images, augmentation, draws, rows)
+        pixels.numpy()[rows] = images.round_().to(torch.int16).to(torch.uint8).numpy()  # faster than without int16
+    rows = np.flatnonzero(draws.solarize)
+    pixels.numpy()[rows] = solarize(torch.from_numpy(pixels.numpy()[rows]), augmentation.solarize_threshold).numpy()
 
 
 class ColourDraws:
@@ -65,8 +67,9 @@ class ColourDraws:
         lowest = np.append(np.maximum(1 - strengths[:3], 0), -augmentation.hue)
         highest = np.append(1 + strengths[:3], augmentation.hue)
         self.jitter = (jitter < augmentation.jitter_rate) & bool(strengths.any())
-        self.factors = torch.from_numpy((lowest + factors * (highest - lowest)).astype(np.float32))  # (N, 4)
-        self.order = np.argsort(order, axis=1, kind="stable")  # the operation at each position: (N, 4)
+        self.amounts = torch.from_numpy((lowest + factors * (highest - lowest)).astype(np.float32))  # (N, 4)
+        order = np.argsort(order, axis=1, kind="stable")
+        self.order = np.where(self.jitter[:, None] & (strengths > 0)[order], order, NO_OPERATION)  # (N, 4)
         self.grey = grey < augmentation.grey_rate
         self.blur = blur < augmentation.blur_rate
         low, high = augmentation.blur_sigma
@@ -74,18 +77,27 @@ class ColourDraws:
         self.solarize = inverted < augmentation.solarize_rate
 
 
-def recolour(pixels: Tensor, augmentation: ViewAugmentation, draws: ColourDraws, chosen: NDArray[np.int64]) -> Tensor:
-    """Jitter, grey and blur of the chosen images, uint8 (N, C, h, w); the values are rounded once, at the end."""
-    images = pixels.float()
-    for position in range(len(JITTER_OPERATIONS)):
-        for number, adjust in enumerate(JITTER_OPERATIONS):
-            rows = find_rows(draws.jitter[chosen] & (draws.order[chosen, position] == number))
-            if augmentation.jitter_strengths[number] and len(rows):
-                images[rows] = adjust(images[rows], draws.factors[chosen[rows.numpy()], number])
-    rows = find_rows(draws.grey[chosen])
-    images[rows] = to_grey(images[rows]).expand(-1, images.shape[1], -1, -1)
-    rows = find_rows(draws.blur[chosen])
-    radius = compute_blur_radius((images.shape[2], images.shape[3]), augmentation.blur_kernel)
-    if len(rows) and radius:
-        images[rows] = gaussian_blur(images[rows], draws.sigmas[chosen[rows.numpy()]], radius)
-    return images.round_().clamp_(0, 255).to(torch.uint8)
+def jitter_grey_and_blur(
+    images: Tensor, augmentation: ViewAugmentation, draws: ColourDraws, chosen: NDArray[np.int64]
+) -> Tensor:
+    """Change the chosen images, float (N, C, h, w); values are rounded once, afterwards."""
+    for numbers in draws.order[chosen].T:
+        for number in sorted(set(numbers.tolist()) - {NO_OPERATION}):
+            rows = np.flatnonzero(numbers == number)
+            adjust = partial(JITTER_OPERATIONS[number], amounts=draws.amounts[chosen[rows], number])
+            images = change_rows(images, rows, adjust)
+    images = change_rows(images, np.flatnonzero(draws.grey[chosen]), to_grey)
+    radius, rows = compute_blur_radius(images, augmentation.blur_kernel), np.flatnonzero(draws.blur[chosen])
+    if radius == 0:
+        return images
+    return change_rows(images, rows, partial(gaussian_blur, sigmas=draws.sigmas[chosen[rows]], radius=radius))
+
+
+def change_rows(images: Tensor, rows: NDArray[np.int64], change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The images with these rows changed, in place unless all are."""
+    if len(rows) == 0:
+        return images
+    if len(rows) == len(images):
+        return change(images)
+    indices = torch.from_numpy(rows)
+    return images.index_copy_(0, indices, change(images.index_select(0, indices)))

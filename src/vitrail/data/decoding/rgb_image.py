@@ -37,6 +37,8 @@ EXPECTED_TENSOR = "a tensor (1 or 3, rows, columns)"
 class TensorLike(Protocol):
     """A tensor of torch, without importing it."""
 
+    ndim: int
+
     def detach(self) -> Any: ...
     def numpy(self, *, force: bool = False) -> Any: ...
 

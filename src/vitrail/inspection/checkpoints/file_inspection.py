@@ -29,8 +29,10 @@ from vitrail.inspection.checkpoints.weight_checks import (
     replace_block_number,
 )
 from vitrail.inspection.summary import format_shape
+from vitrail.layers.pool import AttentionPool
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
+from vitrail.models.contract import ImageModel
 from vitrail.models.family import Family
 
 # fields that neither files nor weights determine
@@ -106,12 +108,13 @@ def add_description(
     )
     try:
         family = get_built_in_family(about.family, inspection.path)
-        config = build_meta_model(translated, family, inspection.path).config
+        model = build_meta_model(translated, family, inspection.path)
     except CheckpointError as error:
         return replace(inspection, reason=str(error), suspicious=(*inspection.suspicious, *findings))
+    config: Any = model.config
     preset, differs = find_nearest_preset(family, config)
     findings += find_contradictions(about, config, known)
-    inspection = replace(inspection, config=asdict(config), preset=preset, differs=differs, head=describe_head(config))
+    inspection = replace(inspection, config=asdict(config), preset=preset, differs=differs, head=describe_head(model))
     return replace(inspection, suspicious=(*inspection.suspicious, *findings))
 
 
@@ -143,7 +146,7 @@ def find_contradictions(about: Description, config: Any, known: Mapping[str, Any
         channels = len(preprocessing.mean)
         findings.append(f"preprocessing gives images of {channels} channels, the model expects {config.channels}")
     for name, value in known.items():
-        actual = getattr(config, "image_size" if name == TRAINED_SIZE else name, None)
+        actual = vars(config).get("image_size" if name == TRAINED_SIZE else name)
         given = (
             parse_image_size(value)
             if name in ("image_size", TRAINED_SIZE)
@@ -156,12 +159,12 @@ def find_contradictions(about: Description, config: Any, known: Mapping[str, Any
     return findings
 
 
-def describe_head(config: Any) -> str:
-    pool = " on attention pooling (MAP)" if getattr(config, "pool", "") == "map" else ""
-    classes = getattr(config, "classes", 0)
-    if not classes:
+def describe_head(model: ImageModel) -> str:
+    is_map = model.attention_pool and isinstance(model.get_submodule(model.attention_pool), AttentionPool)
+    pool = " on attention pooling (MAP)" if is_map else ""
+    if not model.heads:
         return f"none, features{pool}" if pool else "none"
-    kind = "tanh layer and linear" if getattr(config, "head", "") == "mlp" else "linear"
-    if getattr(config, "distilled", False):
+    kind = "tanh layer and linear" if vars(model.config).get("head") == "mlp" else "linear"
+    if len(model.heads) == 2:
         kind = "distilled, two linear"
-    return f"{kind}, {classes} classes{pool}"
+    return f"{kind}, {model.config.classes} classes{pool}"
