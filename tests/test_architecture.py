@@ -162,6 +162,7 @@ def test_training_knows_no_images() -> None:
     for path in (PACKAGE / "train").glob("*.py"):
         known = {name for name in list_imports(path) if name.startswith(("vitrail.data", "vitrail.evaluation"))}
         assert known <= allowed, path
+        assert not re.search(r"\b(?:top1|mixup|cutmix|smoothing|normalise|pixels)\b", path.read_text("utf-8")), path
 
 
 LAYOUT_PLACES = (PACKAGE / "checkpoint", PACKAGE / "cli" / "convert.py")  # where a literal may be the name of a layout
@@ -234,6 +235,11 @@ def test_no_other_file_imports_a_family(name: str) -> None:
         if path.name != f"{name}.py":
             text = path.read_text("utf-8")
             assert not re.search(rf"models\.{name}\b|models import .*\b{name}\b", text), path
+
+
+def test_shared_parts_do_not_know_families() -> None:
+    for path in (PACKAGE / "models" / "parts").glob("*.py"):
+        assert not re.search(r"models\.(family|catalog)\b", path.read_text("utf-8")), path
 
 
 @pytest.mark.parametrize("family", load_built_in_families(), ids=lambda family: family.name)
