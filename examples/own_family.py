@@ -43,7 +43,7 @@ class MixerBlock(nn.Module):
 
 
 class Mixer(ImageModel):
-    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    first_filters = "patch_embed.proj.weight"
     no_maps_reason, no_dropping_reason = "it has no attention", "its MLPs mix a fixed number of patches"
 
     def __init__(self, config: MixerConfig) -> None:
@@ -56,10 +56,6 @@ class Mixer(ImageModel):
         self.blocks = nn.Sequential(*(MixerBlock(patches, config.width) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.classes)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
 
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002
         return self.blocks(x)

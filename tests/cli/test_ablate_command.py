@@ -139,12 +139,12 @@ def test_ablation_of_distillation(capsys: pytest.CaptureFixture[str]) -> None:
         "--with teacher_weight=0.9 --out out"
     )
     assert read_plan("out/full-0")["teacher"]["name"] == str(Path("teacher").resolve())
-    assert read_plan("out/full-0")["recipe"]["distill"] == "hard"
+    assert read_plan("out/full-0")["recipe"]["task"]["distill"] == "hard"
     without_teacher = read_plan("out/without-distill-0")
     assert without_teacher["teacher"] is None
-    assert without_teacher["recipe"]["distill"] == "none"
+    assert without_teacher["recipe"]["task"]["distill"] == "none"
     soft = read_plan("out/distill-soft-distilled-false-0")
-    assert soft["recipe"]["distill"] == "soft"
+    assert soft["recipe"]["task"]["distill"] == "soft"
     assert soft["model"]["config"]["distilled"] is False
     full, without, more = (
         read_weight_bytes(f"out/{row}-0") for row in ("full", "without-distill", "teacher-weight-0.9")

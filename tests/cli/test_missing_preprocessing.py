@@ -46,7 +46,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in (
         *("report.model_report.build_model_report", "inspection.model_figures.look"),  # the first imports the second
-        *("train.evaluate.evaluate", "study.compare.compare", "export.export.export_model", "study.bench.BenchCase"),
+        *(
+            "evaluation.evaluate.evaluate",
+            "study.compare.compare",
+            "export.export.export_model",
+            "study.bench.BenchCase",
+        ),
     ):
         monkeypatch.setattr(f"vitrail.{name}", stop)
 

@@ -41,6 +41,9 @@ def test_output_equals_timm(name: str, size: tuple[int, int]) -> None:
         assert logits.std() > 0.01
         assert (ours(images) - logits).abs().max() <= 1e-5
         torch.testing.assert_close(ours.tokens(images), features.flatten(2).transpose(1, 2))
+        maps = theirs.forward_intermediates(images, len(ours.levels), intermediates_only=True)
+        for mine, other in zip(ours.feature_maps(images), maps, strict=True):
+            assert (mine - other).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])

@@ -44,6 +44,9 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
         assert logits.std() > 0.01
         assert (ours(images) - logits).abs().max() <= TOLERANCE
         assert (ours.tokens(images) - theirs.forward_features(images)).abs().max() <= tokens_within
+        (our_map,), (their_map,) = ours.feature_maps(images), theirs.forward_intermediates(images, 1, norm=False)[1]
+        assert our_map.shape == their_map.shape
+        assert (our_map - their_map).abs().max() <= TOLERANCE
 
 
 def get_renamed_tensors(theirs: nn.Module) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checks import pair
-from vitrail.models.contract import unwrap_compiled
+from vitrail.models.contract import Model, unwrap_compiled
 from vitrail.models.family import Family
 
 GELU_NAMES = ("gelu", "gelu_tanh")
@@ -158,7 +158,7 @@ def check_label_count(description: Description) -> None:
 
 
 def find_model_family(model: nn.Module) -> Family:
-    config = vars(model).get("config")
+    config = model.config if isinstance(model, Model) else None
     for family in load_built_in_families():
         if type(config) is family.config:
             return family

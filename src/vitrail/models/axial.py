@@ -17,10 +17,12 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.head import make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +42,14 @@ class AxialConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
 
 
 class Axial(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
 
     config: AxialConfig
-    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    first_filters = "patch_embed.proj.weight"
     no_dropping_reason = "its attention along rows and columns needs a complete grid"
 
     def __init__(self, config: AxialConfig) -> None:
@@ -69,37 +69,24 @@ class Axial(ImageModel):
                 norm_eps=config.norm_eps,
                 dropout=config.dropout,
                 attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
+                stochastic_depth=scale_rate(config.stochastic_depth, layer, config.depth),
             )
             for layer in range(config.depth)
         )
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """As in a ViT; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         for module in self.modules():
             if isinstance(module, AxialAttention):
                 nn.init.normal_(module.table, std=0.02)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
+        zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
         return self.drop(patches)
-
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        for block in self.blocks:
-            x = block(x, grid)
-        return x
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for `tokens`: (B, n, D) → (B, classes)."""
@@ -138,7 +125,7 @@ class AxialBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.drop_path = StochasticDepth(stochastic_depth)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # all are computed
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.compute, x, grid, use_reentrant=False)
         return self.compute(x, grid)

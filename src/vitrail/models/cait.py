@@ -27,11 +27,19 @@ from vitrail.models.checkpoint_side import (
     make_entry,
     make_same_name_entries,
 )
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
 from vitrail.models.parts import encoder_names
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
 
 
@@ -54,9 +62,7 @@ class CaiTConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
 
 
 class CaiT(ImageModel):
@@ -64,7 +70,7 @@ class CaiT(ImageModel):
 
     config: CaiTConfig
     prefix_tokens = classifier_tokens = ("class",)  # joins after the blocks of patches
-    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    first_filters = "patch_embed.proj.weight"
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__(config)
@@ -98,27 +104,18 @@ class CaiT(ImageModel):
             for _ in range(config.class_depth)
         )
         self.norm = nn.LayerNorm(width, eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Linear maps, class token and positions as in CaiT's code, the rest as in a ViT; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        for layer in [module for module in self.modules() if isinstance(module, nn.Linear)]:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
         for table in (self.cls_token, self.pos_embed):
             nn.init.trunc_normal_(table, std=0.02)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
+        zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return self.pos_drop(patches + self.tables(grid))
@@ -129,14 +126,10 @@ class CaiT(ImageModel):
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         for block in self.blocks:
             x = block(x, grid)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, D)
+        x = prepend_tokens(x, self.cls_token)  # (B, N, D)
         for block in self.blocks_token_only:
             x = block(x)
         return x[:, :queries]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the class token: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
 
 
 class TalkingHeads(SelfAttention):

@@ -20,7 +20,9 @@ from vitrail.models.checkpoint_side import CheckpointSide
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
 
 NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
@@ -72,7 +74,7 @@ class CCT(ImageModel):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
     config: CCTConfig
-    attention_pool, final_norm, first_filters = "attn_pool", "norm", "patch_embed.layers.0.weight"
+    attention_pool, first_filters = "attn_pool", "patch_embed.layers.0.weight"
     whitens = True
     no_masking_reason = "its convolutions mix patches before they become tokens"
 
@@ -89,32 +91,21 @@ class CCT(ImageModel):
         self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width), config.learned_positions)
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            (PublishedBlock if config.published else Block)(
-                width,
-                config.heads,
-                mlp_width,
-                qkv_bias=not config.published,
-                norm_eps=config.norm_eps,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        kind, eps, bias = PublishedBlock if config.published else Block, config.norm_eps, not config.published
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, kind=kind, qkv_bias=bias
         )
         if config.neighbours:
             for block in self.blocks:
-                block.attn = LocalAttention(width, config.heads, self.grid, bias=not config.published)
-        self.norm = nn.LayerNorm(width, config.norm_eps)
+                block.attn = LocalAttention(width, config.heads, self.grid, bias=bias)
+        self.norm = nn.LayerNorm(width, eps)
         self.attn_pool = SequencePool(width, 1)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Linear maps as in a ViT, convolutions scaled for the ReLU after them; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -127,23 +118,13 @@ class CCT(ImageModel):
             nn.init.normal_(self.pos_embed, std=0.02)
         else:
             self.pos_embed.copy_(sinusoid_1d(self.grid, self.config.width))
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
+        zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return self.pos_drop(patches + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         return resample(self.pos_embed, self.grid, grid)
-
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the pool reads all
-        for block in self.blocks:
-            x = block(x, grid)
-        return x
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the pooled `tokens`: (B, n, D) → (B, classes)."""

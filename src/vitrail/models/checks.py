@@ -125,6 +125,13 @@ def check_heads(width: int, heads: int) -> None:
         )
 
 
+def check_patch_config(config: Any) -> None:
+    """Check all fields of a config, first in `__post_init__`, then that heads share its width and patches its image."""
+    check_fields(config)
+    check_heads(config.width, config.heads)
+    check_grid(pair(config.image_size), pair(config.patch_size))
+
+
 def check_grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of tokens in an image, whose size must be a multiple of the patch (or a hybrid's stride)."""
     if image[0] % patch[0] or image[1] % patch[1] or 0 in image:

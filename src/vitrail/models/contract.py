@@ -32,17 +32,6 @@ def make_single_level(image: Grid, stride: Grid, width: int, depth: int) -> tupl
     return (Level(grid=check_grid(image, stride), stride=stride, width=width, blocks=blocks),)
 
 
-def make_pyramid(
-    image: Grid, strides: Iterable[int], widths: Iterable[int], blocks: Iterable[Iterable[str]]
-) -> tuple[Level, ...]:
-    """The levels of a convnet: stride, width and blocks of each; a grid is rounded up at the border."""
-    grids = [((image[0] - 1) // stride + 1, (image[1] - 1) // stride + 1, stride) for stride in strides]
-    return tuple(
-        Level(grid=(rows, columns), stride=(stride, stride), width=width, blocks=tuple(names))
-        for (rows, columns, stride), width, names in zip(grids, widths, blocks, strict=True)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageSizes:
     """The sizes of images that a model takes: the one in its config, or all multiples from a minimum on."""
@@ -70,13 +59,27 @@ class Model(nn.Module):
         super().__init__()
         self.config: Any = config
 
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialize every weight, at the end of the constructor; on the meta device there is nothing to do."""
+        if not next(self.parameters()).is_meta:
+            self.draw_weights()
+
+    def draw_weights(self) -> None:
+        """The initial weights; by default those of torch's layers."""
+
 
 class ImageModel(Model):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D).
 
-    A model of one level writes `patches`, `add_positions`, `run` and `logits`; other models write `encode`,
-    `feature_maps` and `logits`.
+    A model of one level that has `patch_embed`, `blocks`, `norm` and `head`, and whose head reads the class token,
+    writes only `add_positions`; the defaults of the other methods use these modules. Models of several levels write
+    `encode`, `feature_maps` and `logits`.
     """
+
+    patch_embed: Any
+    blocks: Any
+    head: Any
 
     reads = "images"
     levels: tuple[Level, ...]  # from the finest grid to the coarsest
@@ -85,7 +88,7 @@ class ImageModel(Model):
     heads: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map) and its module; () if no head
     classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
     attention_pool: str = ""  # the module that pools the patches with its `weights`; empty: their mean
-    final_norm: str = ""  # the module after the last block; empty: none
+    final_norm: str = "norm"  # the module after the last block; empty: none
     first_filters: str = ""  # the weight (D, C, P, Q) of the first layer; empty: it is not a convolution
     whitens: bool = False  # whether `whiten` is implemented
     no_maps_reason: str = ""  # why its attention has no maps over the grid of a level; empty if it has
@@ -117,8 +120,8 @@ class ImageModel(Model):
         return self.get_submodule(self.final_norm)(self.run(x, grid, queries))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
-        raise NotImplementedError
+        """The output of the head for `tokens`, by default for the class token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0])
 
     def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """The output of each of the `heads` for `tokens`: (B, N, D) → (B, classes), …"""
@@ -154,7 +157,8 @@ class ImageModel(Model):
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         """The embedded patches without positions, (B, n, D), and their grid."""
-        raise NotImplementedError
+        grid = self.check_images(images)
+        return self.patch_embed(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002
         """Add the prefix tokens and the positions, by default none: (B, n, D) → (B, N, D)."""
@@ -162,7 +166,10 @@ class ImageModel(Model):
 
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         """All blocks; with `queries`, the last one may compute only the first `queries` tokens: (B, N, D)."""
-        raise NotImplementedError
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid)
+        return last(x, grid, queries)
 
     def tables(self, grid: Grid) -> Tensor | None:  # noqa: ARG002
         """The positions added before the first layer, (1, N, D), or before each, (L, N, D); None: nothing is added."""

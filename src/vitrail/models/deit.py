@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import (
@@ -22,11 +21,20 @@ from vitrail.models.checkpoint_side import (
     TensorShapes,
     make_entry,
 )
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
 from vitrail.models.parts import encoder_names, hf_names
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +59,9 @@ class DeiTConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_patch_config(self)
         if self.answer != "both" and not self.distilled:
             raise ConfigError(f"answer is {self.answer!r} for a DeiT with one head; expected 'both', or distilled=True")
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
 
 
 class DeiT(ImageModel):
@@ -65,7 +71,7 @@ class DeiT(ImageModel):
     """
 
     config: DeiTConfig
-    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    first_filters = "patch_embed.proj.weight"
 
     def __init__(self, config: DeiTConfig) -> None:
         super().__init__(config)
@@ -83,61 +89,34 @@ class DeiT(ImageModel):
         self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
         self.pos_embed = nn.Parameter(torch.empty(1, positions, width))
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                4 * width,
-                norm_eps=config.norm_eps,
-                layer_scale=config.layer_scale,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        eps, scale = config.norm_eps, config.layer_scale
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, 4 * width, norm_eps=eps, rates=rates, layer_scale=scale
         )
-        self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
-        self.head_dist = None
-        if config.distilled:
-            self.head_dist = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps)
+        self.head = make_head(width, config.classes)
+        self.head_dist = make_head(width, config.classes) if config.distilled else None
         self.init_weights()
 
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the ViT authors' code; the heads are zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
         if self.dist_token is not None:
             nn.init.normal_(self.dist_token, std=0.02)  # not zero: it must differ from the class token
-        for head in (self.head, self.head_dist):
-            if isinstance(head, nn.Linear):
-                nn.init.zeros_(head.weight)
+        zero_head(self.head, self.head_dist)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.logits(self.encode(images, queries=self.prefix))
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
-
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        prefix = [
-            each.expand(patches.shape[0], -1, -1) for each in (self.cls_token, self.dist_token) if each is not None
-        ]
-        return self.pos_drop(torch.cat([*prefix, patches], dim=1) + self.tables(grid))
+        return self.pos_drop(prepend_tokens(patches, self.cls_token, self.dist_token) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         table = resample(self.pos_embed, self.grid, grid)
         return F.pad(table, (0, 0, self.prefix + grid[0] * grid[1] - table.shape[1], 0))  # prefix tokens without rows
-
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
-        *body, last = self.blocks
-        for block in body:
-            x = block(x, grid)
-        return last(x, grid, queries)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the heads for `tokens`: (B, N, D) → (B, classes)."""

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import (
     CheckpointSide,
@@ -25,9 +24,12 @@ from vitrail.models.checkpoint_side import (
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
+from vitrail.models.init import init_layers, lecun_normal_
 from vitrail.models.parts import encoder_names
+from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.flax_names import make_resnet_entries
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_stage_blocks, get_tensor_shape
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
@@ -67,73 +69,46 @@ class Hybrid(ImageModel):
 
     config: HybridConfig
     prefix_tokens = classifier_tokens = ("class",)
-    final_norm = "norm"
     no_masking_reason = "its convolutions mix patches before they become tokens"
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
+        self.first_filters = f"patch_embed.backbone.{'stem.' if config.stages else ''}conv.weight"
         width = config.width
         self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
         self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
         self.heads = (("class", "head"),) if config.classes else ()
-        self.first_filters = f"patch_embed.backbone.{'stem.' if config.stages else ''}conv.weight"
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                4 * width,
-                activation="gelu_tanh" if config.constants == "google" else "gelu",
-                norm_eps=config.norm_eps,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        activation = "gelu_tanh" if config.constants == "google" else "gelu"
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, 4 * width, norm_eps=config.norm_eps, rates=rates, activation=activation
         )
         self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the ViT authors' code; the head and the last norm of each bottleneck are zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
+        nn.init.zeros_(self.cls_token)
         for module in self.modules():
             if isinstance(module, StdConv2d):
                 lecun_normal_(module.weight)
             elif isinstance(module, HybridBottleneck):
                 nn.init.zeros_(module.norm3.weight)
-        nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
+        zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        return self.pos_drop(x + self.tables(grid))
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         return resample(self.pos_embed, self.grid, grid)
-
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
-        *body, last = self.blocks
-        for block in body:
-            x = block(x, grid)
-        return last(x, grid, queries)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the class token: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
 
 
 class HybridEmbed(nn.Module):

@@ -37,11 +37,6 @@ def init_layers(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.latent.data[0])
 
 
-def is_on_meta_device(model: nn.Module) -> bool:
-    """Whether it is on the meta device, where initialization is useless and makes torch import its compiler."""
-    return next(model.parameters()).is_meta
-
-
 def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
     """Initialize several maps stored in one matrix separately; as one matrix their weights would be too small."""
     for matrix in layer.weight.data.split(parts):

@@ -18,10 +18,19 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +54,7 @@ class LinformerConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; table and projections are resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
 
 
 class Linformer(ImageModel):
@@ -55,7 +62,7 @@ class Linformer(ImageModel):
 
     config: LinformerConfig
     prefix_tokens = classifier_tokens = ("class",)
-    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    first_filters = "patch_embed.proj.weight"
     no_maps_reason = "its keys are mixtures of all tokens, so there are no weights per token"
     no_dropping_reason = "its projections mix a fixed number of tokens"
 
@@ -73,29 +80,18 @@ class Linformer(ImageModel):
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, width))
         self.projection = None if projections else nn.Parameter(torch.empty(1, tokens, config.projected))
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            LinformerBlock(
-                width,
-                config.heads,
-                config.mlp_width or 4 * width,
-                norm_eps=config.norm_eps,
-                dropout=config.dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(depth - 1, 1),
-            )
-            for layer in range(depth)
-        )
+        rates, eps = (config.dropout, 0.0, config.stochastic_depth), config.norm_eps
+        mlp_width = config.mlp_width or 4 * width
+        self.blocks = make_blocks(depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, kind=LinformerBlock)
         for block in self.blocks:
             table = nn.Parameter(torch.empty(projections, tokens, config.projected)) if projections else None
             block.attn = LinformerAttention(width, config.heads, self.grid, table, dropout=config.attention_dropout)
-        self.norm = nn.LayerNorm(width, config.norm_eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps)
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """As in a ViT, and the projections as in Linformer's code; the head is zero."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
@@ -103,16 +99,10 @@ class Linformer(ImageModel):
             if name.endswith("projection"):
                 for table in tables:
                     nn.init.xavier_uniform_(table, gain=1 / math.sqrt(2))
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
+        zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        return self.pos_drop(x + self.tables(grid))
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         return resample(self.pos_embed, self.grid, grid)
@@ -122,10 +112,6 @@ class Linformer(ImageModel):
         for layer, block in enumerate(self.blocks):
             x = block(x, grid, queries if layer == len(self.blocks) - 1 else None, shared)
         return x
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the class token: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
 
 
 class LinformerBlock(Block):

@@ -10,7 +10,6 @@ from itertools import groupby
 from math import log, sqrt
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,11 +24,10 @@ from vitrail.models.checkpoint_side import (
     make_same_name_entries,
 )
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
-from vitrail.models.contract import ImageModel, ImageSizes, make_pyramid
 from vitrail.models.family import Family
-from vitrail.models.init import is_on_meta_device
 from vitrail.models.parts import convnet_names
-from vitrail.models.parts.stages import run_stages
+from vitrail.models.parts.convnet import ConvNet
+from vitrail.models.parts.head import make_head
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 STEM_WIDTH = 32  # channels, the same in every size
@@ -56,16 +54,11 @@ class RegNetYConfig:
                 )
 
 
-class RegNetY(ImageModel):
+class RegNetY(ConvNet):
     """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
     config: RegNetYConfig
     first_filters = "stem.conv.weight"
-    no_maps_reason, no_masking_reason, no_dropping_reason = (
-        "it has no attention",
-        "it has no patches",
-        "it has no patches",
-    )
 
     def __init__(self, config: RegNetYConfig) -> None:
         super().__init__(config)
@@ -78,23 +71,15 @@ class RegNetY(ImageModel):
                 blocks[f"b{number + 1}"] = RegNetYBlock(before, width, 1 if number else 2, config.group_width)
                 before = width
             self.add_module(name, nn.Sequential(blocks))
-        names = zip(self.stages, config.stages, strict=True)
-        self.levels = make_pyramid(
-            pair(config.image_size),
-            [4 * 2**stage for stage in range(len(self.stages))],
-            config.widths,
-            [[f"{name}.b{n + 1}" for n in range(depth)] for name, depth in names],
-        )
-        self.sizes = ImageSizes(multiple=(1, 1), minimum=2 * (2 ** (len(self.stages) + 1) + 1,))
+        depths = zip(self.stages, config.stages, strict=True)
+        names = [[f"{name}.b{n + 1}" for n in range(depth)] for name, depth in depths]
+        self.declare_stages(pair(config.image_size), 4, config.widths, names)
         self.heads = (("mean", "head.fc"),) if config.classes else ()
-        self.head = nn.ModuleDict({"fc": nn.Linear(before, config.classes) if config.classes else nn.Identity()})
+        self.head = nn.ModuleDict({"fc": make_head(before, config.classes)})
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Convolutions scaled for the next ReLU; the head and the last norm of each block are zero (Goyal 2017)."""
-        if is_on_meta_device(self):
-            return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 kernel = module.weight[0, 0].numel()
@@ -110,15 +95,7 @@ class RegNetY(ImageModel):
                 nn.init.zeros_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        """The last feature map, each of its positions a token: (B, C, H, W) → (B, h·w, D)."""
-        return run_stages(self.run_stem(images), self, self.stages)[-1].flatten(2).transpose(1, 2)
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        return run_stages(self.run_stem(images), self, self.stages, keep_all=True)
-
     def run_stem(self, images: Tensor) -> Tensor:
-        self.check_images(images)
         return F.relu(self.stem(images))
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ its 3×3 convolution, as in timm and torchvision. Images may have any size.
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,11 +21,10 @@ from vitrail.models.checkpoint_side import (
     make_same_name_entries,
 )
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
-from vitrail.models.contract import ImageModel, ImageSizes, make_pyramid
 from vitrail.models.family import Family
-from vitrail.models.init import is_on_meta_device
 from vitrail.models.parts import convnet_names
-from vitrail.models.parts.stages import run_stages
+from vitrail.models.parts.convnet import ConvNet
+from vitrail.models.parts.head import make_head
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 ShortcutKind = Literal["projection", "padding"]
@@ -50,16 +48,11 @@ class ResNetConfig:
             raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
 
 
-class ResNet(ImageModel):
+class ResNet(ConvNet):
     """(B, 3, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
     config: ResNetConfig
     first_filters = "conv1.weight"
-    no_maps_reason, no_masking_reason, no_dropping_reason = (
-        "it has no attention",
-        "it has no patches",
-        "it has no patches",
-    )
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
@@ -77,23 +70,15 @@ class ResNet(ImageModel):
             before = block.expansion * width
             rest = (block(before, width, 1, config.shortcut) for _ in range(depth - 1))
             self.add_module(name, nn.Sequential(first, *rest))
-        count = range(len(self.stages))
-        self.levels = make_pyramid(
-            pair(config.image_size),
-            [(1 if small else 4) * 2**stage for stage in count],
-            [block.expansion * config.width * 2**stage for stage in count],
-            [[f"{name}.{n}" for n in range(depth)] for name, depth in zip(self.stages, config.stages, strict=True)],
-        )
-        self.sizes = ImageSizes(multiple=(1, 1), minimum=2 * (2 ** (len(self.stages) + 1) + 1,))
+        names = [[f"{name}.{n}" for n in range(depth)] for name, depth in zip(self.stages, config.stages, strict=True)]
+        widths = [block.expansion * config.width * 2**stage for stage in range(len(names))]
+        self.declare_stages(pair(config.image_size), 1 if small else 4, widths, names)
         self.heads = (("mean", "fc"),) if config.classes else ()
-        self.fc = nn.Linear(before, config.classes) if config.classes else nn.Identity()
+        self.fc = make_head(before, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Convolutions scaled for the next ReLU; the head and the last norm of each block are zero (Goyal 2017)."""
-        if is_on_meta_device(self):
-            return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -106,15 +91,7 @@ class ResNet(ImageModel):
             nn.init.zeros_(self.fc.weight)
             nn.init.zeros_(self.fc.bias)
 
-    def encode(self, images: Tensor, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        """The last feature map, each of its positions a token: (B, C, H, W) → (B, h·w, D)."""
-        return run_stages(self.run_stem(images), self, self.stages)[-1].flatten(2).transpose(1, 2)
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        return run_stages(self.run_stem(images), self, self.stages, keep_all=True)
-
     def run_stem(self, images: Tensor) -> Tensor:
-        self.check_images(images)
         return self.maxpool(F.relu(self.bn1(self.conv1(images))))
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.block import Block
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample, sinusoid
 from vitrail.models.checkpoint_side import (
@@ -28,7 +27,9 @@ from vitrail.models.checkpoint_side import (
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import is_on_meta_device
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # patch size, stride, padding
@@ -66,7 +67,6 @@ class T2T(ImageModel):
 
     config: T2TConfig
     prefix_tokens = classifier_tokens = ("class",)
-    final_norm = "norm"
     no_masking_reason = "it mixes patches in its stem"
 
     def __init__(self, config: T2TConfig) -> None:
@@ -86,28 +86,16 @@ class T2T(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width), requires_grad=False)
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                mlp_width,
-                qkv_bias=False,
-                norm_eps=eps,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, qkv_bias=False
         )
         self.norm = nn.LayerNorm(width, eps)
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the T2T authors' code, except that the head is zero."""
-        if is_on_meta_device(self):
-            return
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -119,29 +107,17 @@ class T2T(ImageModel):
                 nn.init.orthogonal_(module.w, gain=math.sqrt(len(module.w)))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         self.pos_embed.copy_(sinusoid(torch.arange(self.pos_embed.shape[1]), self.config.width))  # class token at 0
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)
         return self.tokens_to_token(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        return self.pos_drop(x + self.tables(grid))
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         return resample(self.pos_embed, self.grid, grid)
-
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
-        *body, last = self.blocks
-        for block in body:
-            x = block(x, grid)
-        return last(x, grid, queries)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the class token: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
 
 
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:

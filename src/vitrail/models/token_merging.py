@@ -49,9 +49,9 @@ def add_token_merging(model: nn.Module, per_layer: int) -> nn.Module:
 def count_mergeable_patches(model: nn.Module) -> int:
     """The number of patches of a model that supports merging; an error for other models."""
     kind = type(model).__name__
-    if not isinstance(model, ImageModel) or len(model.levels) > 1:
+    if not isinstance(model, ImageModel) or len(model.levels) > 1 or not model.final_norm:
         raise ConfigError(f"{kind} has no blocks of tokens to merge; {SUPPORTED_MODELS_HINT}")
-    blocks = [model.get_submodule(name) for level in model.levels for name in level.blocks]
+    blocks: list[Any] = [model.get_submodule(name) for name in model.levels[0].blocks]
     if isinstance(blocks[0], MergingBlocks):
         raise ConfigError(f"this {kind} merges tokens already; expected the model it was made from")
     if any(type(block) is not Block or type(block.attn) is not SelfAttention for block in blocks):
@@ -59,7 +59,8 @@ def count_mergeable_patches(model: nn.Module) -> int:
             f"{kind} has its own kind of blocks, which do not support merged tokens; {SUPPORTED_MODELS_HINT}"
         )
     if model.no_dropping_reason:
-        raise ConfigError(f"{model.no_dropping_reason}, but a merged token has no position; {SUPPORTED_MODELS_HINT}")
+        positions = "several" if blocks[0].attn.positions is None else "none"
+        raise ConfigError(f"{model.no_dropping_reason}, and a merged token has {positions}; {SUPPORTED_MODELS_HINT}")
     return model.grid[0] * model.grid[1]
 
 

@@ -11,18 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.block import Activation, Block
+from vitrail.layers.block import Activation
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
-from vitrail.models.checkpoint_side import CheckpointSide, InferredConfig, TensorShapes
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checkpoint_side import CheckpointSide
+from vitrail.models.checks import (
+    MAY_BE_ZERO,
+    RATE,
+    Size,
+    check_patch_config,
+    pair,
+)
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers, is_on_meta_device, lecun_normal_
-from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_encoder_fields
+from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
+from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
-from vitrail.models.parts.tensor_shapes import get_tensor_shape
+from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +60,7 @@ class ViTConfig:
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_heads(self.width, self.heads)
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        check_patch_config(self)
         if self.pool == "class" and not self.class_token:
             raise ConfigError("pool 'class' without a class token; expected class_token=True or another pool")
         if self.positions_at != "stem" and self.positions in ("none", "relative", "rotary"):
@@ -71,7 +77,7 @@ class ViT(ImageModel):
     """
 
     config: ViTConfig
-    final_norm, first_filters = "norm", "patch_embed.proj.weight"
+    first_filters = "patch_embed.proj.weight"
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -101,21 +107,18 @@ class ViT(ImageModel):
             rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
             self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.heads,
-                mlp_width,
-                activation=config.activation,
-                qkv_bias=config.qkv_bias,
-                norm_eps=eps,
-                layer_scale=config.layer_scale,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(config.depth - 1, 1),
-                positions=in_attention(config.positions, width // config.heads, self.grid),
-            )
-            for layer in range(config.depth)
+        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
+        self.blocks = make_blocks(
+            config.depth,
+            width,
+            config.heads,
+            mlp_width,
+            norm_eps=eps,
+            rates=rates,
+            activation=config.activation,
+            qkv_bias=config.qkv_bias,
+            layer_scale=config.layer_scale,
+            positions=lambda: in_attention(config.positions, width // config.heads, self.grid),
         )
         self.norm = nn.Identity() if config.pool == "mean_norm" else nn.LayerNorm(width, eps)
         self.attn_pool = None
@@ -124,14 +127,11 @@ class ViT(ImageModel):
             self.attn_pool = AttentionPool(width, config.heads, mlp_width, tanh=tanh, norm_eps=eps)
         self.fc_norm = nn.LayerNorm(width, eps) if config.pool == "mean_norm" else nn.Identity()
         self.pre_logits = nn.Linear(width, width) if config.head == "mlp" else None
-        self.head = nn.Linear(width, config.classes) if config.classes else nn.Identity()
+        self.head = make_head(width, config.classes)
         self.init_weights()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Every weight as in the ViT authors' code; the head is zero, so training starts from equal probabilities."""
-        if is_on_meta_device(self):
-            return
         init_layers(self)
         if self.cls_token is not None:
             nn.init.zeros_(self.cls_token)
@@ -143,8 +143,7 @@ class ViT(ImageModel):
             self.pos_embed.copy_(F.pad(table, (0, 0, self.pos_embed.shape[1] - table.shape[0], 0)))
         if self.pre_logits is not None:
             lecun_normal_(self.pre_logits.weight)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        zero_head(self.head)
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Cut the images into patches and map each to a token: (B, C, H, W) → (B, n, D), and their grid."""
@@ -153,10 +152,7 @@ class ViT(ImageModel):
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         """Add the prefix tokens and, at the stem, the positions: (B, n, D) → (B, N, D)."""
-        prefix = [
-            each.expand(patches.shape[0], -1, -1) for each in (self.cls_token, self.reg_token) if each is not None
-        ]
-        x = torch.cat([*prefix, patches], dim=1)
+        x = prepend_tokens(patches, self.cls_token, self.reg_token)
         tables = self.tables(grid) if self.config.positions_at == "stem" else None
         return x if tables is None else x + tables[0]
 
@@ -225,25 +221,6 @@ ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
     **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
 }
-
-
-def infer_config(shapes: TensorShapes) -> InferredConfig:
-    fields, class_token = infer_encoder_fields(shapes), "cls_token" in shapes
-    mean_norm = "fc_norm.weight" in shapes and "norm.weight" not in shapes
-    fields |= {
-        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
-        "class_token": class_token,
-        "registers": get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
-        "pool": "mean_norm" if mean_norm else "class" if class_token else "mean",
-        "head": "mlp" if "pre_logits.weight" in shapes else "linear",
-    }
-    if "attn_pool.latent" in shapes:
-        fields["pool"] = "map"
-    if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]:
-        fields["activation"] = "swiglu"
-    return InferredConfig(fields=fields, stride=fields["patch_size"], prefix=class_token + fields["registers"])
-
-
 SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO)
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, heads_by_width=True)
+CHECKPOINT = CheckpointSide(infer_config=infer_vit_config, sources=SOURCES, heads_by_width=True)
 FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

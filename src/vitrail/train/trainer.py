@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
+from vitrail.tasks.sync_batch_norm import set_sync_batch_norm_ranks
 from vitrail.tasks.task import Task
 from vitrail.train.optim import (
     WeightEMA,
@@ -44,6 +45,7 @@ class Trainer:
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
         self.task.setup(plan.source, plan.recipe)
+        set_sync_batch_norm_ranks(self.task, plan.ranks)
         freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
         self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}
@@ -88,7 +90,7 @@ class Trainer:
             batch = next(batches)
             skipped.update(batch.skipped)
             if not batch.size:
-                raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
+                raise DataError(f"no {self.task.example} of a batch can be read, for instance {min(skipped)}")
             self.units_since_log += self.task.count_units(batch) * self.ranks.world_size
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
@@ -252,7 +254,7 @@ def check_task_output(task: Task, output: Any) -> None:
         raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
     for key, value in metrics.items():
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not is_number or not isfinite(value):
+        if not is_number or not isfinite(value.detach() if isinstance(value, Tensor) else value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
         if key in ("step", "epoch") or key.startswith("val_"):
             raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")

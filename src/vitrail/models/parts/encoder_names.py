@@ -9,6 +9,7 @@ from typing import Any
 
 from vitrail.models.checkpoint_side import (
     ConfigFields,
+    InferredConfig,
     SourceNames,
     TensorShapes,
     make_entry,
@@ -35,6 +36,23 @@ def infer_encoder_fields(shapes: TensorShapes) -> dict[str, Any]:
         "mlp_width": None if mlp_width == 4 * width else mlp_width,
         "layer_scale": DEFAULT_LAYER_SCALE if "blocks.0.ls1.gamma" in shapes else None,
     }
+
+
+def infer_vit_config(shapes: TensorShapes) -> InferredConfig:
+    fields, class_token = infer_encoder_fields(shapes), "cls_token" in shapes
+    mean_norm = "fc_norm.weight" in shapes and "norm.weight" not in shapes
+    fields |= {
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "class_token": class_token,
+        "registers": get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
+        "pool": "mean_norm" if mean_norm else "class" if class_token else "mean",
+        "head": "mlp" if "pre_logits.weight" in shapes else "linear",
+    }
+    if "attn_pool.latent" in shapes:
+        fields["pool"] = "map"
+    if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]:
+        fields["activation"] = "swiglu"
+    return InferredConfig(fields=fields, stride=fields["patch_size"], prefix=class_token + fields["registers"])
 
 
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {  # what a plain ViT of another library can be

@@ -1,0 +1,153 @@
+"""What models declare, measured on the models themselves."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.noisy_weights import add_weight_noise
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.errors import ConfigError
+from vitrail.models import FAMILIES
+from vitrail.models.catalog import load_built_in_families
+from vitrail.models.contract import ImageModel, Model, check_reads_images
+
+SIZE = (32, 64)
+PLAIN: dict[str, Any] = {"patch_size": (8, 16), "width": 16, "heads": 2, "depth": 2}
+TOKENS: dict[str, Any] = {"width": 16, "heads": 2, "depth": 2}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("vit", {**PLAIN, "registers": 2}),
+    "vit, mean": ("vit", {**PLAIN, "pool": "mean"}),
+    "vit, map": ("vit", {**PLAIN, "pool": "map", "class_token": False}),
+    "vit, rotary": ("vit", {**PLAIN, "positions": "rotary"}),
+    "vit, positions in layers": ("vit", {**PLAIN, "positions_at": "layers"}),
+    "deit": ("deit", PLAIN),
+    "deit, distilled": ("deit", {**PLAIN, "distilled": True}),
+    "deit, distillation head": ("deit", {**PLAIN, "distilled": True, "answer": "distill"}),
+    "hybrid": ("hybrid", {**TOKENS, "stages": (1, 1), "patch_size": (1, 2)}),
+    "hybrid, stem only": ("hybrid", {**TOKENS, "stages": (), "patch_size": 2}),
+    "cct": ("cct", {**TOKENS, "stem": (8,)}),
+    "cct, neighbours": ("cct", {**TOKENS, "stem": (8,), "published": False, "neighbours": True}),
+    "cait": ("cait", {**PLAIN, "layer_scale": 0.5}),
+    "t2t": ("t2t", {**TOKENS, "stage_width": 8}),
+    "linformer": ("linformer", {**PLAIN, "projected": 4}),
+    "axial": ("axial", PLAIN),
+    "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
+    "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
+    "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
+}
+
+
+def build(case: str, size: tuple[int, int] = SIZE, **fields: Any) -> ImageModel:
+    name, own = CASES[case]
+    family = next(each for each in load_built_in_families() if each.name == name)
+    model = family.build(family.configure(**{"image_size": size, "classes": 5, **own, **fields}))
+    assert isinstance(model, ImageModel)
+    return add_weight_noise(model)
+
+
+def test_every_family_is_measured() -> None:
+    assert {name for name, _ in CASES.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
+    model = build(case)
+    larger = model if model.sizes.dynamic else build(case, (64, 192))
+    maps, larger_maps = model.feature_maps(torch.zeros(1, 3, *SIZE)), larger.feature_maps(torch.zeros(1, 3, 64, 192))
+    assert len(maps) == len(larger_maps) == len(model.levels)
+    for level, small, large in zip(model.levels, maps, larger_maps, strict=True):
+        assert small.shape == (1, level.width, *level.grid)
+        rows, columns = (large.shape[axis] - small.shape[axis] for axis in (2, 3))
+        assert (32 / rows, 128 / columns) == level.stride
+    assert model.grid == model.levels[-1].grid
+    if "dynamic" in model.config.__dataclass_fields__:
+        (resized,) = build(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
+        assert resized.shape == larger_maps[0].shape
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None:
+    model, images = build(case), torch.randn(1, 3, *SIZE)
+    names = [name for level in model.levels for name in level.blocks]
+    called = list[str]()
+    for name in names:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
+    model(images)
+    assert called == names
+    if model.first_filters:
+        assert model.get_parameter(model.first_filters).shape[1] == 3
+    assert [len(model.get_submodule(name).get_parameter("bias")) for _, name in model.heads] == [5] * len(model.heads)
+    assert not build(case, classes=0).heads
+    tokens = model.tokens(images)
+    assert tokens.shape[1:] == (model.prefix + model.grid[0] * model.grid[1], model.levels[-1].width)
+    for queries in (None, model.prefix or None):
+        each = model.head_logits(model.encode(images, queries))
+        assert len(each) == len(model.heads)
+        assert {logits.shape for logits in each} == {(1, 5)}
+    if not model.final_norm:
+        last = model.feature_maps(images)[-1]
+    else:
+        norm: Any = model.get_submodule(model.final_norm)
+        last = norm(model.feature_maps(images)[-1].movedim(1, -1)).movedim(-1, 1)
+    torch.testing.assert_close(last.flatten(2).mT, tokens[:, model.prefix :])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_classifier_reads_the_declared_tokens(case: str) -> None:
+    model = build(case)
+    tokens = model.tokens(torch.randn(1, 3, *SIZE)).detach().requires_grad_()
+    model.logits(tokens).square().sum().backward()
+    assert tokens.grad is not None
+    read = {n for n, gradient in enumerate(tokens.grad[0]) if gradient.abs().sum() > 0}
+    patches = set(range(model.prefix, tokens.shape[1]))
+    assert read == ({model.prefix_tokens.index(name) for name in model.classifier_tokens} or patches)
+    if model.attention_pool:
+        pool: Any = model.get_submodule(model.attention_pool)
+        torch.testing.assert_close(pool.weights(tokens[:, model.prefix :]).sum(-1).mean(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_and_dropped_patches_have_no_influence(case: str) -> None:
+    model, images = build(case), torch.randn(2, 3, *SIZE, requires_grad=True)
+    patches = model.grid[0] * model.grid[1]
+    hidden = torch.zeros(2, patches, dtype=torch.bool)
+    hidden[:, 0] = True
+    kept = torch.arange(1, patches).expand(2, -1)
+    if model.no_masking_reason:
+        if model.final_norm:
+            with pytest.raises(ConfigError, match=f"cannot be masked: {model.no_masking_reason}"):
+                model.embed(images, hidden, torch.zeros(16))
+        return
+    x, grid = model.embed(images, hidden, torch.full((16,), 0.5))
+    model.run(x, grid).square().sum().backward()
+    assert images.grad is not None
+    corner = images.grad[:, :, :8, :16]
+    assert corner.abs().sum() == 0
+    assert (images.grad.abs().sum((0, 1)) > 0).sum() == 32 * 64 - 8 * 16
+    if model.no_dropping_reason:
+        with pytest.raises(ConfigError, match=f"cannot be dropped: {model.no_dropping_reason}"):
+            model.embed(images, kept=kept)
+        return
+    every, _ = model.embed(images)
+    fewer, grid = model.embed(images, kept=kept)
+    first = fewer.shape[1] - len(kept[0])  # the class token of a CaiT joins later
+    torch.testing.assert_close(fewer, torch.cat([every[:, :first], every[:, first + 1 :]], dim=1))
+    assert model.run(fewer, grid).shape == (2, model.prefix + patches - 1, 16)
+
+
+class Reader(Model):
+    reads = "text"
+
+    def forward(self, text: Tensor) -> Tensor:
+        return text
+
+
+def test_a_text_model_is_refused_where_images_are_expected() -> None:
+    with pytest.raises(ConfigError, match=r"Reader reads text; expected a model that reads images"):
+        check_reads_images(Reader(None))
+    check_reads_images(nn.Identity())
+    check_reads_images(vitrail.create("resnet20_cifar"))
