@@ -206,7 +206,9 @@ def add_zero_prefix_positions(tensors: Mapping[str, Tensor], config: Mapping[str
 
 def insert_zero_register_positions(table: Tensor, registers: Tensor) -> Tensor:
     """Insert zero rows for the registers, which have no positions in DINOv2, after the row of the class token."""
-    rows = registers.shape[1] if registers.ndim == 3 else 0
+    if table.ndim != 3 or registers.ndim != 3:  # refused when the config is inferred
+        return table
+    rows = registers.shape[1]
     return torch.cat((table[:, :1], table.new_zeros(table.shape[0], rows, *table.shape[2:]), table[:, 1:]), dim=1)
 
 
