@@ -17,7 +17,7 @@ from vitrail.data.batch import Batch
 from vitrail.distributed import join_process_group
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import ImageTask
-from vitrail.tasks.task import Metric
+from vitrail.tasks.metric import Metric
 
 
 class RotationPrediction(ImageTask):
@@ -41,7 +41,7 @@ class RotationPrediction(ImageTask):
 def main(epochs: float = 3.0) -> None:
     torch.manual_seed(0)
     recipe = vitrail.open_recipe("fashion").with_settings({"epochs": epochs})
-    backbone = vitrail.create(recipe.model, channels=1, classes=0, **recipe.fields)  # 0 classes: no head
+    backbone = vitrail.create("ViT-Ti/16", channels=1, classes=0, **recipe.fields)  # 0 classes: no head
     task = RotationPrediction(backbone, width=backbone.config.width)
     with join_process_group() as ranks:  # a single process, or those of torchrun
         # the run is resumed if you stop this script and start it again; its folder has a log and checkpoints

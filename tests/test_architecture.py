@@ -162,6 +162,7 @@ def test_training_knows_no_images() -> None:
     for path in (PACKAGE / "train").glob("*.py"):
         known = {name for name in list_imports(path) if name.startswith(("vitrail.data", "vitrail.evaluation"))}
         assert known <= allowed, path
+        assert not re.search(r"\b(?:top1|mixup|cutmix|smoothing|normalise|pixels)\b", path.read_text("utf-8")), path
 
 
 LAYOUT_PLACES = (PACKAGE / "checkpoint", PACKAGE / "cli" / "convert.py")  # where a literal may be the name of a layout

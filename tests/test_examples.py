@@ -1,5 +1,7 @@
 """The examples run and print what the README shows."""
 
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +9,11 @@ from typing import Any
 
 import jupytext
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from support.core_environment import ROOT, link_core_packages, run_in_core_environment
+
+import vitrail
 
 EXAMPLES = ROOT / "examples"
 
@@ -45,6 +50,19 @@ def test_demo(tmp_path: Path) -> None:
     assert figure == "figure  runs/demo-2/explained/dress.grad-rollout.png"
     assert report.startswith("report  runs/demo-2/report.html")
     assert (tmp_path / figure.split()[1]).exists()
+
+
+def test_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a fraction of an epoch; the second call finds a finished run."""
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(EXAMPLES / "own_task.py"))["main"]
+    main(0.05)
+    main(0.05)
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"after 3 steps: loss 1\.\d+, accuracy 0\.\d+", first)
+    assert first == second
+    assert vitrail.load("runs/rotation/model").config.classes == 0
+    assert len((EXAMPLES / "own_task.py").read_text("utf-8").splitlines()) <= 60
 
 
 def read_notebook() -> Any:

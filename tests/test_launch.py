@@ -30,7 +30,10 @@ def parse(words: str) -> dict[str, str]:
         (f"RANK=0 WORLD_SIZE=1 {TASK_2}", None),  # torchrun with one process in each task
         (f"RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 {MASTER}", Launch(1, 4, 1, "node7", 1234, False)),
         (f"RANK=0 WORLD_SIZE=4 {MASTER}", Launch(0, 4, 0, "node7", 1234, True)),
-        (f"RANK=0 WORLD_SIZE=4 {MASTER} TORCHELASTIC_USE_AGENT_STORE=True", Launch(0, 4, 0, "node7", 1234, False)),
+        (
+            f"RANK=0 WORLD_SIZE=4 {MASTER} TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2",
+            Launch(0, 4, 0, "node7", 1234, False, 2),
+        ),
         (f"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 {MASTER} {TASK_2}", Launch(5, 8, 1, "node7", 1234, False)),  # in srun
         (f"WORLD_SIZE=4 {MASTER} {TASK_2}", Launch(2, 4, 1, "node7", 1234, False)),
         (f"{TASK_2} {MASTER}", Launch(2, 4, 1, "node7", 1234, False)),

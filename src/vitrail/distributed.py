@@ -168,7 +168,8 @@ def join_process_group() -> Generator[Ranks]:
     if launch is None:
         yield Ranks()
         return
-    store = PrefixStore(f"vitrail/{next(JOIN_NUMBERS)}", open_store(launch))
+    table = open_store(launch)
+    store = PrefixStore(f"vitrail/{launch.attempt}/{next(JOIN_NUMBERS)}", table)
     wait_for_all_processes(launch, store)
     ranks = Ranks(launch.rank, launch.world_size, launch.local_rank)
     if torch.cuda.is_available():
@@ -282,7 +283,7 @@ class Peers:
         if not ended:
             return f"the connection to another of {self.ranks.world_size} processes was lost: {describe_error(error)}"
         which = f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended))} of {self.ranks.world_size} processes"
-        return f"{which} ended without an error; perhaps a signal ended it, or memory ran out"
+        return f"{which} ended without an error message, perhaps killed because memory ran out"
 
 
 class LostRankError(VitrailError):

@@ -28,6 +28,7 @@ class Launch:
     address: str
     port: int
     opens_store: bool  # whether this process listens there; torchrun listens itself
+    attempt: int = 0  # how often torchrun has restarted the processes
 
 
 def read_launcher_environment(environ: Mapping[str, str]) -> Launch | None:
@@ -62,7 +63,8 @@ def read_launcher_environment(environ: Mapping[str, str]) -> Launch | None:
         raise launch_error(env, "MASTER_PORT is not a port, which is 1 to 65535")
     local = next((name for name in (names[2], "LOCAL_RANK") if name in env), "SLURM_LOCALID" if by_srun else "")
     opens_store = rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return Launch(rank, world_size, read_number(env, local, 0), address, port, opens_store)
+    attempt = read_number(env, "TORCHELASTIC_RESTART_COUNT", 0)
+    return Launch(rank, world_size, read_number(env, local, 0), address, port, opens_store, attempt)
 
 
 def read_number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoint.description import Description
 
 TIMM_PREFIX = "timm:"
-LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype")  # of `vitrail.load`, which are not config fields
+LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype", "images_only")  # which are not config fields
 
 GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
 
@@ -158,13 +158,11 @@ def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPr
     import torch
 
     from vitrail.checkpoint.reading import read, warn_about_report
-    from vitrail.models.contract import check_reads_images
 
     refuse_load_arguments_as_fields(fields)
     run = find_finished_run(Path(name))
     with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
-        found = read(name if run is None else run.model, **fields)
-    check_reads_images(found.model)
+        found = read(name if run is None else run.model, images_only=True, **fields)
     about = found.description
     how = choose_preprocessing(found.model, about.preprocessing, preprocessing)
     if about.preprocessing is None:
@@ -318,8 +316,9 @@ def wrap_module(
 
 def choose_preprocessing(model: Any, known: Preprocessing | None, given: GivenPreprocessing) -> Preprocessing:
     """The model's preprocessing with what was given; without any, mean and std 0.5 for each channel of the model."""
-    from vitrail.models.contract import takes_other_sizes
+    from vitrail.models.contract import check_reads_images, takes_other_sizes
 
+    check_reads_images(model)
     config = model.config
     if known is None:
         half = (0.5,) * config.channels

@@ -10,6 +10,7 @@ import torch
 from support.toy_datasets import random_array
 
 from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.datasets import open_data
 from vitrail.errors import DataError
 
 
@@ -51,3 +52,12 @@ def test_grey_images_get_a_channel_and_are_writable() -> None:
 def test_invalid_arrays_and_labels_are_refused(images: Any, labels: Any, expected: str) -> None:
     with pytest.raises(DataError, match=re.escape(expected)):
         ArrayDataset(images, labels, ["cat", "dog"], "toys")
+
+
+def test_arrays_without_classes() -> None:
+    data = open_data(ArrayDataset(random_array(10, 4, 4, 3), None, ()))
+    assert (data.classes, len(data.train or ()), len(data.val or ())) == ((), 8, 2)
+    assert data.train is not None
+    assert data.train.label(0) == -1
+    with pytest.raises(DataError, match="label 0 of image 0; expected -1"):
+        ArrayDataset(random_array(1, 4, 4, 3), [0], ())

@@ -1,5 +1,6 @@
 """Data sets of other libraries, such as torchvision's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,33 @@ def test_split_by_index_and_class() -> None:
     assert data.name == "Toy"
     assert data.val is not None
     assert sorted(data.val.label(index) for index in range(len(data.val))) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda each: each, lambda each: (each,), lambda each: (each, -1), lambda each: [each, "a"]]
+)
+def test_items_without_labels_have_no_classes(make: Callable[[Any], Any]) -> None:
+    images = list(random_array(10, 4, 4, 3))
+    data = open_data([make(image) for image in images], need_classes=False)
+    assert (data.classes, len(data.train or ()), len(data.val or ())) == ((), 8, 2)
+    assert data.train is not None
+    assert {data.train.label(index) for index in range(8)} == {-1}
+    assert any(np.array_equal(data.train.source(0), image) for image in images)
+    assert data.train[0][1] == -1
+
+
+def test_labels_are_kept_if_classes_are_not_needed() -> None:
+    data = open_data([(image, n % 3) for n, image in enumerate(random_array(9, 4, 4, 3))], need_classes=False)
+    assert data.classes == ("0", "1", "2")
+    with pytest.raises(DataError, match=r"image 0 of list cannot be read: .*; expected"):
+        open_data(list(random_array(3, 4, 4, 3)))
+
+
+def test_unreadable_items_without_labels() -> None:
+    class Broken(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyError("gone")
+
+    data = TorchDatasetAdapter(Broken([1, 2]), need_classes=False)
+    with pytest.raises(DataError, match="image 1 of Broken cannot be read: 'gone'; expected an image"):
+        data.source(1)

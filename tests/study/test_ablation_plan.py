@@ -131,7 +131,7 @@ def test_row_without_pretraining_has_the_same_model(tmp_path: Path) -> None:
     assert list(row.changes) == ["init"]
     tuned, fresh = plan_request(ablation.full_row.request), plan_request(row.request)
     assert tuned.model.config == fresh.model.config
-    assert tuned.source.describe_model_input() == fresh.source.describe_model_input()
+    assert tuned.source.describe_model_input(tuned.model) == fresh.source.describe_model_input(fresh.model)
     name = "blocks.0.attn.qkv.weight"
     assert not torch.equal(tuned.model.state_dict()[name], fresh.model.state_dict()[name])
 

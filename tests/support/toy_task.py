@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import ImageTask, StartingModel, build_image_task
-from vitrail.tasks.task import LOSS_METRIC, BuildContext, Metric, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
 
 RECIPE = Recipe(
     optimization=OptimizationSettings(lr=3e-3, layer_decay=0.8, clip=3.0),
@@ -34,7 +36,7 @@ RECIPE = Recipe(
 @dataclass(frozen=True, kw_only=True)
 class ToySettings:
     outputs: int = 6
-    momentum: Schedule = Schedule(start=0.9, end=1.0)
+    momentum: Schedule = field(default=Schedule(start=0.9, end=1.0))
     frozen_epochs: int = field(default=1, metadata=MAY_BE_ZERO)  # of the last layer
 
 
@@ -44,7 +46,7 @@ class SelfDistillation(ImageTask):
     metrics = (Metric(name="agreement", label="agreement", is_share=True), LOSS_METRIC)
     shares = ("agreement",)
     averages_itself = True
-    views = {"crops": View(ViewAugmentation(area=(0.4, 1.0)), count=2)}
+    views = MappingProxyType({"crops": View(ViewAugmentation(area=(0.4, 1.0)), count=2)})
 
     def __init__(self, backbone: Any, settings: ToySettings | None = None) -> None:
         super().__init__()
@@ -62,7 +64,7 @@ class SelfDistillation(ImageTask):
     def result(self) -> nn.Module:
         return self.teacher[0]
 
-    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
         crops = self.normalise(batch["crops"].flatten(0, 1))  # (2·B, C, h, w)
         student = compute_outputs(crops, self.backbone, self.projector, self.last)
         with torch.no_grad():

@@ -1,8 +1,6 @@
 """Tasks: resumed as never stopped, the same on two processes, and what they hold reaches optimizer and checkpoint."""
 
 import importlib.util
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support import toy_task
-from support.toy_datasets import write_class_folders
 from support.toy_task import RECIPE, SelfDistillation, make_backbone, make_data, make_task
 from test_train_fit import StopAt, assert_same, read_checkpoint_and_log
 from torch import Tensor, multiprocessing, nn
 
 import vitrail
-from vitrail import tasks
-from vitrail.cli import build_app
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
-from vitrail.recipes.recipe import SCHEDULED_SETTINGS, LoopSettings, OptimizationSettings, Recipe
+from vitrail.recipes.recipe import SCHEDULED_SETTINGS, OptimizationSettings, Recipe
 from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
-from vitrail.tasks.image_task import check_patches_can_be_dropped, check_patches_can_be_masked, open_image_source
+from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.task import Task
 from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
@@ -130,8 +124,7 @@ def trainer_batches(trainer: Trainer) -> Any:
 
 def train_on_rank(rank: int, folder: str) -> None:
     """A process of two, forked so that nothing is imported again."""
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     ranks = Ranks(rank, 2, rank)
     recipe = change_loop(SMOOTH, accumulate=2)
     fit(make_task(), make_data(), recipe, run=Path(folder) / "two", ranks=ranks, device="cpu")
@@ -168,10 +161,9 @@ def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
 
 def test_copy_has_its_own_weights_and_shares_what_is_declared() -> None:
     task = make_task()
-    task.shared = (owner := object(),)
-    task.owner = owner  # pyright: ignore[reportAttributeAccessIssue]
+    task.shared = (task.settings,)
     copy = task.copy()
-    assert copy.owner is owner
+    assert copy.settings is task.settings
     for (name, mine), its in zip(task.state_dict().items(), copy.state_dict().values(), strict=True):
         assert torch.equal(mine, its), name
         assert mine.data_ptr() != its.data_ptr(), name
@@ -230,7 +222,11 @@ def test_frozen_backbone_is_in_eval_mode_and_the_rest_is_trained() -> None:
     recipe = replace(RECIPE, optimization=replace(RECIPE.optimization, train_blocks=0))
     task = make_task(**NOISY)
     modes = list[tuple[bool, bool]]()
-    task.projector.register_forward_hook(lambda *_: modes.append((task.backbone.training, task.projector.training)))
+
+    def record_modes(*_: object) -> None:
+        modes.append((task.backbone.training, task.projector.training))
+
+    task.projector.register_forward_hook(record_modes)
     before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
     trainer = make_trainer(task, recipe)
     batches = trainer_batches(trainer)
@@ -252,7 +248,7 @@ class Exploding(SelfDistillation):
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
         loss, metrics = super().forward(batch, clock)
         if clock.step == 1 and self.training:
-            loss.register_hook(lambda gradient: gradient * torch.inf)
+            loss.register_hook(torch.full_like(loss, torch.inf).mul)
         return loss, metrics
 
     def after_step(self, clock: Clock) -> None:
@@ -287,8 +283,12 @@ def test_scheduled_settings_reach_the_optimizer(optimizer: Any, monkeypatch: pyt
     assert set(schedules) == set(SCHEDULED_SETTINGS)
     recipe = replace(RECIPE, schedules=schedules, optimization=OptimizationSettings(optimizer=optimizer))
     trainer, clips = make_trainer(make_task(), recipe), list[float]()
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda _, norm: clips.append(norm))
-    batches = trainer_batches(trainer)
+
+    def record_clip(_: object, norm: float) -> None:
+        clips.append(norm)
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", record_clip)
+    batches, value = trainer_batches(trainer), dict[str, float]()
     for step in range(5):
         trainer.step(batches)
         clock = Clock(step=step, steps=9, steps_per_epoch=3)
@@ -302,154 +302,3 @@ def test_scheduled_settings_reach_the_optimizer(optimizer: Any, monkeypatch: pyt
         assert clips[-1] == value["clip"]
     assert value["weight_decay"] == pytest.approx(0.1 + 0.3 * 4 / 9)
     assert (value["momentum"], len(clips)) == (0.8, 5)
-
-
-def run_command(*words: str) -> None:
-    build_app()(words, exit_on_error=False, result_action="return_value")
-
-
-@pytest.fixture
-def toy_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
-    """The toy task as one file and one line; the command that trains it by a recipe, in two epochs."""
-    monkeypatch.setattr(tasks, "TASKS", (*tasks.TASKS, "toy_task"))
-    monkeypatch.setitem(sys.modules, "vitrail.tasks.toy_task", toy_task)
-    (tmp_path / "toy.yaml").write_text(
-        "model: vit_tiny_patch16_224\n"
-        "fields: {image_size: 8, patch_size: 4, width: 12, depth: 1, heads: 2}\n"
-        "batch: 4\nepochs: 2\nsave_every: 1\nkeep_best: true\n"
-        "task: {name: toy_task, outputs: 5, momentum: {start: 0.8, end: 1}}\n"
-        "schedules: {weight_decay: {start: 0.04, end: 0.4}}\n"
-    )
-    write_class_folders(tmp_path / "images", cats=5, dogs=5)
-    return "train", "--recipe", str(tmp_path / "toy.yaml"), "--data", str(tmp_path / "images"), "--workers", "0"
-
-
-def test_task_is_one_file_and_one_line(toy_file: tuple[str, ...], tmp_path: Path) -> None:
-    """It trains, resumes and saves by its recipe, as any other."""
-    run = RunFolder(tmp_path / "run")
-    run_command(*toy_file, "--out", str(run.folder))
-    tensors, _ = read_checkpoint_and_log(run)
-    assert tensors["model/task.last.weight"].shape == (5, 5)
-    recorded = run.load_plan()
-    assert recorded["task"]["name"] == "toy_task"
-    assert [each["name"] for each in recorded["task"]["metrics"]] == ["agreement", "loss"]
-    for part in ("model", "best"):
-        assert (run.folder / part / "model.safetensors").exists()
-    stopped = RunFolder(tmp_path / "stopped")
-    shutil.copytree(run.folder, stopped.folder)
-    stopped.list_checkpoints()[-1].unlink()
-    shutil.rmtree(stopped.folder / "model")
-    run_command("train", "--resume", str(stopped.folder))
-    assert_same(run, stopped)
-    for name, tensor in vitrail.load(stopped.folder / "model").state_dict().items():
-        assert torch.equal(tensor, tensors[f"model/task.teacher.0.{name}"]), name
-
-
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("{name: toy_tusk}", "unknown task 'toy_tusk'; did you mean 'toy_task'"),
-        ("{name: 5}", "unknown task 5"),
-        ("{name: toy_task, momentun: 0.9}", "unknown setting of the task toy_task 'momentun'; did you mean 'momentum'"),
-        ("{name: toy_task, outputs: 0}", "outputs is 0; expected more than 0"),
-        ("{name: toy_task, outputs: many}", "outputs is 'many'; expected a whole number"),
-        ("{name: toy_task, momentum: {end: 1}}", "the schedule of momentum"),
-        ("{name: toy_task, momentum: {start: 1, shape: round}}", "shape of a schedule is 'round'"),
-        ("{name: classification, momentum: 0.9}", "`task` sets momentum, but classification has no settings"),
-        ("{name: distillation, tempreture: 2}", "did you mean 'temperature'"),
-        ("{tempreture: 2}", "`task` sets tempreture"),
-        ("toy_task", "task is 'toy_task'; expected a mapping"),
-    ],
-)
-def test_unknown_tasks_and_settings_are_one_line_errors(
-    task: str, message: str, toy_file: tuple[str, ...], tmp_path: Path
-) -> None:
-    recipe = tmp_path / "toy.yaml"
-    lines = [line for line in recipe.read_text().splitlines() if not line.startswith("task:")]
-    recipe.write_text("\n".join((*lines, f"task: {task}")))
-    with pytest.raises(ConfigError, match=message) as caught:
-        run_command(*toy_file, "--out", str(tmp_path / "run"))
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-class Broken(Task):
-    """Returns what a test gives it."""
-
-    def __init__(self, output: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.backbone, self.output = make_backbone(), output
-
-    def forward(self, batch: Batch, clock: Clock) -> Any:
-        return self.output(self.backbone(batch["images"].float()).sum())
-
-    def before_step(self, clock: Clock) -> None:
-        raise AssertionError("a broken task must be refused before its first update")
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (lambda loss: (loss * torch.nan, {}), "the loss of Broken is nan in its first step"),
-        (lambda loss: (loss * torch.inf, {}), "the loss of Broken is -?inf"),
-        (lambda loss: (loss.detach(), {}), "the loss of Broken has no gradient"),
-        (lambda loss: (loss.item(), {}), "the loss of Broken is a float; expected a tensor"),
-        (lambda loss: (loss.repeat(2), {}), r"a tensor of shape \(2,\)"),
-        (lambda loss: loss, "Broken returned a Tensor; expected the loss and a mapping"),
-        (lambda loss: (loss, 0.5), "Broken returned a tuple"),
-        (lambda loss: (loss, {"accuracy": "high"}), "the metric 'accuracy' of Broken is 'high'"),
-        (lambda loss: (loss, {"accuracy": None}), "the metric 'accuracy' of Broken is None"),
-        (lambda loss: (loss, {"accuracy": torch.nan}), "the metric 'accuracy' of Broken is nan"),
-        (lambda loss: (loss, {"accuracy": torch.ones(2)}), "the metric 'accuracy' of Broken"),
-        (lambda loss: (loss, {"loss": 1.0}), "a metric named 'loss'"),
-        (lambda loss: (loss, {5: 1.0}), "a metric named 5"),
-    ],
-)
-def test_broken_output_is_a_one_line_error_before_the_first_update(
-    output: Callable[[Tensor], Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        fit(Broken(output), make_data(), Recipe(loop=LoopSettings(batch=8)), steps=1, device="cpu")
-    assert "\n" not in str(caught.value)
-
-
-def test_metrics_may_be_numbers_or_tensors_of_one_number() -> None:
-    class Unusual(Broken):
-        def before_step(self, clock: Clock) -> None: ...
-
-    task = Unusual(lambda loss: (loss[None], {"one": 1, "two": torch.full((1, 1), 2.0), "three": torch.tensor(3)}))
-    result = fit(task, make_data(), Recipe(loop=LoopSettings(batch=8, accumulate=2)), steps=2, device="cpu")
-    assert result.records[0].items() >= {"one": 1, "two": 2, "three": 3}.items()
-
-
-def test_what_a_task_cannot_do_is_refused() -> None:
-    class Contrastive(SelfDistillation):
-        no_accumulation_reason = "every image is compared with all others of the batch"
-
-    refused = {
-        "`ema` is 0.9; expected 0, since SelfDistillation": (make_task(), change_loop(RECIPE, ema=0.9)),
-        "`accumulate` is 2; expected 1 for Contrastive, since every image": (
-            Contrastive(make_backbone()),
-            change_loop(RECIPE, accumulate=2),
-        ),
-    }
-    for message, (task, recipe) in refused.items():
-        with pytest.raises(ConfigError, match=message):
-            train(task, recipe)
-    with pytest.raises(ConfigError, match="a task has its own loss"):
-        fit(make_task(), make_data(), RECIPE, objective=lambda *_: (torch.zeros(()), {}))
-
-
-def test_model_that_lacks_what_a_task_needs_is_refused() -> None:
-    mixing = vitrail.create("t2t_vit_7", image_size=32, width=16, depth=1, heads=2)
-    with pytest.raises(
-        ConfigError, match="MAE needs patches that can be dropped; this T2T.*it mixes patches in its stem"
-    ):
-        check_patches_can_be_dropped("MAE", mixing)
-    with pytest.raises(ConfigError, match="SimMIM needs patches that can be masked; this T2T"):
-        check_patches_can_be_masked("SimMIM", mixing)
-    relative = make_backbone(positions="relative")
-    check_patches_can_be_masked("SimMIM", relative)
-    with pytest.raises(ConfigError, match="MAE needs patches that can be dropped; this ViT.*'relative'"):
-        check_patches_can_be_dropped("MAE", relative)
-    check_patches_can_be_dropped("MAE", make_backbone())

@@ -25,6 +25,7 @@ from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weight
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
 from vitrail.models import catalog
 from vitrail.models.checks import pair
+from vitrail.models.contract import check_reads_images
 from vitrail.models.family import Family
 from vitrail.models.pretrained import PretrainedWeights, find_weights_by_file_name
 from vitrail.text import abbreviate_list
@@ -100,9 +101,13 @@ def read(
     family: Family | None = None,
     policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
+    images_only: bool = False,
     **fields: Any,
 ) -> Checkpoint:
-    """Like `load`, but return the model together with its description and the load report."""
+    """Like `load`, but return the model together with its description and the load report.
+
+    `images_only` refuses a model that reads text.
+    """
     if policy is not None and policy not in tuple(INTERPOLATION_RULES):
         raise unknown_name_error("position policy", policy, INTERPOLATION_RULES)
     fields = parse_trained_size(fields)
@@ -113,6 +118,8 @@ def read(
     family = family or get_built_in_family(description.family, where)
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
+    if images_only:
+        check_reads_images(family.build)
     source_model = build_meta_model(translated, family, where)
     tensors, dtype_warnings = cast_to_one_dtype(translated.tensors, source_model)
     model = source_model
@@ -183,10 +190,9 @@ def parse_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -> None:
     """Check trained_size against the size in the config, which some layouts specify."""
-    size = pair(config.image_size)
-    if given not in (None, size):
+    if given is not None and given != pair(config.image_size):
         raise CheckpointError(
-            f"{where} was trained on images of {format_size(size)}, not {format_size(given)}; "
+            f"{where} was trained on images of {format_size(pair(config.image_size))}, not {format_size(given)}; "
             f"remove {TRAINED_SIZE} or set it to this size"
         )
 

@@ -10,9 +10,11 @@ from PIL import Image
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.errors import DataError
 
+NO_LABEL = -1  # of every image of a data set without classes
+
 
 class ArrayDataset:
-    """Images of one size, uint8 (N, H, W, C) with 1 or 3 channels, and class indices (N,)."""
+    """Images of one size, uint8 (N, H, W, C) with 1 or 3 channels, and class indices (N,), or None without classes."""
 
     def __init__(self, images: NDArray[Any], labels: Any, classes: Sequence[str], name: str = "the arrays") -> None:
         self.classes = tuple(classes)
@@ -22,6 +24,7 @@ class ArrayDataset:
             given = f"{name}: images of {images.dtype} {images.shape}"
             raise DataError(f"{given}; expected uint8 (images, rows, columns, 1 or 3)")
         self.images: NDArray[np.uint8] = np.require(images, requirements=["C", "W"])  # torch warns about others
+        labels = np.full(len(images), NO_LABEL) if labels is None else labels
         self.labels = check_label_range(labels, len(self.classes), name)
         if len(self.labels) != len(images):
             raise DataError(f"{name}: {len(images)} images and {len(self.labels)} labels; expected one label per image")
@@ -52,8 +55,10 @@ def check_label_range(labels: Any, classes: int, name: str) -> NDArray[np.int64]
         given = np.array(None)
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
         raise DataError(f"{name}: labels of {given.dtype} {given.shape}; expected whole numbers, one per image")
-    wrong = np.flatnonzero((given < 0) | (given >= classes))
+    lowest = 0 if classes else NO_LABEL
+    wrong = np.flatnonzero((given < lowest) | (given >= classes))
     if wrong.size:
         first = int(wrong[0])
-        raise DataError(f"{name}: label {given[first]} of image {first}; expected 0 to {classes - 1}")
+        expected = f"0 to {classes - 1}" if classes else f"{NO_LABEL}, since there are no classes"
+        raise DataError(f"{name}: label {given[first]} of image {first}; expected {expected}")
     return given.astype(np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data import fashion
-from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.array_dataset import NO_LABEL, ArrayDataset
 from vitrail.data.formats import cifar, mnist_idx
 from vitrail.data.formats.class_folders import FileDataset, join_names, list_entries, read_class_folders
 from vitrail.data.formats.imagenet_real import read_real_labels
@@ -48,14 +48,14 @@ class DatasetSplits:
     name: str
     train: ImageDataset | None
     val: ImageDataset | None
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # empty without classes; every label is then -1
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parts: dict[str, Any] = {"train": self.train, "val": self.val}
         for part, given in parts.items():  # adapts data sets such as torchvision's
             if given is not None and not isinstance(given, ImageDataset):
-                object.__setattr__(self, part, TorchDatasetAdapter(given))
+                object.__setattr__(self, part, TorchDatasetAdapter(given, need_classes=bool(self.classes)))
 
 
 class DatasetSubset:
@@ -92,10 +92,15 @@ def open_data(
     seed: int = 0,
     val_share: float = 0.2,
     real: str | Path | None = None,
+    need_classes: bool = True,
 ) -> DatasetSplits:
     """Open a data set by name, from a folder or from an object; `real` is the file of ImageNet's ReaL labels.
 
     Without a validation set, `val_share` of each class is held out, chosen by the seed (0: nothing, 1: everything).
+
+    If `need_classes` is False, images without classes are accepted too: a folder that holds images itself, then with
+    all images below it, and a data set whose items are images. Its classes are (), all labels are -1, and `val_share`
+    of all images is held out. Data with classes keep them.
 
     >>> data = vitrail.open_data("fashion")  # or a folder with one subfolder per class, or a data set of torchvision
     >>> len(data.train), len(data.val), data.classes[0]
@@ -112,10 +117,10 @@ def open_data(
     elif isinstance(where, str | Path):
         root = check_data_folder(where)
         name = root.resolve().name
-        train, val, notes = read_data_folder(root, real_labels)
+        train, val, notes = read_data_folder(root, real_labels, need_classes)
     elif isinstance(where, TorchDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
         name, val, notes = type(where).__name__, None, []
-        train = where if isinstance(where, ImageDataset) else TorchDatasetAdapter(where)
+        train = where if isinstance(where, ImageDataset) else TorchDatasetAdapter(where, need_classes=need_classes)
     else:
         raise DataError(f"the data is a {type(where).__name__}; {EXPECTED_DATA}, or a data set such as torchvision's")
     if any(each is not None and not len(each) for each in (train, val)):
@@ -147,7 +152,7 @@ def check_data_folder(where: str | Path) -> Path:
 
 
 def read_data_folder(
-    root: Path, real: list[tuple[int, ...]] | None
+    root: Path, real: list[tuple[int, ...]] | None, need_classes: bool
 ) -> tuple[ImageDataset | None, ImageDataset | None, list[str]]:
     """Read a folder of any supported layout, which may be one folder further down."""
     subfolders = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
@@ -155,7 +160,7 @@ def read_data_folder(
     if len(folders) > 1:
         raise DataError(f"{root} holds {len(folders)} data sets; expected one: pass {folders[0]} or {folders[1]}")
     if not folders:
-        return read_class_folders(root, real)
+        return read_class_folders(root, real, need_classes=need_classes)
     layout = cifar.find_cifar_layout(folders[0])
     return cifar.read_cifar(folders[0], layout) if layout else (*mnist_idx.read_mnist_folder(folders[0]), [])
 
@@ -180,7 +185,7 @@ def split_dataset(
     )
     if share in (0, 1):
         return train, val, []
-    single = [dataset.classes[label] for label in np.flatnonzero(np.bincount(labels) == 1)]
+    single = [dataset.classes[label] for label in np.flatnonzero(np.bincount(labels[labels != NO_LABEL]) == 1)]
     notes = [f"only one image of {join_names(single)}; not validated"] if single else []
     return train, val, [*notes, f"{held_out.sum()} of {len(held_out)} images held out for validation, by seed {seed}"]
 

@@ -1,16 +1,17 @@
-"""Data sets of other libraries: any object that returns (image, label), such as torchvision's."""
+"""Data sets of other libraries: any object that returns (image, label), such as torchvision's, or only images."""
 
+import operator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.array_dataset import check_label_range
+from vitrail.data.array_dataset import NO_LABEL, check_label_range
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.errors import DataError, VitrailError, describe_error
 
-UNKNOWN_LABEL = -1
+UNKNOWN_LABEL = NO_LABEL  # until the image is read
 MAX_CLASSES = 2**20  # if only the labels tell their number
 
 
@@ -19,18 +20,23 @@ class TorchDataset(Protocol):
     """A map-style data set of (image, label), such as torchvision's."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...  # (image, label)
+    def __getitem__(self, index: int, /) -> Any: ...  # (image, label), or an image where no classes are needed
 
 
 class TorchDatasetAdapter:
-    """Makes it an ImageDataset; classes are its own, or else the numbers up to its largest label."""
+    """Makes it an ImageDataset; classes are its own, or else the numbers up to its largest label.
 
-    def __init__(self, dataset: TorchDataset) -> None:
+    Unless classes are needed, items may be images or (image, …) without labels; there are then no classes.
+    """
+
+    def __init__(self, dataset: TorchDataset, *, need_classes: bool = True) -> None:
         self.dataset = dataset
         self.dataset_name = type(dataset).__name__
         inner = read_attribute(dataset, "dataset")  # of torch's Subset
         names = read_attribute(dataset, "classes") or read_attribute(inner, "classes") or ()
         targets = find_targets(dataset)
+        self.has_labels = need_classes or targets is not None or self.has_label(0)
+        names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabelled part has none
         self.class_limit = len(names) or MAX_CLASSES
         self.labels = (
             np.full(len(dataset), UNKNOWN_LABEL)
@@ -47,6 +53,8 @@ class TorchDatasetAdapter:
         return open_image(self.source(index)), self.label(index)
 
     def source(self, index: int) -> Any:
+        if not self.has_labels:
+            return self.read_unlabelled_image(index)
         expected = "expected (image, label), the label a whole number"
         try:
             image, label = self.dataset[index][:2]
@@ -60,9 +68,26 @@ class TorchDatasetAdapter:
         self.labels[index] = label
         return image
 
+    def read_unlabelled_image(self, index: int) -> Any:
+        try:
+            item = self.dataset[index]
+            return item[0] if isinstance(item, tuple | list) else item
+        except VitrailError:
+            raise
+        except Exception as error:  # foreign code may raise anything
+            raise DataError(f"{self.name(index)} cannot be read: {describe_error(error)}; expected an image") from error
+
+    def has_label(self, index: int) -> bool:
+        """Whether the item is (image, label, …), the label a whole number."""
+        try:
+            item = self.dataset[index]
+            return isinstance(item, tuple | list) and operator.index(item[1]) >= 0
+        except Exception:  # foreign code may raise anything; `source` reports it
+            return False
+
     def label(self, index: int) -> int:
         """The label; if the data set does not list its labels, the image is decoded once to get it."""
-        if self.labels[index] == UNKNOWN_LABEL:
+        if self.has_labels and self.labels[index] == UNKNOWN_LABEL:
             self.source(index)
         return int(self.labels[index])
 

@@ -193,11 +193,11 @@ class ImageModel(Model):
             raise ConfigError(f"patches of this {type(self).__name__} cannot be {what}: {reason}; use another model")
 
 
-def check_reads_images(model: nn.Module) -> None:
-    """Refuse a model that reads text where images are expected; modules of other libraries pass."""
-    inner = unwrap_compiled(model)
-    if isinstance(inner, Model) and inner.reads != "images":
-        raise ConfigError(f"{type(inner).__name__} reads {inner.reads}; expected a model that reads images")
+def check_reads_images(model: object) -> None:
+    """Refuse a model, or the class of one, that reads text; modules of other libraries pass."""
+    kind = model if isinstance(model, type) else type(unwrap_compiled(model))
+    if issubclass(kind, Model) and kind.reads != "images":
+        raise ConfigError(f"{kind.__name__} reads {kind.reads}; expected a model that reads images")
 
 
 def find_image_model(model: object) -> ImageModel | None:

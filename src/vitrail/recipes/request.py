@@ -43,9 +43,10 @@ class Request:
             elif not is_number and each.name != "recipe" and not isinstance(value, str | None):
                 raise ConfigError(f"`{each.name}` is {value!r}; expected a string")
 
-    def open_data(self) -> DatasetSplits:
+    def open_data(self, *, need_classes: bool = True) -> DatasetSplits:
+        options: dict[str, Any] = {} if need_classes else {"need_classes": False}
         real = Path(self.real) if self.real else None
-        return open_data(self.data, seed=self.recipe.loop.seed, val_share=self.val_share, real=real)
+        return open_data(self.data, seed=self.recipe.loop.seed, val_share=self.val_share, real=real, **options)
 
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))

@@ -19,6 +19,7 @@ from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
 from vitrail.models.family import TIMM_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
+from vitrail.tasks import find_task
 from vitrail.tasks.classification import make_classification
 from vitrail.tasks.distillation import check_distill_token_fits_model, check_no_random_augmentation
 from vitrail.tasks.image_task import assemble_image_task
@@ -97,7 +98,7 @@ class AblationPlanner:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.data = request.open_data()
+        self.data = request.open_data(need_classes=find_task(request.task_name).needs_classes)
         self.plans = dict[str, Plan]()  # by everything that their model depends on
         full = drop_unused_teacher(request)
         self.plan = self.check_request(full)
@@ -158,7 +159,8 @@ class AblationPlanner:
     def check_teacher_fits(self, rows: Sequence[AblationVariant], teacher: Teacher, device: torch.device) -> None:
         """Check that the teacher fits every row, before any is trained."""
         distilled = [row.request for row in rows if row.request.teacher is not None]
-        inputs = (self.check_request(request).source.describe_model_input() for request in distilled)
+        plans = map(self.check_request, distilled)
+        inputs = (plan.source.describe_model_input(plan.model) for plan in plans)
         for preprocessing in dict.fromkeys(each["preprocessing"] for each in inputs):
             TeacherView(teacher, self.data, preprocessing, device)
 
@@ -197,7 +199,8 @@ class AblationPlanner:
         if name is None:
             nearest, _ = find_nearest_preset(family, self.plan.model.config)
             name = nearest or next(iter(family.presets))  # every field is replaced
-        preprocessing = json_round_trip(asdict(self.plan.source.describe_model_input()["preprocessing"]))
+        known = self.plan.source.describe_model_input(self.plan.model)
+        preprocessing = json_round_trip(asdict(known["preprocessing"]))
         recipe = self.request.recipe.with_settings({"model": name, "fields": config, "preprocessing": preprocessing})
         return replace(self.request, init=None, recipe=recipe)
 
@@ -210,7 +213,10 @@ class AblationPlanner:
         if key not in self.plans:
             with warnings.catch_warnings(), nullcontext() if request.init else torch.device("meta"):
                 warnings.simplefilter("ignore")  # the run itself warns
-                setup = assemble_image_task(request, self.data, make_classification)
+                if request.task_name in ("classification", "distillation"):  # the teacher is opened once, for all rows
+                    setup = assemble_image_task(request, self.data, make_classification)
+                else:
+                    setup = find_task(request.task_name).build(replace(request, cache=0.0), BuildContext(dry_run=True))
                 self.plans[key] = plan_from_setup(request, setup, BuildContext())
         plan = replace(self.plans[key], recipe=recipe, request=request)
         freeze_all_but_last_blocks(plan.task, recipe.optimization.train_blocks)

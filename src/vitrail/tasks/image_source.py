@@ -129,7 +129,7 @@ class ImageSource:
         return (
             f"{self.name}: {format_count(self.example_count, 'training image')}, "
             f"{format_count(self.validation_count, 'validation image')}, "
-            f"{format_count(len(self.data.classes), 'class')}"
+            f"{format_count(len(self.data.classes), 'class') if self.data.classes else 'no classes'}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -141,5 +141,8 @@ class ImageSource:
             "classes": list(data.classes),
         }
 
-    def describe_model_input(self) -> dict[str, Any]:
-        return {"preprocessing": self.preprocessing, "labels": self.data.classes}
+    def describe_model_input(self, model: Any) -> dict[str, Any]:
+        """A model without a head has no labels, even if the images have classes."""
+        classes = self.data.classes
+        labels = classes if classes and model.config.classes == len(classes) else None
+        return {"preprocessing": self.preprocessing, "labels": labels}

@@ -23,10 +23,11 @@ from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel
+from vitrail.models.contract import ImageModel, check_reads_images
 from vitrail.models.family import Family
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
+from vitrail.tasks import find_task
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.task import BuildContext, Source, Task, TaskSetup, check_task
 
@@ -116,7 +117,7 @@ def build_image_task(
     request: Request, context: BuildContext, make_task: Callable[[StartingModel, ImageSource], Task]
 ) -> TaskSetup:
     """Open the data and the model of a request, keep the images in memory if they fit, and make the task."""
-    data = request.open_data()
+    data = request.open_data(need_classes=find_task(request.task_name).needs_classes)
     setup = assemble_image_task(request, data, make_task)
     check_task(setup.task, setup.source, request.recipe, context.ranks)
     for note in data.notes:
@@ -159,10 +160,14 @@ def assemble_image_task(
 
 
 def make_starting_model(request: Request, data: DatasetSplits) -> StartingModel:
-    return open_starting_checkpoint(request, data) if request.init else create_starting_model(request, data)
+    """The model of a request; it has no head if the task needs no classes."""
+    classes = data.classes if find_task(request.task_name).needs_classes else ()
+    if request.init:
+        return open_starting_checkpoint(request, classes)
+    return create_starting_model(request, data, classes)
 
 
-def create_starting_model(request: Request, data: DatasetSplits) -> StartingModel:
+def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[str, ...]) -> StartingModel:
     """A new model; grey images get a model of one channel."""
     recipe = request.recipe
     if recipe.model is None:
@@ -171,12 +176,14 @@ def create_starting_model(request: Request, data: DatasetSplits) -> StartingMode
             "scratch (`model` ViT-Ti/16)"
         )
     family, preset = find_preset(recipe.model, trusted=request.trusted)
+    check_reads_images(family.build)
     images = data.train.images if isinstance(data.train, ArrayDataset) else None
     channels = preset.channels if images is None else images.shape[3]
     channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colours makes grey images RGB
-    config = family.configure(preset, **{"channels": channels, "classes": len(data.classes), **recipe.fields})
-    if config.classes != len(data.classes):
-        raise ConfigError(f"classes is {config.classes}; expected {len(data.classes)}, as many as {data.name} has")
+    config = family.configure(preset, **{"channels": channels, "classes": len(classes), **recipe.fields})
+    if config.classes != len(classes):
+        reason = f"as many as {data.name} has" if classes else f"since the task {request.task_name} has no classes"
+        raise ConfigError(f"classes is {config.classes}; expected {len(classes)}, {reason}")
     size = pair(config.image_size)
     uncropped = images is not None and images.shape[1:3] == size
     grey = (0.5,) * config.channels
@@ -186,12 +193,12 @@ def create_starting_model(request: Request, data: DatasetSplits) -> StartingMode
     )
 
 
-def open_starting_checkpoint(request: Request, data: DatasetSplits) -> StartingModel:
+def open_starting_checkpoint(request: Request, classes: tuple[str, ...]) -> StartingModel:
     """The model of a checkpoint. Its head is kept if the classes are the same; a new one starts at zero."""
     recipe, fields = request.recipe, dict(request.recipe.fields)
     refuse_models_without_layers(str(request.init))
-    if "classes" in fields or read_model_description(str(request.init), fields).labels != data.classes:
-        fields["classes"] = len(data.classes)
+    if "classes" in fields or read_model_description(str(request.init), fields).labels != classes:
+        fields["classes"] = len(classes)
     loaded = open_torch_model(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
     assert loaded.checkpoint is not None
     init, description = str(loaded.source if loaded.run is None else loaded.run.model), loaded.checkpoint.description

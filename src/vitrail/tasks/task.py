@@ -52,7 +52,9 @@ class Source(Protocol):
     ) -> Iterator[Batch]: ...
     def describe(self) -> str: ...  # one line
     def to_json(self) -> dict[str, Any]: ...  # for run.json
-    def describe_model_input(self) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
+    def describe_model_input(
+        self, model: Any
+    ) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
 
 
 class Task(nn.Module):
@@ -64,6 +66,7 @@ class Task(nn.Module):
     """
 
     unit: ClassVar[str] = "images"  # of the speed
+    example: ClassVar[str] = "image"  # what a batch has several of, for messages
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
@@ -237,7 +240,7 @@ def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None
     batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate
     if batch > source.example_count:
         raise ConfigError(
-            f"`batch` {batch} is more than the {source.example_count} training images; "
+            f"`batch` {batch} is more than the {source.example_count} training {task.example}s; "
             f"use {source.example_count} or less"
         )
     if batch % parts:

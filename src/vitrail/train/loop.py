@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from vitrail.checkpoint.run_files import BEST_FOLDER
 from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
+from vitrail.tasks.metric import check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
 from vitrail.train.plan import Plan
@@ -29,8 +31,7 @@ from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
 
 MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if `save_every` is 0
-BEST_FOLDER = "best"  # of a run: the model of the best evaluation
-MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped images that a checkpoint records
+MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped examples that a checkpoint records
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class FitResult:
     steps: int
     evaluation: Any  # an EvaluationResult: for classification an Evaluation; None without validation examples
     records: list[dict[str, float]]
-    skipped: tuple[str, ...]  # why images could not be read
+    skipped: tuple[str, ...]  # why examples could not be read
 
     def __repr__(self) -> str:
         result = "not evaluated" if self.evaluation is None else self.evaluation.format_headline()
@@ -56,6 +57,8 @@ def run_training(
     A budget of minutes counts from `start`, a value of `monotonic()`.
     """
     start, ranks = monotonic() if start is None else start, plan.ranks
+    if run and plan.recipe.loop.keep_best:
+        plan.check_model_can_be_written()
     with run.hold_lock() if run and ranks.is_first else nullcontext():
         state = load_newest_checkpoint_on_ranks(run, ranks) if run else None
         if plan.fixed_steps is None:
@@ -241,20 +244,23 @@ class TrainingLoop:
         self.add_skipped(set(found.skipped))
         self.evaluation = found
         if not known:
+            check_evaluation_metrics(type(trainer.task).__name__, trainer.task.metrics, found.metrics)
+            if trainer.recipe.loop.keep_best and self.is_best(found):
+                self.keep_best_model(found)  # before the log, so that a run that is killed here evaluates again
             self.log_record({f"val_{name}": value for name, value in found.metrics.items()})
-            if trainer.recipe.loop.keep_best and self.is_best_so_far():
-                self.keep_best_model()
         self.last_log_time = monotonic()
 
-    def is_best_so_far(self) -> bool:
-        """Whether the last evaluation is the best one by the first metric of the task."""
+    def is_best(self, found: EvaluationResult) -> bool:
+        """Whether no evaluation in the log is better by the first metric of the task."""
         metric = self.trainer.task.metrics[0]
         values = [each[name] for each in self.records if (name := f"val_{metric.name}") in each]
-        return bool(values) and values[-1] == (max(values) if metric.higher_is_better else min(values))
+        value = found.metrics[metric.name]
+        return metric.choose_best([*values, value]) == value
 
-    def keep_best_model(self) -> None:
+    def keep_best_model(self, found: EvaluationResult) -> None:
         if self.run is not None and self.trainer.ranks.is_first:
-            self.plan.write_model(self.trainer.trained_task.result, self.run.folder / BEST_FOLDER, self.evaluation)
+            with self.add_last_checkpoint_to_error():
+                self.plan.write_model(self.trainer.trained_task.result, self.run.folder / BEST_FOLDER, found)
 
     def save_checkpoint(self) -> None:
         trainer, start = self.trainer, monotonic()

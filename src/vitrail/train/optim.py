@@ -99,8 +99,8 @@ def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimi
     if settings.optimizer in ("sgd", "lars"):
         kind = SGD if settings.optimizer == "sgd" else Lars
         return [kind(make_parameter_groups(trained, last, settings), lr=settings.lr, momentum=settings.momentum)]
-    pixels = next((each.name for each in every if each.decays), "")
-    maps = [each for each in trained if settings.optimizer == "muon" and is_muon_weight(each, pixels, last)]
+    first = next((each.name for each in every if each.decays), "")
+    maps = [each for each in trained if settings.optimizer == "muon" and is_muon_weight(each, first, last)]
     rest = [each for each in trained if each.name not in {each.name for each in maps}]
     made: list[Optimizer] = []
     if rest:
@@ -114,9 +114,9 @@ def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimi
     return made
 
 
-def is_muon_weight(weight: NamedWeight, pixels: str, last: int) -> bool:
+def is_muon_weight(weight: NamedWeight, first: str, last: int) -> bool:
     """Whether Muon updates it: matrices and kernels; not the first layer, a head, or a kernel of one input channel."""
-    return weight.decays and weight.name != pixels and weight.level < last and weight.tensor.shape[1] > 1
+    return weight.decays and weight.name != first and weight.level < last and weight.tensor.shape[1] > 1
 
 
 def make_parameter_groups(

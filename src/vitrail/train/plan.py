@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from vitrail import __version__
-from vitrail.checkpoint.writing import write
+from vitrail.checkpoint.writing import find_model_family, write
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
@@ -76,13 +77,20 @@ class Plan:
             pin=self.device.type == "cuda",
         )
 
+    def check_model_can_be_written(self) -> None:
+        """Raise an error if the result of the task does not belong to a family."""
+        try:
+            _ = self.write_options.get("family") or find_model_family(self.task.result)
+        except CheckpointError as error:
+            raise ConfigError(f"`keep_best` is true, but the model cannot be saved: {error}") from None
+
     def write_model(self, model: nn.Module, folder: Path, evaluation: EvaluationResult | None) -> None:
         """Write the result of the task as a model folder."""
         metrics = evaluation and {name: value for name, value in evaluation.metrics.items() if name != "loss"}
         write(
             model,
             folder,
-            **self.source.describe_model_input(),
+            **self.source.describe_model_input(model),
             provenance={
                 **({"started from": self.started_from} if self.started_from else {}),
                 "data": self.source.name,

@@ -69,7 +69,7 @@ class ResumePoint:
     """What the loop continues from, besides the state of the trainer."""
 
     seconds: float = 0.0  # of training so far
-    skipped: frozenset[str] = frozenset()  # why images could not be read
+    skipped: frozenset[str] = frozenset()  # why examples could not be read
     records: tuple[LogRecord, ...] = ()
 
 

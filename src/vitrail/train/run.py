@@ -36,7 +36,7 @@ from vitrail.train.runtime import Runtime
 from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
-MAX_LISTED_IMAGES = 10  # skipped images that are named
+MAX_LISTED_EXAMPLES = 10  # skipped examples that are named
 HIDDEN_SETTINGS = ("name", "model", "fields", "preprocessing", "seed")  # of the line that describes a recipe
 
 
@@ -167,7 +167,7 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         and f"done   validation {', '.join(format_metrics(plan.task.metrics, evaluation.metrics))}, curves in {curves}"
     )
     runtime.report_lines(
-        *describe_skipped_images(result.skipped),
+        *describe_skipped_examples(result.skipped, plan.task.example),
         *([done] if done else []),
         f"model  {model_folder}: {describe_next_steps(run.folder, model_folder, plan)}",
     )
@@ -177,6 +177,8 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
     if is_external_family_name(plan.model_name):  # commands import no code that the user has not named
         return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
     name = quote(str(run))
+    if plan.source.describe_model_input(plan.task.result).get("labels") is None:
+        return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}")'
     return (
         f"vitrail eval {name}, vitrail predict {name} photo.jpg, "
         f'or in Python vitrail.Predictor("{model}").predict("photo.jpg")'
@@ -225,7 +227,7 @@ def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
     loop = plan.recipe.loop
     total = speed.estimate_seconds(plan.steps, plan.steps_per_epoch, loop.eval_every)
     return [
-        f"speed  {loop.batch / speed.step_seconds:.1f} {plan.task.unit}/s, "
+        f"speed  {loop.batch / speed.step_seconds:.1f} {plan.task.example}s/s, "
         f"{speed.step_seconds:.3f} s per step of {loop.batch}; "
         f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
         f"time   about {format_duration(total)} for {format_length(plan)}",
@@ -236,9 +238,9 @@ def format_length(plan: Plan) -> str:
     return f"{format_count(plan.steps, 'step')}, {format_count(plan.epochs, 'epoch')}"
 
 
-def describe_skipped_images(skipped: tuple[str, ...]) -> list[str]:
+def describe_skipped_examples(skipped: tuple[str, ...], example: str) -> list[str]:
     if not skipped:
         return []
-    more = f" … and {len(skipped) - MAX_LISTED_IMAGES} more" if len(skipped) > MAX_LISTED_IMAGES else ""
-    lines = [f"       {reason}" for reason in skipped[:MAX_LISTED_IMAGES]]
-    return [f"skipped {format_count(len(skipped), 'image')} that could not be read:", *lines, *([more] if more else [])]
+    more = f" … and {len(skipped) - MAX_LISTED_EXAMPLES} more" if len(skipped) > MAX_LISTED_EXAMPLES else ""
+    lines = [f"       {reason}" for reason in skipped[:MAX_LISTED_EXAMPLES]]
+    return [f"skipped {format_count(len(skipped), example)} that could not be read:", *lines, *([more] if more else [])]

@@ -16,7 +16,7 @@ class Runtime:
     device: str = "auto"
     workers: int | None = None  # None: as many as help
     threads: int | Literal["auto"] = "auto"  # auto: measured at the start; a resumed run keeps its number
-    strict: bool = False  # an unreadable image is an error
+    strict: bool = False  # an unreadable example is an error
     report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
     progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar
 

@@ -69,7 +69,7 @@ def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadC
     speeds = {threads: loop.batch / median(seconds) for threads, seconds in blocks.items()}
     best = choose_fewest_fast_threads(speeds)
     others = ", ".join(f"{each} thread{'s' * (each > 1)} {speeds[each]:,.4g}" for each in speeds if each != best)
-    return ThreadChoice(best, f"{speeds[best]:,.4g} images/s, {others}")
+    return ThreadChoice(best, f"{speeds[best]:,.4g} {plan.task.example}s/s, {others}")
 
 
 def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto"], where: str) -> int:

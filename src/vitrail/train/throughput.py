@@ -24,7 +24,7 @@ BUDGET_SHARE = 0.97  # of a time budget is planned; the rest is a reserve
 @dataclass(frozen=True)
 class Throughput:
     step_seconds: float
-    evaluation_seconds: float  # of all validation images
+    evaluation_seconds: float  # of all validation examples
     peak_bytes: float  # of the process, or on the GPU
 
     def estimate_seconds(self, steps: int, steps_per_epoch: int, eval_every: int) -> float:
@@ -58,7 +58,7 @@ def start_trial(plan: Plan) -> Generator[tuple[Trainer, Iterator[Batch]]]:
 
 
 def measure_throughput(plan: Plan) -> Throughput:
-    """Time a few steps on a copy of the model and an evaluation of a few images."""
+    """Time a few steps on a copy of the model and an evaluation of a few examples."""
     recipe, validation_count, seconds = plan.recipe, plan.source.validation_count, 0.0
     with start_trial(plan) as (trainer, batches):
         step = measure_step_seconds(trainer, batches)

@@ -88,7 +88,7 @@ class Trainer:
             batch = next(batches)
             skipped.update(batch.skipped)
             if not batch.size:
-                raise DataError(f"no image of a batch can be read, for instance {min(skipped)}")
+                raise DataError(f"no {self.task.example} of a batch can be read, for instance {min(skipped)}")
             self.units_since_log += self.task.count_units(batch) * self.ranks.world_size
             last = part == accumulate - 1
             waiting = nullcontext() if last or self.ranks.world_size == 1 else cast(Any, self.forward).no_sync()
@@ -252,7 +252,7 @@ def check_task_output(task: Task, output: Any) -> None:
         raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
     for key, value in metrics.items():
         is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not is_number or not isfinite(value):
+        if not is_number or not isfinite(value.detach() if isinstance(value, Tensor) else value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
         if key in ("step", "epoch") or key.startswith("val_"):
             raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")

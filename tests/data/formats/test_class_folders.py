@@ -9,7 +9,7 @@ import pytest
 from PIL import ExifTags, Image
 from support.toy_datasets import random_array, write_class_folders, write_image
 
-from vitrail.data.datasets import DatasetSplits, open_data
+from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.formats.class_folders import IMAGE_SUFFIXES, FileDataset, join_names
 from vitrail.errors import DataError
@@ -242,3 +242,63 @@ def test_files_that_are_not_images_are_refused_when_opened(tmp_path: Path, monke
     for index in range(1, 6):
         with pytest.raises(DataError, match=rf"toys/cat/{index} [^\n]+; expected [^\n]+$"):
             open_image(train.source(index))
+
+
+def list_names(dataset: ImageDataset | None, root: Path) -> list[str]:
+    assert dataset is not None
+    assert dataset.classes == ()
+    assert {dataset.label(index) for index in range(len(dataset))} == {-1}
+    return [str(Path(dataset.name(index)).relative_to(root)) for index in range(len(dataset))]
+
+
+def test_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    for number in range(10):
+        write_image(tmp_path / f"{number}.png")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(DataError, match="has 10 images but no class folders; expected one folder of images per class"):
+        open_data(tmp_path)
+    data, other = (open_data(tmp_path, need_classes=False, seed=seed) for seed in (0, 3))
+    train, val = list_names(data.train, tmp_path), list_names(data.val, tmp_path)
+    assert (data.classes, len(train), len(val)) == ((), 8, 2)
+    assert sorted(train + val) == [f"{number}.png" for number in range(10)]
+    assert list_names(other.val, tmp_path) != val
+    assert any("1 file other than images" in note for note in data.notes)
+    assert any("2 of 10 images held out" in note for note in data.notes)
+    (tmp_path / "10.png").write_bytes((tmp_path / "0.png").read_bytes())
+    assert set(list_names(open_data(tmp_path, need_classes=False).val, tmp_path)) & set(val), "split by name"
+
+
+def test_images_at_several_depths_have_no_classes(tmp_path: Path) -> None:
+    for path in ("cover.jpg", "2024/a.png", "2024/05/b.png", "2025/c.png"):
+        write_image(tmp_path / path)
+    data = open_data(tmp_path, need_classes=False, val_share=0)
+    assert list_names(data.train, tmp_path) == ["2024/05/b.png", "2024/a.png", "2025/c.png", "cover.jpg"]
+    assert any("4 images used without classes" in note for note in data.notes)
+    assert open_data(tmp_path, val_share=0).classes == ("2024", "2025")
+    (tmp_path / "2025" / "c.png").unlink()
+    (tmp_path / "2025").rmdir()
+    data = open_data(tmp_path, need_classes=False, val_share=0)
+    assert len(data.train or ()) == 3, "not only the images of the single subfolder"
+
+
+def test_train_and_val_folders_without_classes(tmp_path: Path) -> None:
+    for path in ("train/a.png", "train/b.png", "val/c.png"):
+        write_image(tmp_path / path)
+    data = open_data(tmp_path, need_classes=False)
+    assert list_names(data.train, tmp_path) == ["train/a.png", "train/b.png"]
+    assert list_names(data.val, tmp_path) == ["val/c.png"]
+    (tmp_path / "val" / "c.png").unlink()
+    with pytest.raises(DataError, match=r"val has no images; expected at least one \(.jpg"):
+        open_data(tmp_path, need_classes=False)
+
+
+def test_class_folders_keep_their_classes_if_none_are_needed(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "train", ants=3, bees=3)
+    write_class_folders(tmp_path / "val", bees=2)
+    needed, free = (open_data(tmp_path, need_classes=need) for need in (True, False))
+    assert needed.classes == free.classes == ("ants", "bees")
+    assert needed.notes == free.notes
+    write_image(tmp_path / "val" / "wasps" / "0.png")
+    data = open_data(tmp_path, need_classes=False)
+    assert len(list_names(data.train, tmp_path)) == 6
+    assert len(list_names(data.val, tmp_path)) == 3

@@ -1,4 +1,4 @@
-"""Image files in one folder per class, optionally below train/ and val/."""
+"""Image files in one folder per class, or without classes, optionally below train/ and val/."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 from PIL import Image
 
-from vitrail.data.array_dataset import check_label_range
+from vitrail.data.array_dataset import NO_LABEL, check_label_range
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.formats.imagenet_real import RealLabels, match_real_labels
 from vitrail.errors import DataError, describe_error
@@ -25,7 +25,8 @@ EXPECTED_CLASS_FOLDERS = f"one folder of images per class ({', '.join(IMAGE_SUFF
 class FileDataset:
     """Image files below `root`, opened on access.
 
-    `paths` are relative to the root; the validation split depends on them. `real` has the ReaL labels, if any.
+    `paths` are relative to the root; the validation split depends on them. `labels` are None without classes. `real`
+    has the ReaL labels, if any.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class FileDataset:
         self.root = Path(root)
         self.paths = tuple(str(path) for path in paths)
         self.classes = tuple(classes)
+        labels = [NO_LABEL] * len(self.paths) if labels is None else labels
         self.labels = check_label_range(labels, len(self.classes), "the files")
         self.real = real
         if len(self.labels) != len(self.paths):
@@ -91,25 +93,38 @@ class ClassFolderScan:
             yield f"{self.folder}: no images in {join_names(empty)}; skipped"
         if self.images_outside:
             yield f"{self.folder}: skipped {format_count(self.images_outside, 'image')} outside the class folders"
-        if self.other_files:
-            example = min(self.other_files)
-            count = format_count(len(self.other_files), "file")
-            yield f"{self.folder}: skipped {count} other than images, for example {example!r}"
+        yield from note_other_files(self.folder, self.other_files)
+
+
+def note_other_files(folder: Path, files: Sequence[str]) -> Iterator[str]:
+    if files:
+        count = format_count(len(files), "file")
+        yield f"{folder}: skipped {count} other than images, for example {min(files)!r}"
 
 
 def read_class_folders(
-    root: Path, real: list[tuple[int, ...]] | None
+    root: Path, real: list[tuple[int, ...]] | None, *, need_classes: bool = True
 ) -> tuple[FileDataset | None, FileDataset | None, list[str]]:
-    """Training images, validation images and notes; without a validation folder all images are for training."""
+    """Training images, validation images and notes; without a validation folder all images are for training.
+
+    Unless classes are needed, a folder that holds images itself has none: all images in it and below are used. The same
+    holds if there are images of a class in the validation folder only. Other folders are read as class folders.
+    """
     subfolders = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
     if (
         len(subfolders) == 1
         and subfolders[0].name.lower() not in (*TRAIN_FOLDER_NAMES, *VAL_FOLDER_NAMES)
         and has_subfolders(subfolders[0])
+        and (need_classes or not has_images(root))
     ):
         root = subfolders[0]  # unpacking an archive often adds one level
     train, val, notes = find_train_and_val_folders(root)
-    scans = [scan_class_folders(folder) for folder in (train, val) if folder]
+    folders = [folder for folder in (train, val) if folder]
+    if not need_classes and any(has_images(folder) for folder in folders):
+        return read_without_classes(train, val, notes)
+    scans = [scan_class_folders(folder) for folder in folders]
+    if not need_classes and set(scans[-1].classes) - set(scans[0].classes):
+        return read_without_classes(train, val, notes)
     notes += [note for scan in scans for note in scan.make_notes()]
     classes = scans[0].classes
     if len(scans) == 2:
@@ -133,6 +148,28 @@ def find_train_and_val_folders(root: Path) -> tuple[Path | None, Path | None, li
     val = folders[labelled[0]] if labelled else None
     unused = sorted(folder.name for folder in folders.values() if folder not in (train, val))
     return train, val, [f"{root}: {join_names(unused)} not used"] if unused else []
+
+
+def read_without_classes(
+    train: Path | None, val: Path | None, notes: list[str]
+) -> tuple[FileDataset | None, FileDataset | None, list[str]]:
+    """All images in these folders and below, without classes."""
+    datasets = dict[Path, FileDataset]()
+    for folder in (train, val):
+        if folder is not None:
+            files = [file.removeprefix("/") for file in walk_files(str(folder), "", ())]
+            images = [file for file in files if is_image_name(file)]
+            if not images:
+                raise DataError(f"{folder} has no images; expected at least one ({', '.join(IMAGE_SUFFIXES)})")
+            datasets[folder] = FileDataset(images, None, (), root=folder)
+            if any("/" in file for file in images):
+                notes = [*notes, f"{folder}: {format_count(len(images), 'image')} used without classes"]
+            notes = [*notes, *note_other_files(folder, [file for file in files if not is_image_name(file)])]
+    return train and datasets[train], val and datasets[val], notes
+
+
+def has_images(folder: Path) -> bool:
+    return any(is_image_name(name) and not is_folder for name, _, is_folder in list_entries(folder))
 
 
 def has_subfolders(folder: Path) -> bool:

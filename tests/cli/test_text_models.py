@@ -1,0 +1,108 @@
+"""A model that reads text is refused in one line by every command and function that needs images."""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitrail
+from vitrail.models import catalog
+
+Run = Callable[..., Any]
+
+TOY_FAMILY = '''
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vitrail.models.contract import Model
+from vitrail.models.family import Family
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyTextConfig:
+    vocabulary: int = 8
+    width: int = 4
+
+
+class ToyText(Model):
+    """Tokens (B, N) → logits of the next ones (B, N, vocabulary)."""
+
+    reads = "text"
+
+    def __init__(self, config: ToyTextConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocabulary, config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embed(tokens) @ self.embed.weight.T
+
+
+PRESETS = {"toy_text": ToyTextConfig()}
+FAMILY = Family(name="toytext", config=ToyTextConfig, build=ToyText, presets=PRESETS)
+'''
+REFUSED = "ToyText reads text; expected a model that reads images"
+
+
+@pytest.fixture
+def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A family of one file and one line, added at run time, and a checkpoint of it in the folder `model`."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "toytext.py"
+    file.write_text(TOY_FAMILY)
+    spec = spec_from_file_location("vitrail.models.toytext", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "vitrail.models.toytext", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(catalog, "FAMILIES", (*catalog.FAMILIES, "toytext"))
+    catalog.load_built_in_families.cache_clear()
+    model = vitrail.create("toy_text")
+    vitrail.save(model, tmp_path / "model")
+    yield model
+    catalog.load_built_in_families.cache_clear()
+
+
+COMMANDS = [
+    ("predict", "model", "example:cat"),
+    ("embed", "model", "example:cat", "-o", "features.npy"),
+    ("explain", "model", "example:cat"),
+    ("look", "model"),
+    ("report", "model"),
+    ("eval", "model", "--data", "fashion"),
+    ("compare", "model", "--data", "fashion"),
+    ("bench", "model"),
+    ("export", "model", "exported"),
+    ("summary", "model"),
+    ("summary", "toy_text"),
+    ("train", "--init", "model"),
+    ("train", "--model", "toy_text"),
+    ("distill", "--teacher", "model"),
+]
+
+
+def test_commands(vitrail_: Run, text_model: Any) -> None:
+    del text_model
+    for words in COMMANDS:
+        result = vitrail_(*words)
+        assert (result.code, result.err) == (2, f"vitrail: {REFUSED}\n"), words
+
+
+def test_functions(text_model: Any) -> None:
+    how, data = vitrail.Preprocessing(), vitrail.open_data("fashion")
+    calls: list[Callable[[], Any]] = [
+        lambda: vitrail.open_model(text_model),
+        lambda: vitrail.Predictor(text_model),
+        lambda: vitrail.Explainer(text_model),
+        lambda: vitrail.evaluate(text_model, data.val),
+        lambda: vitrail.export_model(text_model, "out", preprocessing=how),
+        lambda: vitrail.summarize(text_model),
+        lambda: vitrail.fit(text_model, data, steps=1),
+    ]
+    for call in calls:
+        with pytest.raises(vitrail.ConfigError, match=f"^{REFUSED}$"):
+            call()

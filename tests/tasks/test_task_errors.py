@@ -1,0 +1,101 @@
+"""Tasks that are broken or do not fit the model or the recipe: one line, before the first update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.toy_task import RECIPE, SelfDistillation, make_backbone, make_data, make_task
+from torch import Tensor
+
+import vitrail
+from vitrail.data.batch import Batch
+from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import LoopSettings, Recipe
+from vitrail.recipes.schedule import Clock
+from vitrail.tasks.classification import classification_loss
+from vitrail.tasks.image_task import check_patches_can_be_dropped, check_patches_can_be_masked
+from vitrail.tasks.task import Task
+from vitrail.train.fit import fit
+
+
+class Broken(Task):
+    """Returns what a test gives it."""
+
+    def __init__(self, output: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.backbone, self.output = make_backbone(), output
+
+    def forward(self, batch: Batch, clock: Clock) -> Any:  # noqa: ARG002
+        return self.output(self.backbone(batch["images"].float()).sum())
+
+    def before_step(self, clock: Clock) -> None:  # noqa: ARG002
+        raise AssertionError("a broken task must be refused before its first update")
+
+
+BROKEN_OUTPUTS: list[tuple[Callable[[Tensor], Any], str]] = [
+    (lambda loss: (loss * torch.nan, {}), "the loss of Broken is nan in its first step"),
+    (lambda loss: (loss * torch.inf, {}), "the loss of Broken is -?inf"),
+    (lambda loss: (loss.detach(), {}), "the loss of Broken has no gradient"),
+    (lambda loss: (loss.item(), {}), "the loss of Broken is a float; expected a tensor"),
+    (lambda loss: (loss.repeat(2), {}), r"a tensor of shape \(2,\)"),
+    (lambda loss: loss, "Broken returned a Tensor; expected the loss and a mapping"),
+    (lambda loss: (loss, 0.5), "Broken returned a tuple"),
+    (lambda loss: (loss, {"accuracy": "high"}), "the metric 'accuracy' of Broken is 'high'"),
+    (lambda loss: (loss, {"accuracy": None}), "the metric 'accuracy' of Broken is None"),
+    (lambda loss: (loss, {"accuracy": torch.nan}), "the metric 'accuracy' of Broken is nan"),
+    (lambda loss: (loss, {"accuracy": torch.ones(2)}), "the metric 'accuracy' of Broken"),
+    (lambda loss: (loss, {"loss": 1.0}), "a metric named 'loss'"),
+    (lambda loss: (loss, {5: 1.0}), "a metric named 5"),
+]
+
+
+@pytest.mark.parametrize(("output", "message"), BROKEN_OUTPUTS)
+def test_broken_output_is_a_one_line_error_before_the_first_update(
+    output: Callable[[Tensor], Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        fit(Broken(output), make_data(), Recipe(loop=LoopSettings(batch=8)), steps=1, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_metrics_may_be_numbers_or_tensors_of_one_number() -> None:
+    class Unusual(Broken):
+        def before_step(self, clock: Clock) -> None: ...
+
+    task = Unusual(lambda loss: (loss[None], {"one": 1, "two": torch.full((1, 1), 2.0), "three": torch.tensor(3)}))
+    result = fit(task, make_data(), Recipe(loop=LoopSettings(batch=8, accumulate=2)), steps=2, device="cpu")
+    assert result.records[0].items() >= {"one": 1, "two": 2, "three": 3}.items()
+
+
+def test_what_a_task_cannot_do_is_refused() -> None:
+    class Contrastive(SelfDistillation):
+        no_accumulation_reason = "every image is compared with all others of the batch"
+
+    refused = {
+        "`ema` is 0.9; expected 0, since SelfDistillation": (make_task(), RECIPE.with_settings({"ema": 0.9})),
+        "`accumulate` is 2; expected 1 for Contrastive, since every image": (
+            Contrastive(make_backbone()),
+            RECIPE.with_settings({"accumulate": 2}),
+        ),
+    }
+    for message, (task, recipe) in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            fit(task, make_data(), recipe, device="cpu")
+    with pytest.raises(ConfigError, match="a task has its own loss"):
+        fit(make_task(), make_data(), RECIPE, objective=classification_loss)
+
+
+def test_model_that_lacks_what_a_task_needs_is_refused() -> None:
+    mixing = vitrail.create("t2t_vit_7", image_size=32, width=16, depth=1, heads=2)
+    with pytest.raises(
+        ConfigError, match=r"MAE needs patches that can be dropped; this T2T.*it mixes patches in its stem"
+    ):
+        check_patches_can_be_dropped("MAE", mixing)
+    with pytest.raises(ConfigError, match="SimMIM needs patches that can be masked; this T2T"):
+        check_patches_can_be_masked("SimMIM", mixing)
+    relative = make_backbone(positions="relative")
+    check_patches_can_be_masked("SimMIM", relative)
+    with pytest.raises(ConfigError, match=r"MAE needs patches that can be dropped; this ViT.*'relative'"):
+        check_patches_can_be_dropped("MAE", relative)
+    check_patches_can_be_dropped("MAE", make_backbone())
