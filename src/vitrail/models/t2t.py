@@ -65,6 +65,7 @@ class T2T(ImageModel):
     def __init__(self, config: T2TConfig) -> None:
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
+        self.heads = (("class", "head"),) if config.classes else ()
         self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
         self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
         self.tokens_to_token = TokensToToken(
@@ -83,7 +84,6 @@ class T2T(ImageModel):
             config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, qkv_bias=False
         )
         self.norm = nn.LayerNorm(width, eps)
-        self.heads = (("class", "head"),) if config.classes else ()
         self.head = make_head(width, config.classes)
         self.init_weights()
 
