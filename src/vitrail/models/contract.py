@@ -6,7 +6,7 @@ B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, L layers.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,10 @@ class Model(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config: Any = config
+
+    if TYPE_CHECKING:  # the modules and parameters of each family
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @torch.no_grad()
     def init_weights(self) -> None:
