@@ -13,18 +13,12 @@ from torch import Tensor, nn
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-)
+from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
+from vitrail.models.name_entries import make_entry
 from vitrail.models.parts import encoder_names, hf_names
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.head import make_head, zero_head

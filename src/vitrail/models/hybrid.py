@@ -14,17 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    TensorShapes,
-    make_same_name_entries,
-)
+from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, TensorShapes
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.name_entries import make_same_name_entries
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.flax_names import make_resnet_entries

@@ -14,17 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
+from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts import convnet_names
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head

@@ -11,17 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
+from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts import convnet_names
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head
@@ -86,7 +79,7 @@ class ResNet(ConvNet):
                 module.reset_parameters()
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
-                nn.init.zeros_(module.last_norm.weight)
+                nn.init.zeros_((module.bn2 if isinstance(module, BasicBlock) else module.bn3).weight)
         if isinstance(self.fc, nn.Linear):
             nn.init.zeros_(self.fc.weight)
             nn.init.zeros_(self.fc.bias)
@@ -110,10 +103,6 @@ class BasicBlock(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
         self.downsample = make_shortcut(before, width, stride, shortcut)
 
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn2
-
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
@@ -131,10 +120,6 @@ class Bottleneck(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
         self.downsample = make_shortcut(before, out, stride, shortcut)
-
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))

@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitrail.models.checkpoint_side import (
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models.checkpoint_side import ConfigFields, InferredConfig, SourceNames, TensorShapes
+from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.flax_names import ENCODER_TABLE
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
