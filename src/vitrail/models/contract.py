@@ -59,9 +59,9 @@ class Model(nn.Module):
         super().__init__()
         self.config: Any = config
 
-    if TYPE_CHECKING:  # the modules and parameters of each family
+    if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...  # for type checkers: the modules and parameters of each family
 
     @torch.no_grad()
     def init_weights(self) -> None:

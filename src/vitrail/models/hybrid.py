@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, TensorShapes
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
@@ -249,17 +249,17 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
     fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
     root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
     fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
     rows, columns = fields["patch_size"]
     scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
-    return InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
+    return side.InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
 
 
-def has_no_stages(config: ConfigFields) -> bool:
+def has_no_stages(config: side.ConfigFields) -> bool:
     return not config["stages"]
 
 
@@ -293,7 +293,7 @@ SOURCES = (
     ),
     GOOGLE,
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_entry, make_same_name_entries
@@ -179,7 +179,7 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stem = get_tensor_shape(shapes, "conv1.weight", 4)
     if stem[2:] not in ((3, 3), (7, 7)):
         raise CheckpointError(f"conv1.weight has shape {stem}; expected a 7×7 kernel, or 3×3 as for CIFAR")
@@ -193,10 +193,10 @@ def infer_config(shapes: TensorShapes) -> InferredConfig:
         "classes": count_classes(shapes, "fc.weight"),
         "width": stem[0],
     }
-    return InferredConfig(fields=fields)
+    return side.InferredConfig(fields=fields)
 
 
-def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
 
 
@@ -212,7 +212,7 @@ NAME_TABLE = (
     *make_same_name_entries(*convnet_names.list_batch_norm_names("layer#.#.downsample.1")),
 )
 SOURCES = (
-    SourceNames(
+    side.SourceNames(
         layout="timm",
         table=NAME_TABLE,
         markers=("layer1.0.conv1.weight",),
@@ -225,7 +225,7 @@ SOURCES = (
             "refused_names": r"^resnet(blur|aa)",  # with fixed filters, which are not in the file
         },
     ),
-    SourceNames(
+    side.SourceNames(
         layout="torchvision",
         table=NAME_TABLE,
         markers=("layer1.0.conv1.weight",),
@@ -237,7 +237,7 @@ SOURCES = (
             "number of stages": (4,),
         },
     ),
-    SourceNames(  # its shortcuts have no weights
+    side.SourceNames(  # its shortcuts have no weights
         layout="akamaster",
         table=(*BLOCK_TABLE, make_entry("linear.*", "fc.*")),
         markers=("layer1.0.conv1.weight",),
@@ -252,7 +252,7 @@ SOURCES = (
         },
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

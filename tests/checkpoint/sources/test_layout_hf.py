@@ -231,7 +231,7 @@ def test_wrong_config_fields_are_named(changes: dict[str, Any], message: str, tm
 def test_a_crop_of_no_pixels_is_refused(tmp_path: Path) -> None:
     KINDS["vit"]().save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 32, "crop_size": 0}))
-    with pytest.raises(CheckpointError, match="crop_size .* is 0; expected 1 or more"):
+    with pytest.raises(CheckpointError, match=r"crop_size .* is 0; expected 1 or more"):
         read(tmp_path)
 
 
