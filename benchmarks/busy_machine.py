@@ -280,7 +280,7 @@ class Prediction:
         from vitrail.models.checks import pair
 
         training = Training(size).plan
-        vitrail.save(training.model, folder, preprocessing=training.preprocessing)
+        vitrail.save(training.model, folder, **training.source.describe_model_input(training.model))
         self.predictor = vitrail.Predictor(folder, engine="eager")
         how, batch = self.predictor.preprocessing, 64 if size == "small" else 16
         shape = (batch, *pair(how.image_size), len(how.mean))

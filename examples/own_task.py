@@ -48,7 +48,8 @@ def main(epochs: float = 3.0) -> None:
         result = vitrail.fit(task, "fashion", recipe, run="runs/rotation", ranks=ranks)
     if ranks.is_first:
         print(f"after {result.steps} steps: {result.evaluation.format_headline()}")
-        vitrail.save(result.model, "runs/rotation/model")  # the backbone, for vitrail train --init runs/rotation/model
+        # the backbone alone, to start from: vitrail train --init runs/rotation/model
+        vitrail.save(result.model, "runs/rotation/model", preprocessing=task.preprocessing)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from vitrail.cli import build_app
 from vitrail.distributed import Ranks, is_lost_rank_error, join_process_group, open_store
 from vitrail.errors import ConfigError
 from vitrail.machine import restore_threads
-from vitrail.tasks.sync_batch_norm import SyncBatchNorm1d
+from vitrail.tasks.sync_batch_norm import SyncBatchNorm1d, set_sync_batch_norm_ranks
 from vitrail.train.fit import fit
 from vitrail.train.resume import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
@@ -94,7 +94,21 @@ def compute_with_ranks(ranks: Ranks) -> dict[str, Any]:
         norm = SyncBatchNorm1d(4)
         norm.ranks = ranks
         found[f"norm {shape}"] = run_norm(norm, make_rows(ranks.rank, *shape))
+    found["head"] = train_head(SyncBatchNorm1d(6), make_rows(ranks.rank, 4)[:3], ranks)
     return found
+
+
+def train_head(norm: nn.BatchNorm1d, rows: Tensor, ranks: Ranks) -> list[Tensor]:
+    """The weights of a projection head after three steps, as a Trainer takes them."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3))
+    set_sync_batch_norm_ranks(head, ranks)
+    forward, optimizer = ranks.wrap_in_ddp(head, torch.device("cpu")), torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        forward(rows.detach()).square().mean().backward()
+        optimizer.step()
+    return [each.detach() for each in head.state_dict().values()]
 
 
 def run_norm(norm: nn.BatchNorm1d, rows: Tensor) -> dict[str, Any]:
@@ -180,6 +194,14 @@ def test_batch_norm_over_two_processes_is_that_of_the_joined_batch(two: Path, sh
         assert torch.allclose(found, value, rtol=1e-6, atol=1e-6), name
 
 
+def test_projection_head_in_two_processes_is_trained_as_in_one(two: Path) -> None:
+    rows = torch.cat([make_rows(rank, 4)[:3] for rank in range(2)])
+    expected = train_head(nn.BatchNorm1d(6), rows, Ranks())
+    for rank in range(2):
+        for mine, its in zip(torch.load(two / f"rank-{rank}.pt")["head"], expected, strict=True):
+            assert torch.allclose(mine, its, rtol=1e-6, atol=1e-6)
+
+
 def test_error_of_one_process_ends_the_other_with_the_same_reason(two: Path) -> None:
     assert (two / "error-1.txt").read_text().endswith("DataError `data` has no cat.jpg")
     seconds, kind, message = (two / "error-0.txt").read_text().split(" ", 2)
@@ -247,7 +269,7 @@ def test_stopped_torchrun_run_resumes_in_one_process(tmp_path: Path, capsys: pyt
         "from vitrail.cli import main\nmain()\n"
     )
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-    words = ["train", "--minutes", "0.6", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
+    words = ["train", "--minutes", "4", "--set", "depth=1", "--set", "width=12", "--out", str(folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen([*run, *words, "--eval-every", "0"], stdout=pipe, stderr=pipe, text=True)
     while process.poll() is None and not RunFolder(folder).read_records():

@@ -94,11 +94,13 @@ def test_commands(vitrail_: Run, text_model: Any) -> None:
 
 def test_functions(text_model: Any) -> None:
     how, data = vitrail.Preprocessing(), vitrail.open_data("fashion")
+    assert data.val is not None
+    images = data.val
     calls: list[Callable[[], Any]] = [
         lambda: vitrail.open_model(text_model),
         lambda: vitrail.Predictor(text_model),
         lambda: vitrail.Explainer(text_model),
-        lambda: vitrail.evaluate(text_model, data.val),
+        lambda: vitrail.evaluate(text_model, images),
         lambda: vitrail.export_model(text_model, "out", preprocessing=how),
         lambda: vitrail.summarize(text_model),
         lambda: vitrail.fit(text_model, data, steps=1),

@@ -38,7 +38,7 @@ def arrays(count: int = 20, size: int = 12, channels: int = 3) -> ArrayDataset:
 
 
 def make_batches(dataset: Any, views: Mapping[str, View] | None, **fields: Any) -> BatchDataset:
-    defaults = {"augmentation": Augmentation(), "preprocessing": SMALL}
+    defaults: dict[str, Any] = {"augmentation": Augmentation(), "preprocessing": SMALL}
     return BatchDataset(dataset=dataset, views=views, **{**defaults, **fields})
 
 
@@ -111,7 +111,12 @@ def test_image_is_decoded_once_for_all_views(tmp_path: Path, monkeypatch: pytest
     images = open_data(write_class_folders(tmp_path / "photos", ants=4, bees=4), val_share=0).train
     assert images is not None
     decoded, decode = list[Any](), view_maker.decode_crops
-    monkeypatch.setattr(view_maker, "decode_crops", lambda *args: (decoded.append(args[0]), decode(*args))[1])
+
+    def count_and_decode(source: Any, choose: Any) -> Any:
+        decoded.append(source)
+        return decode(source, choose)
+
+    monkeypatch.setattr(view_maker, "decode_crops", count_and_decode)
     views = {"global": View(CROP, count=2), "local": View(CROP, size=4, count=3)}
     batch = load_first(make_batches(images, views))
     assert sorted(decoded) == sorted(images.source(index) for index in range(8))

@@ -117,6 +117,10 @@ def test_external_file_with_postponed_annotations_or_an_error(tmp_path: Path) ->
 
 def test_inconsistent_family_is_refused() -> None:
     family = load_built_in_families()[0]
+    with pytest.raises(
+        ConfigError, match=r"family 'own' is .*Linear.*; expected a subclass of vitrail\.models\.contract\."
+    ):
+        Family(name="own", config=family.config, build=nn.Linear, presets={})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"preset 'a' of the family 'own' is a dict; expected a ViTConfig"):
         Family(name="own", config=family.config, build=family.build, presets={"a": {}})
     with pytest.raises(ConfigError, match=r"alias 'A' of the family 'own' names 'b'; expected one of its presets: a"):

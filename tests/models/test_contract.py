@@ -63,7 +63,7 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
         rows, columns = (large.shape[axis] - small.shape[axis] for axis in (2, 3))
         assert (32 / rows, 128 / columns) == level.stride
     assert model.grid == model.levels[-1].grid
-    if "dynamic" in model.config.__dataclass_fields__:
+    if not model.sizes.dynamic:
         (resized,) = build(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
         assert resized.shape == larger_maps[0].shape
 
@@ -74,8 +74,13 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
     model, images = build(case), torch.randn(1, 3, *SIZE)
     names = [name for level in model.levels for name in level.blocks]
     called = list[str]()
-    for name in names:
-        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
+    modules = {model.get_submodule(name): name for name in names}
+
+    def record(module: nn.Module, *_: object) -> None:
+        called.append(modules[module])
+
+    for module in modules:
+        module.register_forward_hook(record)
     model(images)
     assert called == names
     if model.first_filters:

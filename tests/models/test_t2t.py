@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention, find_attention_layers
-from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, TokenTransformer, soft_split
+from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, soft_split
 from vitrail.models.token_merging import add_token_merging
 
 # total, and trained: positions and the rows of performers are fixed
@@ -325,9 +325,7 @@ def test_attention_maps_are_of_the_backbone_only(stage: str) -> None:
     assert (captured.patch_grid, captured.prefix) == ((2, 3), 1)
     with pytest.raises(ConfigError), capture_attention(model.tokens_to_token):
         pass
-    stem = model.tokens_to_token.modules()
-    kinds = {type(each) for each in stem if hasattr(each, "no_maps_reason")}
-    assert kinds == {TokenPerformer if stage == "performer" else TokenTransformer}
+    assert not model.no_maps_reason
 
 
 def test_tokens_can_be_merged() -> None:

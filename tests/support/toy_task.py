@@ -123,4 +123,4 @@ def build_toy_task(request: Request, context: BuildContext) -> TaskSetup:
     return build_image_task(request, context, make)
 
 
-TASK = TaskKind(name="toy_task", settings=ToySettings, build=build_toy_task)
+TASK = TaskKind(name="toy_task", settings=ToySettings, build=build_toy_task, needs_classes=False)

@@ -63,7 +63,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
 def make_plan(**changes: Any) -> Plan:
     given, recipe = model(dropout=0.1), changes.pop("recipe", LONG)
     source = open_image_source(Classification(given), data(), recipe, Preprocessing(image_size=16, crop=1.0))
-    return Plan(**{"task": Classification(given), "source": source, "recipe": recipe, **changes})
+    return Plan(task=Classification(given), source=source, recipe=recipe, **changes)
 
 
 def train(words: str) -> None:

@@ -19,7 +19,7 @@ from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.checks import find_image_config
-from vitrail.models.contract import find_image_model
+from vitrail.models.contract import find_image_model, unwrap_compiled
 from vitrail.models.token_merging import MergingBlocks
 
 
@@ -36,7 +36,7 @@ class ExportModule(nn.Module):
         check_output_available(model, output)
         self.output: OutputKind = output
         self.preprocessing = preprocessing
-        self.model: Any = deepcopy(model).eval().float().requires_grad_(False)
+        self.model: Any = deepcopy(unwrap_compiled(model)).eval().float().requires_grad_(False)
         stem = find_first_patch_embed(self.model)
         self.folds_normalisation = stem is not None  # a padded stem would pad with 0, not the mean colour
         if stem is not None:

@@ -6,7 +6,7 @@ B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, L layers.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,10 @@ class Model(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config: Any = config
+
+    if TYPE_CHECKING:  # the modules and parameters of each family
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -150,8 +154,10 @@ class ImageModel(Model):
         x = self.add_positions(x, grid)
         if kept is not None:
             self.check_masking("dropped", self.no_masking_reason or self.no_dropping_reason)
-            prefix = torch.arange(self.prefix, device=kept.device).expand(kept.shape[0], -1)
-            index = torch.cat([prefix, kept + self.prefix], dim=1)
+            prefix = x.shape[1] - grid[0] * grid[1]  # a token that joins later is not there yet
+            index = torch.cat(
+                [torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1
+            )
             x = x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
         return x, grid
 

@@ -21,13 +21,7 @@ from vitrail.models.checkpoint_side import (
     TensorShapes,
     make_entry,
 )
-from vitrail.models.checks import (
-    MAY_BE_ZERO,
-    RATE,
-    Size,
-    check_patch_config,
-    pair,
-)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers

@@ -6,7 +6,7 @@ per layer. The cost grows linearly with N.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,7 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
-from vitrail.models.checks import (
-    MAY_BE_ZERO,
-    RATE,
-    Size,
-    check_patch_config,
-    pair,
-)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
@@ -135,8 +129,6 @@ class LinformerAttention(nn.Module):
     `projection` is (P, N, k): one for keys and values; or one for each; or one for each per head. Keys and values have
     no bias: that of keys would not change the softmax, that of values is redundant with the bias of `proj`.
     """
-
-    no_maps_reason: ClassVar[str] = "its keys are mixtures of all tokens, so there are no weights per token"
 
     def __init__(
         self, width: int, heads: int, grid: Grid, projection: nn.Parameter | None = None, *, dropout: float = 0.0

@@ -153,7 +153,6 @@ class TokensToToken(nn.Module):
 class TokenTransformer(nn.Module):
     """Attention with one head, then an MLP; the residual is v, which has the new width: (B, N, C) → (B, N, S)."""
 
-    no_maps_reason: ClassVar[str] = "it mixes patches before they become tokens of the backbone"
     bias: ClassVar[bool] = False
 
     def __init__(self, in_width: int, width: int, *, norm_eps: float, dropout: float) -> None:
@@ -183,7 +182,6 @@ class TokenPerformer(TokenTransformer):
     which are shorter and therefore estimate a different kernel; the weights are trained with it.
     """
 
-    no_maps_reason: ClassVar[str] = "a Performer never computes attention weights between tokens"
     bias: ClassVar[bool] = True
 
     def __init__(self, in_width: int, width: int, *, norm_eps: float, dropout: float) -> None:

@@ -16,13 +16,7 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
 from vitrail.models.checkpoint_side import CheckpointSide
-from vitrail.models.checks import (
-    MAY_BE_ZERO,
-    RATE,
-    Size,
-    check_patch_config,
-    pair,
-)
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_

@@ -57,6 +57,12 @@ class ComparedModel:
         return declared is not None and len(declared.heads) == 2
 
     @property
+    def token_states(self) -> int:
+        """The tokens that `capture_tokens` captures: after the embedding, each block and the final norm."""
+        declared = find_image_model(self.model)
+        return 0 if declared is None else len(list_blocks(declared)) + 2
+
+    @property
     def heads(self) -> tuple[str | None, ...]:
         return HEAD_NAMES if self.is_distilled else (None,)
 
@@ -216,7 +222,7 @@ def predict_classes(
     model, count = compared.model, len(dataset)
     truth = torch.full((count,), UNREADABLE, dtype=torch.int32)
     predicted = torch.full((len(compared.heads), count), UNREADABLE, dtype=torch.int32)
-    cosines = torch.full((len(list_blocks(model)) + 2, count), torch.nan) if compared.is_distilled else None
+    cosines = torch.full((compared.token_states, count), torch.nan) if compared.is_distilled else None
     columns, unreadable = torch.tensor(compared.class_columns), dict[int, str]()
     token_capture = (
         capture_tokens(model, class_distillation_cosine) if compared.is_distilled else nullcontext(list[Tensor]())

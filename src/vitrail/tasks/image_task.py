@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.checkpoint.reading import Checkpoint, get_built_in_family
+from vitrail.checkpoint.family_sources import get_built_in_family
+from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
+from vitrail.tasks.sync_batch_norm import set_sync_batch_norm_ranks
 from vitrail.tasks.task import Task
 from vitrail.train.optim import (
     WeightEMA,
@@ -44,6 +45,7 @@ class Trainer:
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
         self.task.setup(plan.source, plan.recipe)
+        set_sync_batch_norm_ranks(self.task, plan.ranks)
         freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
         self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}

@@ -110,8 +110,8 @@ class TrainFlags:
         """The request for a run of this recipe; `teacher` has what `make_request` takes about one."""
         from vitrail.recipes.request import make_request
 
-        told = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
-        return make_request(recipe, **told, trusted_code=self.trusted_code, **teacher)
+        given = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
+        return make_request(recipe, **given, trusted_code=self.trusted_code, **teacher)
 
     @property
     def trusted_code(self) -> list[str]:
