@@ -81,10 +81,6 @@ class ImageModel(Model):
     `encode`, `feature_maps` and `logits`.
     """
 
-    patch_embed: Any
-    blocks: Any
-    head: Any
-
     reads = "images"
     levels: tuple[Level, ...]  # from the finest grid to the coarsest
     sizes: ImageSizes
