@@ -8,6 +8,7 @@ from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
 from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
+from vitrail.recipes.schedule import Schedule
 
 
 def test_builtin_recipes() -> None:
@@ -58,9 +59,21 @@ def test_old_recipes_name_the_settings_of_distillation_without_a_section() -> No
 def test_schedules_are_checked() -> None:
     recipe = Recipe().with_settings({"schedules": {"weight_decay": {"start": 0.04, "end": 0.4}}})
     assert recipe.to_json()["schedules"] == {"weight_decay": {"start": 0.04, "end": 0.4}}
-    for wrong in ({"weight_decy": 1}, {"clip": {"end": 1}}, {"clip": {"start": "x"}}, {"clip": {"start": 1, "by": 0}}):
+    for wrong in (
+        {"weight_decy": 1},
+        {"clip": {"end": 1}},
+        {"clip": {"start": "x"}},
+        {"clip": {"start": 1, "by": 0}},
+        {"weight_decay": -1},
+    ):
         with pytest.raises(ConfigError, match=r"clip|weight_decay"):
             Recipe().with_settings({"schedules": wrong})
+    with pytest.raises(ConfigError, match="momentum is 1; expected at least 0 and less than 1"):
+        Recipe().with_settings({"schedules": {"momentum": {"start": 0.9, "end": 1}}})
+    given = Recipe().with_settings(
+        {"schedules": {"clip": Schedule(start=1)}, "task": {"name": "x", "a": Schedule(start=1)}}
+    )
+    assert Recipe().with_settings(json.loads(json.dumps(given.to_json()))).to_json() == given.to_json()
 
 
 def test_deit_has_the_settings_of_the_paper() -> None:

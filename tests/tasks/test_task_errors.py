@@ -1,6 +1,7 @@
 """Tasks that are broken or do not fit the model or the recipe: one line, before the first update."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,18 @@ def test_metrics_may_be_numbers_or_tensors_of_one_number() -> None:
     task = Unusual(lambda loss: (loss[None], {"one": 1, "two": torch.full((1, 1), 2.0), "three": torch.tensor(3)}))
     result = fit(task, make_data(), Recipe(loop=LoopSettings(batch=8, accumulate=2)), steps=2, device="cpu")
     assert result.records[0].items() >= {"one": 1, "two": 2, "three": 3}.items()
+
+
+def test_metrics_that_change_are_refused_and_nan_is_not_logged(tmp_path: Path) -> None:
+    class Changing(SelfDistillation):
+        def forward(self, batch: Batch, clock: Clock) -> Any:
+            loss, metrics = super().forward(batch, clock)
+            return loss, {0: metrics, 1: {"agreement": torch.nan}, 2: {"other": 1}}[clock.step]
+
+    with pytest.raises(ConfigError, match=r"metrics of Changing are other at step 3; expected .*: agreement"):
+        fit(Changing(make_backbone()), make_data(), RECIPE, steps=3, device="cpu", run=tmp_path / "run")
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert ["agreement" in line for line in lines] == [True, False]
 
 
 def test_what_a_task_cannot_do_is_refused() -> None:

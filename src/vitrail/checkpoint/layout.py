@@ -21,8 +21,9 @@ from vitrail.checkpoint.sources import SOURCE_NAMES
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, unknown_name_error
 from vitrail.files import write_atomically
-from vitrail.models.checkpoint_side import NameEntry, SourceNames
+from vitrail.models.checkpoint_side import SourceNames
 from vitrail.models.family import Family
+from vitrail.models.name_entries import NameEntry
 from vitrail.text import abbreviate_list
 
 T = TypeVar("T")

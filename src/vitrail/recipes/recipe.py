@@ -13,7 +13,7 @@ from vitrail.data.augment.config import Augmentation, field_with_help
 from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.files import read_text
 from vitrail.json_yaml import parse_yaml
-from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
+from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
 from vitrail.recipes.schedule import Schedule, parse_schedule
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class LoopSettings:
     compile: bool = field_with_help(False, "Compile the model with torch.compile.")
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
     keep_best: bool = field_with_help(
-        False, "Keep the model of the best evaluation in the folder best/ of the run, next to the last one."
+        False, "Keep the model of the best evaluation, by the task's metric (top-1), in the folder best/ of the run."
     )
     save_every: int = field_with_help(
         0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO
@@ -143,7 +143,10 @@ class Recipe:
         for name, value in self.schedules.items():
             if name not in SCHEDULED_SETTINGS:
                 raise unknown_name_error("setting with a schedule", name, SCHEDULED_SETTINGS)
-            parse_schedule(value, name)
+            schedule, setting = parse_schedule(value, name), OptimizationSettings.__dataclass_fields__[name]
+            for number in (schedule.start, schedule.end, schedule.warmup_start):
+                if number is not None:
+                    check_range(f"a value of the schedule of {name}", number, {**MAY_BE_ZERO, **setting.metadata})
         _ = self.distillation  # checks its settings
 
     @property
@@ -183,8 +186,8 @@ class Recipe:
         """All settings as in a recipe file."""
         flat = self.to_flat_dict()
         return {name: value for name, value in flat.items() if name not in list_setting_names("distillation")} | {
-            "task": {**(asdict(self.distillation) if self.distillation_names else {}), **self.task},
-            "schedules": {name: to_plain_value(value) for name, value in self.schedules.items()},
+            "task": {**(asdict(self.distillation) if self.distillation_names else {}), **to_plain_values(self.task)},
+            "schedules": to_plain_values(self.schedules),
         }
 
     def to_flat_dict(self) -> dict[str, Any]:
@@ -222,8 +225,8 @@ SETTING_ALIASES = {  # names in the scripts of timm and facebook
 }
 
 
-def to_plain_value(value: Any) -> Any:
-    return asdict(value) if isinstance(value, Schedule) else value
+def to_plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: asdict(value) if isinstance(value, Schedule) else value for name, value in values.items()}
 
 
 def list_setting_names(section: str) -> list[str]:

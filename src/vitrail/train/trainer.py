@@ -60,7 +60,7 @@ class Trainer:
             self.task.compile_backbone()
         self.forward = plan.ranks.wrap_in_ddp(self.task, plan.device)
         self.steps_done = 0
-        self.output_is_checked = False
+        self.metric_names: set[str] | None = None  # known after the first forward pass
 
     @property
     def trained_task(self) -> Task:
@@ -111,10 +111,16 @@ class Trainer:
 
     def compute_loss(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
         output: Any = self.forward(batch, clock)
-        if not self.output_is_checked:  # once, before the first update
+        if self.metric_names is None:  # once, before the first update
             check_task_output(self.task, output)
-            self.output_is_checked = True
+            self.metric_names = set(output[1])
         loss, metrics = output
+        if metrics.keys() != self.metric_names:
+            given, expected = (", ".join(map(str, names)) or "none" for names in (metrics, sorted(self.metric_names)))
+            raise ConfigError(
+                f"the metrics of {type(self.task).__name__} are {given} at step {clock.step + 1}; "
+                f"expected the same at every step: {expected}"
+            )
         return loss, {name: torch.as_tensor(value, device=self.device).detach() for name, value in metrics.items()}
 
     def update_weights(self, clock: Clock) -> bool:
@@ -170,7 +176,8 @@ class Trainer:
         for place, loss in enumerate(rows[list(self.metric_window).index("loss")].tolist()):
             if not isfinite(loss):
                 raise DivergedError(self.steps_done - count + place + 1, loss)
-        return dict(zip(self.metric_window, rows.mean(1).tolist(), strict=True))
+        means = zip(self.metric_window, rows.mean(1).tolist(), strict=True)
+        return {name: mean for name, mean in means if isfinite(mean)}  # the log has finite numbers only
 
     def check_weights_finite(self) -> None:
         """The last finite loss may have an infinite gradient."""
