@@ -5,7 +5,7 @@ import torch
 
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.errors import CheckpointError
-from vitrail.models.checkpoint_side import THREE_PARTS, make_entry
+from vitrail.models.name_entries import THREE_PARTS, make_entry
 
 TABLE = (
     make_entry("tok", "cls_token"),

@@ -8,10 +8,11 @@ import timm
 import torch
 from timm.models import get_pretrained_cfg  # pyright: ignore[reportUnknownVariableType]
 
+from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import get_layout
 from vitrail.checkpoint.pretrained_files import add_timm_config
-from vitrail.checkpoint.reading import build_meta_model, get_built_in_family, translate_with_layout
+from vitrail.checkpoint.reading import build_meta_model, translate_with_layout
 from vitrail.models.catalog import find_preset
 from vitrail.models.preset_list import list_presets
 from vitrail.models.pretrained import PretrainedWeights, list_pretrained_weights, read_pretrained_table

@@ -29,7 +29,9 @@ from vitrail.models.vit import ViT, ViTConfig
 TOLERANCE = 1e-5
 
 
-def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_within: float = 0.0) -> None:
+def assert_equal_models(
+    theirs: Any, ours: Any, size: tuple[int, int], tokens_within: float = 0.0, maps_within: float = TOLERANCE
+) -> None:
     """Load their random weights into ours by name, strictly, and compare logits and tokens.
 
     Tokens come from the same operations in the same order, so they are bit-identical. Our logits need not be: the last
@@ -46,7 +48,7 @@ def assert_equal_models(theirs: Any, ours: Any, size: tuple[int, int], tokens_wi
         assert (ours.tokens(images) - theirs.forward_features(images)).abs().max() <= tokens_within
         (our_map,), (their_map,) = ours.feature_maps(images), theirs.forward_intermediates(images, 1, norm=False)[1]
         assert our_map.shape == their_map.shape
-        assert (our_map - their_map).abs().max() <= TOLERANCE
+        assert (our_map - their_map).abs().max() <= maps_within
 
 
 def get_renamed_tensors(theirs: nn.Module) -> dict[str, Tensor]:
@@ -177,7 +179,7 @@ HYBRIDS = ["vit_base_r50_s16_224", "vit_small_r26_s32_224", "vit_tiny_r_s16_p8_2
 def test_hybrid_equals_timm(name: str) -> None:
     theirs = timm.create_model(name, img_size=64, depth=2, num_classes=7)
     ours = vitrail.create(name, image_size=64, depth=2, classes=7)
-    assert_equal_models(theirs, ours, (64, 64), tokens_within=TOLERANCE)
+    assert_equal_models(theirs, ours, (64, 64), tokens_within=TOLERANCE, maps_within=1e-4)  # before the norm: larger
 
 
 def test_training_gradients_equal_timm() -> None:

@@ -21,8 +21,9 @@ from vitrail.checkpoint.sources import SOURCE_NAMES
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, unknown_name_error
 from vitrail.files import write_atomically
-from vitrail.models.checkpoint_side import NameEntry, SourceNames
+from vitrail.models.checkpoint_side import SourceNames
 from vitrail.models.family import Family
+from vitrail.models.name_entries import NameEntry
 from vitrail.text import abbreviate_list
 
 T = TypeVar("T")
@@ -206,7 +207,9 @@ def add_zero_prefix_positions(tensors: Mapping[str, Tensor], config: Mapping[str
 
 def insert_zero_register_positions(table: Tensor, registers: Tensor) -> Tensor:
     """Insert zero rows for the registers, which have no positions in DINOv2, after the row of the class token."""
-    rows = registers.shape[1] if registers.ndim == 3 else 0
+    if table.ndim != 3 or registers.ndim != 3:  # refused when the config is inferred
+        return table
+    rows = registers.shape[1]
     return torch.cat((table[:, :1], table.new_zeros(table.shape[0], rows, *table.shape[2:]), table[:, 1:]), dim=1)
 
 

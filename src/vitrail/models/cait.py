@@ -17,20 +17,12 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
-from vitrail.models.checkpoint_side import (
-    TWO_PARTS,
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
+from vitrail.models.name_entries import TWO_PARTS, make_entry, make_same_name_entries
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
@@ -196,15 +188,15 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """The class token has no position, and the maps that mix heads tell how many there are."""
     fields = encoder_names.infer_encoder_fields(shapes)
     fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
     fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
-    return InferredConfig(fields=fields, stride=fields["patch_size"])
+    return side.InferredConfig(fields=fields, stride=fields["patch_size"])
 
 
-def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     arguments = encoder_names.make_timm_arguments(config)
     arguments |= {"depth_token_only": config["class_depth"], "mlp_ratio_token_only": arguments["mlp_ratio"]}
     return encoder_names.make_timm_card(config, "cait_xxs24_224", arguments)
@@ -236,7 +228,7 @@ SOURCES = (
             "pretrained_cfg": {"crop_pct": 1.0},
         },
     ),
-    SourceNames(
+    side.SourceNames(
         layout="deit",
         table=NAME_TABLE,
         markers=MARKERS,
@@ -244,5 +236,5 @@ SOURCES = (
         details={**encoder_names.TIMM_DETAILS, "prefix": "module.", "cropped": False, "named_as_in_timm": True},
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

@@ -59,9 +59,9 @@ class Model(nn.Module):
         super().__init__()
         self.config: Any = config
 
-    if TYPE_CHECKING:  # the modules and parameters of each family
+    if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...  # for type checkers: the modules and parameters of each family
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -80,10 +80,6 @@ class ImageModel(Model):
     writes only `add_positions`; the defaults of the other methods use these modules. Models of several levels write
     `encode`, `feature_maps` and `logits`.
     """
-
-    patch_embed: Any
-    blocks: Any
-    head: Any
 
     reads = "images"
     levels: tuple[Level, ...]  # from the finest grid to the coarsest

@@ -13,18 +13,12 @@ from torch import Tensor, nn
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-)
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
+from vitrail.models.name_entries import make_entry
 from vitrail.models.parts import encoder_names, hf_names
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.head import make_head, zero_head
@@ -161,12 +155,14 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, distilled = encoder_names.infer_encoder_fields(shapes), "dist_token" in shapes
-    return InferredConfig(fields={**fields, "distilled": distilled}, stride=fields["patch_size"], prefix=1 + distilled)
+    return side.InferredConfig(
+        fields={**fields, "distilled": distilled}, stride=fields["patch_size"], prefix=1 + distilled
+    )
 
 
-def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     if config["distilled"] and not config["prefix_positions"]:
         raise CheckpointError("distilled models of timm have positions for both tokens; expected prefix_positions=True")
     arguments = encoder_names.make_timm_arguments(config) | {"no_embed_class": not config["prefix_positions"]}
@@ -186,7 +182,7 @@ SOURCES = (
     TIMM,
     replace(TIMM, markers=(encoder_names.PATCH_KERNEL,), named="deit"),  # without distillation it has a ViT's tensors
     replace(encoder_names.FACEBOOK, markers=(encoder_names.PATCH_KERNEL,)),
-    SourceNames(
+    side.SourceNames(
         layout="hf",
         table=(
             *hf_names.HF_DISTILLED,
@@ -201,7 +197,7 @@ SOURCES = (
     ),
     *(replace(each, markers=()) for each in (*encoder_names.WRITTEN_AS_VIT, hf_names.HF_VIT, *hf_names.HF_DINO)),
 )
-CHECKPOINT = CheckpointSide(
+CHECKPOINT = side.CheckpointSide(
     infer_config=infer_config,
     sources=SOURCES,
     heads_by_width=True,

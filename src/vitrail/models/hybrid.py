@@ -14,17 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    TensorShapes,
-    make_same_name_entries,
-)
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.name_entries import make_same_name_entries
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.flax_names import make_resnet_entries
@@ -254,17 +249,17 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
     fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
     root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
     fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
     rows, columns = fields["patch_size"]
     scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
-    return InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
+    return side.InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
 
 
-def has_no_stages(config: ConfigFields) -> bool:
+def has_no_stages(config: side.ConfigFields) -> bool:
     return not config["stages"]
 
 
@@ -298,7 +293,7 @@ SOURCES = (
     ),
     GOOGLE,
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

@@ -14,17 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
+from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts import convnet_names
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head
@@ -173,7 +166,7 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     blocks = count_stage_blocks(shapes, r"s(\d+)\.", r"s{}\.b(\d+)\.")
     stages = range(1, len(blocks) + 1)
     fields = {
@@ -184,10 +177,10 @@ def infer_config(shapes: TensorShapes) -> InferredConfig:
         "channels": get_tensor_shape(shapes, "stem.conv.weight", 4)[1],
         "classes": count_classes(shapes, "head.fc.weight"),
     }
-    return InferredConfig(fields=fields)
+    return side.InferredConfig(fields=fields)
 
 
-def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
 
 
@@ -205,7 +198,7 @@ TORCHVISION_TABLE = (
     make_entry("fc.*", "head.fc.*"),
 )
 SOURCES = (
-    SourceNames(
+    side.SourceNames(
         layout="timm",
         table=make_same_name_entries(*(row.ours.replace("~", "#") for row in TORCHVISION_TABLE)),
         markers=("s1.b1.conv1.conv.weight",),
@@ -216,14 +209,14 @@ SOURCES = (
             "pretrained_cfg": {"crop_pct": 0.95, "interpolation": "bicubic"},
         },
     ),
-    SourceNames(
+    side.SourceNames(
         layout="torchvision",
         table=TORCHVISION_TABLE,
         markers=(f"{TORCHVISION_BLOCK}f.a.0.weight",),
         supported={"channels": (3,)},
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

@@ -11,17 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.family import Family
+from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts import convnet_names
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head
@@ -86,7 +79,7 @@ class ResNet(ConvNet):
                 module.reset_parameters()
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
-                nn.init.zeros_(module.last_norm.weight)
+                nn.init.zeros_((module.bn2 if isinstance(module, BasicBlock) else module.bn3).weight)
         if isinstance(self.fc, nn.Linear):
             nn.init.zeros_(self.fc.weight)
             nn.init.zeros_(self.fc.bias)
@@ -110,10 +103,6 @@ class BasicBlock(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
         self.downsample = make_shortcut(before, width, stride, shortcut)
 
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn2
-
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
@@ -131,10 +120,6 @@ class Bottleneck(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
         self.downsample = make_shortcut(before, out, stride, shortcut)
-
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
@@ -194,7 +179,7 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stem = get_tensor_shape(shapes, "conv1.weight", 4)
     if stem[2:] not in ((3, 3), (7, 7)):
         raise CheckpointError(f"conv1.weight has shape {stem}; expected a 7×7 kernel, or 3×3 as for CIFAR")
@@ -208,10 +193,10 @@ def infer_config(shapes: TensorShapes) -> InferredConfig:
         "classes": count_classes(shapes, "fc.weight"),
         "width": stem[0],
     }
-    return InferredConfig(fields=fields)
+    return side.InferredConfig(fields=fields)
 
 
-def make_timm_card(config: ConfigFields) -> dict[str, Any]:
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
 
 
@@ -227,7 +212,7 @@ NAME_TABLE = (
     *make_same_name_entries(*convnet_names.list_batch_norm_names("layer#.#.downsample.1")),
 )
 SOURCES = (
-    SourceNames(
+    side.SourceNames(
         layout="timm",
         table=NAME_TABLE,
         markers=("layer1.0.conv1.weight",),
@@ -240,7 +225,7 @@ SOURCES = (
             "refused_names": r"^resnet(blur|aa)",  # with fixed filters, which are not in the file
         },
     ),
-    SourceNames(
+    side.SourceNames(
         layout="torchvision",
         table=NAME_TABLE,
         markers=("layer1.0.conv1.weight",),
@@ -252,7 +237,7 @@ SOURCES = (
             "number of stages": (4,),
         },
     ),
-    SourceNames(  # its shortcuts have no weights
+    side.SourceNames(  # its shortcuts have no weights
         layout="akamaster",
         table=(*BLOCK_TABLE, make_entry("linear.*", "fc.*")),
         markers=("layer1.0.conv1.weight",),
@@ -267,7 +252,7 @@ SOURCES = (
         },
     ),
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
 FAMILY = Family(
     name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
 )

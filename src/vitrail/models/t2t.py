@@ -15,18 +15,11 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample, sinusoid
-from vitrail.models.checkpoint_side import (
-    CheckpointSide,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    TensorTransform,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models.checkpoint_side import CheckpointSide, InferredConfig, SourceNames, TensorShapes
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
+from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
@@ -72,9 +65,9 @@ class T2T(ImageModel):
     def __init__(self, config: T2TConfig) -> None:
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
+        self.heads = (("class", "head"),) if config.classes else ()
         self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
         self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
-        self.heads = (("class", "head"),) if config.classes else ()
         self.tokens_to_token = TokensToToken(
             config.channels,
             config.stage_width,

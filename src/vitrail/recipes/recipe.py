@@ -81,7 +81,7 @@ class LoopSettings:
     compile: bool = field_with_help(False, "Compile the model with torch.compile.")
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
     keep_best: bool = field_with_help(
-        False, "Keep the model of the best evaluation in the folder best/ of the run, next to the last one."
+        False, "Keep the model of the best evaluation, by the task's metric (top-1), in the folder best/ of the run."
     )
     save_every: int = field_with_help(
         0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO

@@ -44,9 +44,8 @@ class Request:
                 raise ConfigError(f"`{each.name}` is {value!r}; expected a string")
 
     def open_data(self, *, need_classes: bool = True) -> DatasetSplits:
-        options: dict[str, Any] = {} if need_classes else {"need_classes": False}
-        real = Path(self.real) if self.real else None
-        return open_data(self.data, seed=self.recipe.loop.seed, val_share=self.val_share, real=real, **options)
+        real, seed = Path(self.real) if self.real else None, self.recipe.loop.seed
+        return open_data(self.data, seed=seed, val_share=self.val_share, real=real, need_classes=need_classes)
 
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))

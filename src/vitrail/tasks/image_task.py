@@ -101,10 +101,12 @@ def open_image_source(
     recipe: Recipe,
     preprocessing: Preprocessing | None = None,
     transform: Callable[[Any], Any] | None = None,
+    *,
+    need_classes: bool = True,
 ) -> ImageSource:
     """The images that a task is trained on; `data` is anything that `open_data` takes."""
     return ImageSource(
-        data=open_data(data, seed=recipe.loop.seed),
+        data=open_data(data, seed=recipe.loop.seed, need_classes=need_classes),
         preprocessing=preprocessing or default_preprocessing(task.backbone),
         augmentation=recipe.augmentation,
         batch=recipe.loop.batch,

@@ -82,7 +82,8 @@ def fit(
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
     task = model if isinstance(model, Task) else Classification(model, objective)
-    source = open_image_source(task, data, recipe, preprocessing, transform)
+    need_classes = isinstance(task, Classification)
+    source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
     place = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)
@@ -104,7 +105,11 @@ def fit(
     if progress is not None or callbacks is None:
         bar = open_progress_callback(progress) if ranks.is_first else None
         shown = [each for each in (bar, *shown) if each is not None]
-    folder = RunFolder.open_or_create(Path(run), ranks) if isinstance(run, str | Path) else run
+    folder = (
+        RunFolder.open_or_create(Path(run), ranks, {"task": plan.describe_task()})
+        if isinstance(run, str | Path)
+        else run
+    )
     return run_training(plan, folder, CallbackList(shown), start=start)
 
 

@@ -100,6 +100,10 @@ class Plan:
             **self.write_options,
         )
 
+    def describe_task(self) -> dict[str, Any]:
+        """The unit of speed and the metrics, so that the log of a run can be shown."""
+        return {"unit": self.task.unit, "metrics": [asdict(metric) for metric in self.task.metrics]}
+
     def to_json(self) -> dict[str, Any]:
         """The contents of run.json: the request and the resolved settings."""
         if self.request is None:
@@ -112,11 +116,7 @@ class Plan:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv[1:],
             "request": request,
-            "task": {
-                "name": self.request.task_name,
-                "unit": self.task.unit,
-                "metrics": [asdict(metric) for metric in self.task.metrics],
-            },
+            "task": {"name": self.request.task_name, **self.describe_task()},
             "data": self.source.to_json(),
             "model": self.facts["model"],
             "init": self.request.init,

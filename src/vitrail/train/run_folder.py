@@ -65,10 +65,10 @@ class RunFolder:
         return run
 
     @classmethod
-    def open_or_create(cls, folder: Path, ranks: Ranks) -> "RunFolder":
-        """The run in a folder, or a new one without a plan; only the first of several processes writes."""
+    def open_or_create(cls, folder: Path, ranks: Ranks, plan: Mapping[str, Any]) -> "RunFolder":
+        """The run in a folder, or a new one with this plan; only the first of several processes writes."""
         if ranks.is_first and not (folder / PLAN_FILE).exists():
-            cls.create(folder, {})
+            cls.create(folder, plan)
         return ranks.broadcast_object(cls(folder))
 
     @classmethod

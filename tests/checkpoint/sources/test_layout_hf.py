@@ -228,6 +228,13 @@ def test_wrong_config_fields_are_named(changes: dict[str, Any], message: str, tm
         read(tmp_path)
 
 
+def test_a_crop_of_no_pixels_is_refused(tmp_path: Path) -> None:
+    KINDS["vit"]().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 32, "crop_size": 0}))
+    with pytest.raises(CheckpointError, match=r"crop_size .* is 0; expected 1 or more"):
+        read(tmp_path)
+
+
 def test_contradictions_give_a_warning(tmp_path: Path) -> None:
     KINDS["vit"]().save_pretrained(tmp_path)
     path = tmp_path / "config.json"

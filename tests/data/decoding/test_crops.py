@@ -13,7 +13,14 @@ from PIL import ExifTags, Image, ImageOps
 from torchvision.transforms import RandomResizedCrop
 
 from vitrail.data.decoding import jpeg as decoder
-from vitrail.data.decoding.crops import UNIFORMS_PER_BOX, CropBox, decode_crop, random_resized_crop_box
+from vitrail.data.decoding.crops import (
+    UNIFORMS_PER_BOX,
+    CropBox,
+    SizedBox,
+    decode_crop,
+    decode_crops,
+    random_resized_crop_box,
+)
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.rng import make_view_keys, uniform_randoms
 from vitrail.errors import DataError
@@ -124,6 +131,25 @@ def test_jpeg_is_decoded_at_the_smallest_sufficient_size(
     assert mine.shape == (200 // shrink, 240 // shrink, 3)
     exact = image.resize((mine.shape[1], mine.shape[0]), Image.Resampling.BOX, (200, 104, 440, 304))
     assert np.abs(mine.astype(int) - np.asarray(exact)).mean() < 3
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_several_boxes_are_decoded_at_the_smallest_size_that_suffices_for_all(
+    quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not quick:
+        monkeypatch.setattr(decoder, "simplejpeg", None)
+    data, boxes = jpeg(smooth(331, 447)), (CropBox(104, 200, 200, 240), CropBox(10, 20, 80, 64))
+    for sizes, shrink in ((((100, 100), (32, 32)), 2), (((50, 50), (8, 8)), 4), (((200, 200), (8, 8)), 1)):
+
+        def choose(rows: int, columns: int, sizes: Any = sizes) -> list[SizedBox]:
+            assert (rows, columns) == (331, 447)
+            return [SizedBox(box, size) for box, size in zip(boxes, sizes, strict=True)]
+
+        both = decode_crops(data, choose)
+        assert [crop.shape[:2] for crop in both] == [(box.rows // shrink, box.columns // shrink) for box in boxes]
+        alone = decode_crop(data, lambda rows, columns, choose=choose: choose(rows, columns)[0].box, sizes[0])
+        assert max_difference(both[0], alone) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 2}, {"progressive": True}, {"keep_rgb": True}])

@@ -193,6 +193,8 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
 
 def compute_crop_fraction(cropped: int, resized: int) -> float:
     """cropped/resized, rounded so that cropped/fraction is not slightly less than the integer it came from."""
+    if cropped < 1:
+        raise CheckpointError(f"crop_size of {PREPROCESSOR_FILE} is {cropped}; expected 1 or more")
     ratio = cropped / max(resized, 1)
     return ratio if floor(cropped / ratio) == resized else ratio * (1 - 1e-12)
 

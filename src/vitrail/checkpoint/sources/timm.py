@@ -118,7 +118,7 @@ def fields_from_timm_config(
         return fields
     fc_norm = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     pools = {"token": "class", "avg": "mean_norm" if fc_norm else "mean", "map": "map"}
-    if pool not in pools or (pool == "token" and fc_norm):
+    if not isinstance(pool, str) or pool not in pools or (pool == "token" and fc_norm):
         suffix = " with fc_norm" if fc_norm else ""
         raise CheckpointError(f"global_pool is {pool!r}{suffix}; expected token, avg or map")
     return {**fields, "pool": pools[pool]}

@@ -8,12 +8,12 @@ from typing import Any
 
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
+from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.files.weight_folders import find_weight_files
 from vitrail.checkpoint.layout import TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.reading import (
     TRAINED_SIZE,
     build_meta_model,
-    get_built_in_family,
     parse_trained_size,
     read_named_contents,
     translate_with_layout,

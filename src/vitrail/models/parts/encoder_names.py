@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitrail.models.checkpoint_side import (
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models import checkpoint_side as side
+from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.flax_names import ENCODER_TABLE
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
@@ -22,7 +16,7 @@ PATCH_KERNEL = "patch_embed.proj.weight"
 DEFAULT_LAYER_SCALE = 1e-5  # the initial value of a LayerScale, which a trained file no longer has
 
 
-def infer_encoder_fields(shapes: TensorShapes) -> dict[str, Any]:
+def infer_encoder_fields(shapes: side.TensorShapes) -> dict[str, Any]:
     """The fields that all encoders of patches have."""
     kernel = get_tensor_shape(shapes, PATCH_KERNEL, 4)
     get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
@@ -38,7 +32,7 @@ def infer_encoder_fields(shapes: TensorShapes) -> dict[str, Any]:
     }
 
 
-def infer_vit_config(shapes: TensorShapes) -> InferredConfig:
+def infer_vit_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, class_token = infer_encoder_fields(shapes), "cls_token" in shapes
     mean_norm = "fc_norm.weight" in shapes and "norm.weight" not in shapes
     fields |= {
@@ -52,7 +46,7 @@ def infer_vit_config(shapes: TensorShapes) -> InferredConfig:
         fields["pool"] = "map"
     if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]:
         fields["activation"] = "swiglu"
-    return InferredConfig(fields=fields, stride=fields["patch_size"], prefix=class_token + fields["registers"])
+    return side.InferredConfig(fields=fields, stride=fields["patch_size"], prefix=class_token + fields["registers"])
 
 
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {  # what a plain ViT of another library can be
@@ -75,7 +69,7 @@ def support_more(*names: str, **values: tuple[Any, ...]) -> dict[str, tuple[Any,
     return {**{name: allowed for name, allowed in SUPPORTED.items() if name not in names}, **values}
 
 
-def is_swiglu(config: ConfigFields) -> bool:
+def is_swiglu(config: side.ConfigFields) -> bool:
     return config.get("activation") == "swiglu"
 
 
@@ -97,7 +91,7 @@ TIMM_DETAILS = {
 }
 
 
-def make_timm_arguments(config: ConfigFields) -> dict[str, Any]:
+def make_timm_arguments(config: side.ConfigFields) -> dict[str, Any]:
     """The `model_args` of all encoders."""
     hidden = (config.get("mlp_width") or 4 * config["width"]) * (2 if config.get("activation") == "swiglu" else 1)
     return {
@@ -113,7 +107,7 @@ def make_timm_arguments(config: ConfigFields) -> dict[str, Any]:
     }
 
 
-def make_timm_card(config: ConfigFields, architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def make_timm_card(config: side.ConfigFields, architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`architecture` is any model of this kind: `arguments` override what it is."""
     return {
         "architecture": architecture,
@@ -123,7 +117,7 @@ def make_timm_card(config: ConfigFields, architecture: str, arguments: Mapping[s
     }
 
 
-def make_timm_vit_card(config: ConfigFields) -> dict[str, Any]:
+def make_timm_vit_card(config: side.ConfigFields) -> dict[str, Any]:
     arguments = make_timm_arguments(config) | {
         "no_embed_class": not config["prefix_positions"],
         "class_token": config["class_token"],
@@ -139,7 +133,7 @@ def make_timm_vit_card(config: ConfigFields) -> dict[str, Any]:
     return make_timm_card(config, "vit_giant_patch14_dinov2" if swiglu else "vit_tiny_patch16_224", arguments)
 
 
-TIMM = SourceNames(
+TIMM = side.SourceNames(
     layout="timm",
     table=TIMM_TABLE,
     markers=(PATCH_KERNEL,),
@@ -159,7 +153,7 @@ TIMM = SourceNames(
 )
 
 TORCHVISION_LAYER = "encoder.layers.encoder_layer_#."
-TORCHVISION = SourceNames(
+TORCHVISION = side.SourceNames(
     layout="torchvision",
     table=(
         make_entry("class_token", "cls_token"),
@@ -183,7 +177,7 @@ TORCHVISION = SourceNames(
     heads={768: 12, 1024: 16, 1280: 16},
 )
 
-GOOGLE = SourceNames(
+GOOGLE = side.SourceNames(
     layout="google",
     table=ENCODER_TABLE,
     markers=("embedding/kernel",),
@@ -192,7 +186,7 @@ GOOGLE = SourceNames(
     details={"fields": {"activation": "gelu_tanh"}},
 )
 
-MAE = SourceNames(
+MAE = side.SourceNames(
     layout="mae",
     table=TIMM_BASE_TABLE,
     markers=(PATCH_KERNEL,),
@@ -200,7 +194,7 @@ MAE = SourceNames(
     assumed=TIMM_ASSUMED,
     heads={768: 12, 1024: 16, 1280: 16},
 )
-MOCO = SourceNames(
+MOCO = side.SourceNames(
     layout="moco",
     table=TIMM_BASE_TABLE,
     markers=(PATCH_KERNEL,),
@@ -208,7 +202,7 @@ MOCO = SourceNames(
     assumed=TIMM_ASSUMED,
     heads={384: 12, 768: 12, 1024: 16, 1280: 16},
 )
-DINO = SourceNames(
+DINO = side.SourceNames(
     layout="dino",
     table=(
         make_entry("register_tokens", "reg_token"),
@@ -225,7 +219,7 @@ DINO = SourceNames(
     assumed=TIMM_ASSUMED,
     heads={192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24},  # also of iBOT and DINOv2: 64 channels per head
 )
-FACEBOOK = SourceNames(  # where a LayerScale has another name
+FACEBOOK = side.SourceNames(  # where a LayerScale has another name
     layout="deit",
     table=(*TIMM_BASE_TABLE, *(make_entry(f"blocks.#.gamma_{n}", f"blocks.#.ls{n}.gamma") for n in (1, 2))),
     supported=support_more("distilled", "layer_scale"),

@@ -3,14 +3,8 @@
 from typing import Any
 
 from vitrail.errors import CheckpointError
-from vitrail.models.checkpoint_side import (
-    THREE_PARTS,
-    TWO_PARTS,
-    ConfigFields,
-    NameEntry,
-    SourceNames,
-    make_entry,
-)
+from vitrail.models.checkpoint_side import ConfigFields, SourceNames
+from vitrail.models.name_entries import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
 from vitrail.models.parts.encoder_names import SUPPORTED, is_swiglu
 
 # of the names on disk and, since v5, in memory; those on disk are written
