@@ -38,10 +38,15 @@ def toy_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]
     return "train", "--recipe", str(tmp_path / "toy.yaml"), "--data", str(tmp_path / "images"), "--workers", "0"
 
 
-def test_task_is_one_file_and_one_line(toy_file: tuple[str, ...], tmp_path: Path) -> None:
+def test_task_is_one_file_and_one_line(
+    toy_file: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It trains on images without classes, resumes and saves by its recipe, as any other."""
     run = RunFolder(tmp_path / "run")
     run_command(*toy_file, "--out", str(run.folder))
+    printed = capsys.readouterr().out
+    assert "task   toy_task: outputs 5, momentum 0.8 to 1\n" in printed
+    assert "weight_decay 0.04 to 0.4" in printed
     tensors, _ = read_checkpoint_and_log(run)
     assert tensors["model/task.last.weight"].shape == (5, 5)
     recorded = run.load_plan()

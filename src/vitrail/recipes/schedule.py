@@ -91,6 +91,14 @@ def parse_schedule(value: Any, name: str) -> Schedule:
         raise ConfigError(f"the schedule of {name}: {error}") from None
 
 
+def format_setting(name: str, value: Any) -> str:
+    """A setting for a report: 'weight_decay 0.04 to 0.4' if it has a schedule."""
+    if not isinstance(value, Schedule) and not (isinstance(value, Mapping) and "start" in value):
+        return f"{name} {value}"
+    schedule = parse_schedule(value, name)
+    return f"{name} {schedule.start}{'' if schedule.end is None else f' to {schedule.end}'}"
+
+
 def lr_factor(step: int, steps: int, warmup: int, settings: "OptimizationSettings") -> float:
     """Learning rate of a step (from 0) as a share of the peak: linear warm-up, then the schedule."""
     if step < warmup:

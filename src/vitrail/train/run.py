@@ -22,6 +22,7 @@ from vitrail.machine import count_cores, restore_threads
 from vitrail.models.catalog import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names
 from vitrail.recipes.request import Request
+from vitrail.recipes.schedule import format_setting
 from vitrail.tasks.metric import format_metrics
 from vitrail.tasks.task import BuildContext, Source
 from vitrail.text import format_count, format_duration
@@ -212,12 +213,15 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
     settings = [
         f"{name} {value}"
         for name, value in recipe.to_flat_dict().items()
-        if value != default[name] and name not in hidden
+        if value != default[name] and name not in hidden and name not in recipe.schedules
     ]
+    settings += [format_setting(name, value) for name, value in recipe.schedules.items()]
+    chosen = [format_setting(name, value) for name, value in recipe.task.items() if name != "name"]
     return [
         f"data   {plan.source.describe()}",
         f"model  {plan.model_name}, {plan.task.describe()}, {start}",
         *([f"teacher {request.teacher}, {recipe.distillation.distill} distillation"] if request.teacher else []),
+        *([f"task   {request.task_name}{': ' * bool(chosen)}{', '.join(chosen)}"] if "name" in recipe.task else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
         f"device {plan.device}, {format_count(plan.workers, 'worker')}",
     ]
