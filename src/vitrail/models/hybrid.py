@@ -63,7 +63,6 @@ class Hybrid(ImageModel):
     """(B, C, H, W) → logits (B, classes)."""
 
     config: HybridConfig
-    prefix_tokens = classifier_tokens = ("class",)
     no_masking_reason = "its convolutions mix patches before they become tokens"
 
     def __init__(self, config: HybridConfig) -> None:
@@ -72,6 +71,7 @@ class Hybrid(ImageModel):
         width = config.width
         self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
         self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
+        self.prefix_tokens = self.classifier_tokens = ("class",)
         self.heads = (("class", "head"),) if config.classes else ()
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
