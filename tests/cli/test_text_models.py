@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.models import catalog
+from vitrail.models import FAMILIES, catalog
 
 Run = Callable[..., Any]
 
@@ -59,7 +59,7 @@ def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
     module = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "vitrail.models.toytext", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(catalog, "FAMILIES", (*catalog.FAMILIES, "toytext"))
+    monkeypatch.setattr(catalog, "FAMILIES", (*FAMILIES, "toytext"))
     catalog.load_built_in_families.cache_clear()
     model = vitrail.create("toy_text")
     vitrail.save(model, tmp_path / "model")

@@ -17,6 +17,7 @@ from vitrail.data.augment.image_transforms import augment_image
 from vitrail.data.augment.view_config import ViewAugmentation
 from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSubset, open_data
+from vitrail.data.decoding.crops import decode_crops
 from vitrail.data.image_cache import CachedDataset
 from vitrail.data.loader import BatchDataset, ShuffledSampler, training_batches
 from vitrail.data.preprocessing import Preprocessing
@@ -110,7 +111,7 @@ def test_workers_ranks_micro_batches_and_resuming_give_the_same_views() -> None:
 def test_image_is_decoded_once_for_all_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_data(write_class_folders(tmp_path / "photos", ants=4, bees=4), val_share=0).train
     assert images is not None
-    decoded, decode = list[Any](), view_maker.decode_crops
+    decoded, decode = list[Any](), decode_crops
 
     def count_and_decode(source: Any, choose: Any) -> Any:
         decoded.append(source)

@@ -150,8 +150,12 @@ def test_positions_without_table_are_exact_at_any_size(kind: Any) -> None:
 def test_last_block_computes_only_the_class_token() -> None:
     model = toy()
     shapes: list[tuple[int, ...]] = []
+
+    def record_shape(_: object, __: object, output: Tensor) -> None:
+        shapes.append(tuple(output.shape))
+
     for block in model.blocks:
-        block.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape)))
+        block.register_forward_hook(record_shape)
     model(images())
     model.tokens(images())
     assert shapes == [(2, 7, 16), (2, 1, 16), (2, 7, 16), (2, 7, 16)]

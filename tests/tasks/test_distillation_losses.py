@@ -1,7 +1,7 @@
 """Distillation losses, compared with hand calculations and other implementations, and their gradients."""
 
 from math import log
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -70,7 +70,8 @@ def test_soft_loss_matches_the_definition_and_facebooks_code(one: int, other: in
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("token", [True, False])
 def test_distillation_loss_combines_labels_and_teacher(kind: Literal["soft", "hard"], token: bool) -> None:
-    model, batch, teacher = student(distilled=token), inputs(), logits(3)
+    model: Any = student(distilled=token)
+    batch, teacher = inputs(), logits(3)
     objective = DistillationLoss(
         teacher_logits=lambda _: teacher, kind=kind, weight=0.3, temperature=2.0, uses_distillation_token=token
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from vitrail.checkpoint.run_files import CURVES_FILE
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError
 from vitrail.models.checks import check_count
@@ -20,6 +21,7 @@ from vitrail.tasks.teacher import Teacher
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
+from vitrail.train.plots import plot_training_curves
 from vitrail.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -105,12 +107,13 @@ def fit(
     if progress is not None or callbacks is None:
         bar = open_progress_callback(progress) if ranks.is_first else None
         shown = [each for each in (bar, *shown) if each is not None]
-    folder = (
-        RunFolder.open_or_create(Path(run), ranks, {"task": plan.describe_task()})
-        if isinstance(run, str | Path)
-        else run
-    )
-    return run_training(plan, folder, CallbackList(shown), start=start)
+    if not isinstance(run, str | Path):
+        return run_training(plan, run, CallbackList(shown), start=start)
+    folder = RunFolder.open_or_create(Path(run), ranks, {"task": plan.describe_task()})
+    result = run_training(plan, folder, CallbackList(shown), start=start)
+    if ranks.is_first:
+        plot_training_curves({folder.folder.name: result.records}, folder.folder / CURVES_FILE, task.metrics[:1])
+    return result
 
 
 def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
