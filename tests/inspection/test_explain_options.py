@@ -202,6 +202,7 @@ def test_a_custom_model() -> None:
     class Own(ImageModel):
         prefix_tokens = classifier_tokens = ("class",)
         sizes = ImageSizes()
+        final_norm = ""
 
         def __init__(self) -> None:
             super().__init__(make_attention_model().config)
