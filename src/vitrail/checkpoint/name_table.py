@@ -1,4 +1,4 @@
-"""Rename tensors by the name tables of the families, in both directions. `NameEntry` says what stands in a name."""
+"""Rename tensors by the name tables of the families, in both directions. `NameEntry` explains the placeholders."""
 
 import re
 from collections.abc import Iterable, Mapping

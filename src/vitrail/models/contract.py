@@ -37,7 +37,7 @@ class ImageSizes:
     """The sizes of images that a model takes: the one in its config, or all multiples from a minimum on."""
 
     multiple: Grid | None = None  # rows and columns of pixels; (1, 1): any size; None: only the size in the config
-    minimum: Grid = (1, 1)  # pixels; for a convnet, those that leave more than one place in its last map
+    minimum: Grid = (1, 1)  # pixels; for a convnet, so many that its last map has more than one position
 
     @property
     def dynamic(self) -> bool:
