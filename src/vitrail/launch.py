@@ -1,4 +1,4 @@
-"""What torchrun, Ray, Kubernetes, mpirun and srun tell the processes that they start, in environment variables."""
+"""Read the environment variables that torchrun, Ray, Kubernetes, mpirun and srun set for the processes they start."""
 
 import re
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def read_number(env: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def read_local_rank(environ: Mapping[str, str]) -> int:
-    """The rank on this machine in a process group that the caller has joined; 0 if no variable tells it."""
+    """The rank on this machine in a process group that the caller has joined; 0 if no variable is set."""
     found = [environ.get(names[2], "") for names in LAUNCHER_VARIABLES]
     return next((int(value) for value in found if value.isdecimal()), 0)
 
