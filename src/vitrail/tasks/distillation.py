@@ -50,8 +50,8 @@ class Distillation(Classification):
 
 def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """τ²·KL(ψ(Zt/τ) ‖ ψ(Zs/τ)), averaged over the batch: DeiT's equation 2 without its factor λ (Hinton 2015)."""
-    said, meant = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
-    return temperature**2 * F.kl_div(said, meant, log_target=True, reduction="batchmean")
+    log_student, log_teacher = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
+    return temperature**2 * F.kl_div(log_student, log_teacher, log_target=True, reduction="batchmean")
 
 
 def hard_distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ class TaskKind:
     name: str
     settings: type[Any] | None  # a dataclass; the keys of `task` in a recipe
     build: Callable[[Request, BuildContext], TaskSetup]
-    needs_classes: bool = True  # False: images without classes will do, and the model has no head
+    needs_classes: bool = True  # False: the images need no classes, and the model has no head
 
 
 def parse_task_settings(kind: TaskKind, recipe: Recipe) -> Any:

@@ -1,4 +1,4 @@
-"""`fit`: trains a model that you made, on your data, by a recipe. `vitrail train` shares everything below it."""
+"""`fit`: train a model or a task of your own on your data by a recipe. `vitrail train` shares everything below it."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -54,8 +54,9 @@ def fit(
     `data` is anything that `open_data` takes. `transform` maps a Pillow image to the model's input, as torchvision's
     transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that `vitrail distill` takes, or a
     vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder for its logits. With `strict`
-    an unreadable image is an error. `run` is a folder for the log and the checkpoints. By default, without
-    `callbacks`, a progress bar is shown in a notebook and on a terminal.
+    an unreadable image is an error. `run` is a folder for the log and the checkpoints. `ranks` is the result of
+    `join_process_group`, for several processes. By default, without `callbacks`, a progress bar is shown in a notebook
+    and on a terminal.
 
     >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
     >>> vitrail.fit(model, "fashion", steps=2).steps
