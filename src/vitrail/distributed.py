@@ -287,7 +287,7 @@ class Peers:
 
 
 class LostRankError(VitrailError):
-    """Another process ended before this one; `state` says how to resume, if the run has a folder."""
+    """Another process ended before this one; `state` is how to resume, if the run has a folder."""
 
     def __init__(self, loss: str, state: str = "") -> None:
         super().__init__(loss + state)

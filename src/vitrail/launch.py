@@ -20,7 +20,7 @@ OTHER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "SLURM_NTASKS", "SLURM_JOB_NODE
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of this process among the others. They meet at `address` and `port`, where rank 0 listens."""
+    """Rank and world size of this process, and the address and port at which all processes connect to rank 0."""
 
     rank: int
     world_size: int

@@ -115,7 +115,7 @@ class BatchDataset(Dataset[Batch]):
             if len(self.dataset) and is_float_tensor(self.read_source(0, key=0)):
                 raise ConfigError(
                     f"{self.dataset.name(0)} is a tensor of floats, but views are cropped from pixels; expected images "
-                    "before ToTensor and Normalize: leave the transform of the data set out"
+                    "before ToTensor and Normalize: remove the transform of the data set"
                 )
 
     def __getitems__(self, batch_indices: BatchIndices) -> Batch:

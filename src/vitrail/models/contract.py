@@ -1,6 +1,6 @@
 """What every model offers, and what it declares about itself. Read this file after vit.py.
 
-The rest of the package never probes a model for attributes and never asks for its family: it reads these declarations.
+The rest of the package reads these declarations; it neither probes a model for attributes nor depends on its family.
 B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, L layers.
 """
 
@@ -213,5 +213,5 @@ def takes_other_sizes(model: nn.Module) -> bool:
 
 
 def unwrap_compiled(model: Any) -> Any:
-    """The module that torch.compile wrapped, whose code runs the hooks of its parts; any other object as it is."""
+    """The module that torch.compile wrapped, whose code runs the hooks of its parts; any other object unchanged."""
     return getattr(model, "_orig_mod", model)  # importing the wrapper's class would import torch's compiler

@@ -76,14 +76,14 @@ class DistillationLoss:
         else:
             by_label = by_teacher = model(inputs.images)
         if self.kind == "soft":
-            taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
+            teacher_loss = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
-            taught = hard_distillation_loss(by_teacher, teacher)
-        taught = taught + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
-        loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * taught
+            teacher_loss = hard_distillation_loss(by_teacher, teacher)
+        teacher_loss = teacher_loss + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
+        loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * teacher_loss
         hits = by_label.detach().argmax(-1) == inputs.targets.argmax(-1)
-        alike = by_teacher.detach().argmax(-1) == teacher.argmax(-1)
-        return loss, {"accuracy": hits.float().mean(), "agreement": alike.float().mean()}
+        agrees = by_teacher.detach().argmax(-1) == teacher.argmax(-1)
+        return loss, {"accuracy": hits.float().mean(), "agreement": agrees.float().mean()}
 
 
 def make_distillation(
@@ -136,15 +136,15 @@ def make_distillation(
 
 def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
     """Check the settings before a teacher is opened."""
-    asked, distilled = recipe.distillation, has_distillation_head(model)
-    if asked.distill == "none":
+    settings, has_head = recipe.distillation, has_distillation_head(model)
+    if settings.distill == "none":
         return
-    if asked.distill_token == "distill" and not distilled:
+    if settings.distill_token == "distill" and not has_head:
         raise ConfigError(
             "`distill_token` is 'distill', but the model has no distillation token; expected one that has, such as "
             "deit_tiny_distilled_patch16_224 (or `fields` distilled=true), or `distill_token` class"
         )
-    if asked.distill_token == "class" and distilled:
+    if settings.distill_token == "class" and has_head:
         raise ConfigError(
             "`distill_token` is 'class', but the model has a distillation token, which would learn nothing; expected "
             "a model without one (`fields` distilled=false), or `distill_token` auto"

@@ -87,11 +87,11 @@ def fit(
     task = model if isinstance(model, Task) else Classification(model, objective)
     need_classes = isinstance(task, Classification)
     source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
-    place = resolve_device(device, ranks)
+    resolved_device = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)
         task, notes = make_distillation(
-            model, teacher, source, recipe, device=place, ranks=ranks, cache_folder=teacher_cache
+            model, teacher, source, recipe, device=resolved_device, ranks=ranks, cache_folder=teacher_cache
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -99,7 +99,7 @@ def fit(
         task=task,
         source=source,
         recipe=recipe,
-        device=place,
+        device=resolved_device,
         fixed_steps=steps,
         ranks=ranks,
         workers=workers,
