@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -158,12 +158,12 @@ def compare_interruption(name: str, case: Interruption, before: Checkout, after:
             if failed:
                 yield f"{name}: interrupted", failed
                 return
-        taken = f"before-{name}"
+        taken, moved = f"before-{name}", replace(after, folder=before.folder)  # a job records the folder it started in
         for ending, path in outputs(before.folder, name).items():
-            place = after.folder / f"{taken}{ending}"
+            place = before.folder / f"{taken}{ending}"
             _ = shutil.copytree(path, place) if path.is_dir() else shutil.copy2(path, place)
-        refused = is_earlier_job(after.folder, taken)
-        attempts = ((before, name), (after, name), (after, taken))
+        refused = is_earlier_job(before.folder, taken)
+        attempts = ((before, name), (after, name), (moved, taken))
         resumed = [pool.submit(checkout.run, case.resume.replace("NAME", stem)) for checkout, stem in attempts]
         results = [each.result() for each in resumed]
     labels = ("before resumed by itself", "after resumed by itself", "before resumed by after")
