@@ -36,7 +36,7 @@ class Distillation(Classification):
 
     def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
         super().__init__(model, objective)
-        self.shared = (objective, teacher)
+        self.not_copied = (objective, teacher)
         self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
 
     def compile_backbone(self) -> None:
