@@ -81,7 +81,7 @@ class Ranks:
         return found
 
     def sum_with_gradient(self, values: Tensor) -> Tensor:
-        """Sum over all processes; the losses of all of them have a gradient for the values of each."""
+        """Sum over all processes. In the backward pass, the gradients of all processes are summed too."""
         return values if self.world_size == 1 else cast(Tensor, SumOverRanks.apply(values))
 
     def mean_with_gradient(self, values: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Ranks:
         return self.join_rows(rows, [int(each) for each in counts])
 
     def join_rows(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Rows of all processes as a sum, in which each has zeros for the rows of the others."""
+        """Concatenate the rows of all processes, as a sum in which each pads its own rows with zeros."""
         before, after = sum(counts[: self.rank]), sum(counts[self.rank + 1 :])
         return self.sum_with_gradient(F.pad(rows, (0, 0) * (rows.ndim - 1) + (before, after)))
 
@@ -157,7 +157,7 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
 def join_process_group() -> Generator[Ranks]:
     """Join the other processes that a launcher started; without a launcher, a single process.
 
-    If another process ends early, this one ends with a LostRankError, which says which one and, if known, why.
+    If another process ends early, this one raises a LostRankError, which names its rank and, if known, the reason.
     """
     if dist.is_initialized():  # by Ray, or by a caller with several runs
         if "cpu:" not in (backends := dist.get_backend_config()):
@@ -168,15 +168,15 @@ def join_process_group() -> Generator[Ranks]:
     if launch is None:
         yield Ranks()
         return
-    table = open_store(launch)
-    store = PrefixStore(f"vitrail/{launch.attempt}/{next(JOIN_NUMBERS)}", table)
+    shared_store = open_store(launch)
+    store = PrefixStore(f"vitrail/{launch.attempt}/{next(JOIN_NUMBERS)}", shared_store)
     wait_for_all_processes(launch, store)
     ranks = Ranks(launch.rank, launch.world_size, launch.local_rank)
     if torch.cuda.is_available():
         torch.cuda.set_device(resolve_device("cuda", ranks))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    sign_of_life, address = open_sign_of_life(launch)
-    with sign_of_life:
+    liveness_socket, address = open_liveness_socket(launch)
+    with liveness_socket:
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=COLLECTIVE_TIMEOUT
         )
@@ -191,7 +191,7 @@ def join_process_group() -> Generator[Ranks]:
 
 @cache  # for later groups of this process
 def open_store(launch: Launch) -> Store:
-    """Connect to the table of values that all processes share. Torch's own attempts print many lines if they fail."""
+    """Connect to the store that all processes share, once it can be reached: torch prints many lines for a failure."""
     where, deadline, pause = f"{launch.address}:{launch.port}", monotonic() + JOIN_SECONDS, 0.05
     while not launch.opens_store and (reason := find_connection_error(launch.address, launch.port)):
         if monotonic() > deadline:
@@ -230,16 +230,16 @@ def wait_for_all_processes(launch: Launch, store: Store) -> None:
         arrived = store.add("arrived", 0)
 
 
-def open_sign_of_life(launch: Launch) -> tuple[socket.socket, tuple[str, int]]:
-    """Open a port that nobody uses, but that others find closed once this process has ended, however it ended."""
+def open_liveness_socket(launch: Launch) -> tuple[socket.socket, tuple[str, int]]:
+    """Listen on a port, so that others can test whether this process is alive: the system closes it when it ends."""
     with socket.create_connection((launch.address, launch.port), PROBE_SECONDS) as route:
-        sign, own = socket.create_server(("", 0), family=route.family), route.getsockname()[0]
+        server, own = socket.create_server(("", 0), family=route.family), route.getsockname()[0]
     host = launch.address if ip_address(own).is_loopback else own  # of this machine, as seen from others
-    return sign, (host, sign.getsockname()[1])
+    return server, (host, server.getsockname()[1])
 
 
 def find_connection_error(host: str, port: int) -> str | None:
-    """Why nobody can be reached there; None if somebody can."""
+    """Why a connection to this port fails; None if it succeeds."""
     try:
         socket.create_connection((host, port), PROBE_SECONDS).close()
     except OSError as error:
@@ -258,7 +258,7 @@ class Peers:
 
     @contextmanager
     def explain_errors(self) -> Generator[None]:
-        """Tell the others of an error here, and say which process a lost connection led to."""
+        """Share an error of this process with the others; if a connection is lost, find out which process has ended."""
         try:
             yield
         except BaseException as error:
@@ -270,7 +270,7 @@ class Peers:
             raise LostRankError(loss, error.state if isinstance(error, LostRankError) else "") from None
 
     def share_first_error(self, message: str) -> str:
-        """The message of the process that was first to fail; this one if the store cannot be reached."""
+        """Store the message if no process has failed before; return the first one, or this one without a store."""
         if find_connection_error(self.launch.address, self.launch.port) is None:
             with suppress(RuntimeError):
                 return self.store.compare_set("error", "", message).decode()
@@ -287,7 +287,7 @@ class Peers:
 
 
 class LostRankError(VitrailError):
-    """Another process ended before this one; `state` says how to resume, if the run has a folder."""
+    """Another process ended before this one; `state` is how to resume, if the run has a folder."""
 
     def __init__(self, loss: str, state: str = "") -> None:
         super().__init__(loss + state)
@@ -295,7 +295,7 @@ class LostRankError(VitrailError):
 
 
 def is_lost_rank_error(error: BaseException) -> bool:
-    """Whether the connection to another process was lost, as gloo (RuntimeError) and NCCL (DistBackendError) say it."""
+    """Whether a connection was lost; gloo then raises a RuntimeError, NCCL its subclass DistBackendError."""
     lost = isinstance(error, RuntimeError) and LOST_CONNECTION.search(str(error)) is not None
     return lost or isinstance(error, LostRankError)
 

@@ -1,4 +1,4 @@
-"""What torchrun, Ray, Kubernetes, mpirun and srun tell the processes that they start, in environment variables."""
+"""Read the environment variables that torchrun, Ray, Kubernetes, mpirun and srun set for the processes they start."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ OTHER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "SLURM_NTASKS", "SLURM_JOB_NODE
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of this process among the others. They meet at `address` and `port`, where rank 0 listens."""
+    """Rank and world size of this process, and the address and port at which all processes connect to rank 0."""
 
     rank: int
     world_size: int
@@ -76,7 +76,7 @@ def read_number(env: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def read_local_rank(environ: Mapping[str, str]) -> int:
-    """The rank on this machine in a process group that the caller has joined; 0 if no variable tells it."""
+    """The rank on this machine in a process group that the caller has joined; 0 if no variable is set."""
     found = [environ.get(names[2], "") for names in LAUNCHER_VARIABLES]
     return next((int(value) for value in found if value.isdecimal()), 0)
 

@@ -161,7 +161,7 @@ def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
 
 def test_copy_has_its_own_weights_and_shares_what_is_declared() -> None:
     task = make_task()
-    task.shared = (task.settings,)
+    task.not_copied = (task.settings,)
     copy = task.copy()
     assert copy.settings is task.settings
     for (name, mine), its in zip(task.state_dict().items(), copy.state_dict().values(), strict=True):

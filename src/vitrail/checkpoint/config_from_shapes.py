@@ -34,7 +34,7 @@ class ConfigGuess:
 
 
 def infer_config(tensors: Mapping[str, Tensor], family: Family, known: Mapping[str, Any]) -> ConfigGuess:
-    """Infer the config from tensors under our names; `known` are fields that the shapes do not tell."""
+    """Infer the config from tensors under our names; `known` has fields that do not follow from shapes."""
     if family.checkpoint.infer_config is None:
         raise CheckpointError(f"the family {family.name!r} has no public layout; expected a file written by vitrail")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -24,7 +24,7 @@ def get_built_in_family(name: str, where: str) -> Family:
 
 
 def list_sources(layout: str) -> list[FamilySource]:
-    """The names of all families in a layout."""
+    """The name tables of all families in a layout."""
     families = load_built_in_families()
     return [(family, each) for family in families for each in family.checkpoint.sources if each.layout == layout]
 
@@ -34,7 +34,7 @@ def has_layout(family: Family, layout: str) -> bool:
 
 
 def find_source(layout: str, names: Collection[str], model_name: str = "") -> FamilySource | None:
-    """The family that these tensors of a layout have, by its markers and perhaps by the name of the model."""
+    """The family and name table of a file, by the names of its tensors and the name of its model; None if none fits."""
 
     def rank(source: SourceNames) -> tuple[int, bool]:
         fits = all(contains_marker(names, each) for each in source.markers) and model_name.startswith(source.named)
@@ -45,7 +45,7 @@ def find_source(layout: str, names: Collection[str], model_name: str = "") -> Fa
 
 
 def contains_marker(names: Collection[str], marker: str) -> bool:
-    """Whether a name is the marker; one that ends with a dot is the beginning of a name."""
+    """Whether one of the names is the marker; a marker that ends with a dot is the beginning of a name."""
     if marker.endswith("."):
         return any(name.startswith(marker) for name in names)
     if PLACEHOLDER.search(marker):
@@ -69,7 +69,7 @@ def wrong_layout_error(layout: str, names: Collection[str], where: object) -> Ch
 
 
 def choose_source(layout: str, description: Description) -> FamilySource:
-    """The names by which a model is written."""
+    """The family of a model, and the name table to write it in this layout."""
     family = get_built_in_family(description.family, "the model")
     sources = (each for each in family.checkpoint.sources if each.layout == layout)
     return family, next(each for each in sources if each.accepts(description.config))

@@ -1,4 +1,4 @@
-"""Rename tensors by the name tables of the families, in both directions. `NameEntry` says what stands in a name."""
+"""Rename tensors by the name tables of the families, in both directions. `NameEntry` explains the placeholders."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -94,9 +94,11 @@ def convert_to_their_tensors(
     return theirs
 
 
-def add_name_prefix(table: Iterable[NameEntry], prefix: str, *, but: str = "") -> tuple[NameEntry, ...]:
-    """The table of a layout that puts `prefix` before all its names, or all without `but` in them."""
+def add_name_prefix(table: Iterable[NameEntry], prefix: str, *, unless_containing: str = "") -> tuple[NameEntry, ...]:
+    """The table of a layout that puts `prefix` before all its names, except names that contain `unless_containing`."""
     return tuple(
-        row if but and but in row.theirs[0] else replace(row, theirs=tuple(prefix + name for name in row.theirs))
+        row
+        if unless_containing and unless_containing in row.theirs[0]
+        else replace(row, theirs=tuple(prefix + name for name in row.theirs))
         for row in table
     )

@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of one step; the first axis of every tensor, or the second one of several views, is the example."""
+    """Examples of one step. They are the first axis of a tensor, or the second axis of a view with several crops."""
 
     tensors: Mapping[str, Tensor]
-    keys: Mapping[str, NDArray[np.uint64]]  # by the name of the tensor that is random: one key per example
+    keys: Mapping[str, NDArray[np.uint64]]  # by the name of a random tensor: one key per example, or per crop
     size: int  # examples
     skipped: tuple[str, ...] = ()  # one line per unreadable example: why
 

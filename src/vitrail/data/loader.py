@@ -107,13 +107,15 @@ class BatchDataset(Dataset[Batch]):
     def check_views(self, views: Mapping[str, View]) -> None:
         """Raise an error before the first batch if the data cannot give these views."""
         if self.transform is not None:
-            raise ConfigError("`transform` makes one view of an image, but the task asks for its own; leave it out")
+            raise ConfigError(
+                "`transform` makes one view of an image, but the task requests its own views; leave `transform` out"
+            )
         check_views(views, self.dataset)
         with suppress(DataError):  # an unreadable image is replaced or left out later
             if len(self.dataset) and is_float_tensor(self.read_source(0, key=0)):
                 raise ConfigError(
                     f"{self.dataset.name(0)} is a tensor of floats, but views are cropped from pixels; expected images "
-                    "before ToTensor and Normalize: leave the transform of the data set out"
+                    "before ToTensor and Normalize: remove the transform of the data set"
                 )
 
     def __getitems__(self, batch_indices: BatchIndices) -> Batch:

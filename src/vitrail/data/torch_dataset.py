@@ -78,7 +78,7 @@ class TorchDatasetAdapter:
             raise DataError(f"{self.name(index)} cannot be read: {describe_error(error)}; expected an image") from error
 
     def has_label(self, index: int) -> bool:
-        """Whether the item is (image, label, …), the label a whole number."""
+        """Whether the item is (image, label, …), with an integer label."""
         try:
             item = self.dataset[index]
             return isinstance(item, tuple | list) and operator.index(item[1]) >= 0

@@ -1,4 +1,4 @@
-"""Makes the views of a batch; every image is decoded once.
+"""Make the views of a batch; every image is decoded once.
 
 B batch, C channels, h and w rows and columns of a view, V views of an image over all names.
 """
@@ -26,7 +26,7 @@ from vitrail.models.checks import pair
 
 @dataclass(frozen=True)
 class NamedView:
-    """A view, with what the task left open filled in, and its part of the V views of an image."""
+    """A view with the defaults of the recipe filled in, and its part of the V views of an image."""
 
     name: str
     augmentation: Augmentation | ViewAugmentation
@@ -39,10 +39,11 @@ class NamedView:
 
     def choose_box(self, rows: int, columns: int, draws: Sequence[float]) -> SizedBox:
         """The part of an image of (rows, columns) to decode; all of it for an Augmentation, which crops itself."""
-        made = self.augmentation
-        if not isinstance(made, ViewAugmentation):
+        augmentation = self.augmentation
+        if not isinstance(augmentation, ViewAugmentation):
             return SizedBox(CropBox(0, 0, rows, columns), (rows, columns))
-        return SizedBox(random_resized_crop_box(rows, columns, made.area, made.aspect, draws), self.size)
+        box = random_resized_crop_box(rows, columns, augmentation.area, augmentation.aspect, draws)
+        return SizedBox(box, self.size)
 
     def make_view(self, crop: NDArray[np.uint8], key: int, draw: float) -> Tensor:
         """A view, for a ViewAugmentation before its colours: uint8 (C, h, w), or (1, h, w) of a grey image."""

@@ -1,4 +1,4 @@
-"""Views: what a task asks for, several random crops of every image, each kind with its augmentation and size."""
+"""Views that a task requests: random crops of every image; each kind has its augmentation, size and count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ RESERVED_NAMES = ("labels", "indices")  # tensors of every batch
 
 @dataclass(frozen=True)
 class View:
-    """What a task asks for under one name: `count` random views of every image.
+    """`count` random views of every image, requested by a task under one name.
 
     `augmentation` is a ViewAugmentation, computed for a batch at once, an Augmentation, computed image by image, or
     None for that of the recipe. `size` (rows, columns, or one number) is None for the size of the preprocessing.
@@ -46,12 +46,14 @@ def are_default_views(views: Mapping[str, View] | None) -> bool:
 
 
 def check_views(views: Mapping[str, View], dataset: ImageDataset) -> None:
-    """Raise an error for views that have no name of their own, or are larger than the images in memory."""
+    """Raise an error for reserved names, and for views that are larger than the images in memory."""
     if not views:
         raise ConfigError("`views` is empty; expected at least one view")
     for name in RESERVED_NAMES:
         if name in views:
-            raise ConfigError(f"a view is named {name!r}, as another tensor of the batch; use another name")
+            raise ConfigError(
+                f"a view is named {name!r}, but every batch has another tensor of this name; use another name"
+            )
     largest = find_largest_stored_size(dataset)
     for name, view in views.items():
         if largest is None or view.size is None:

@@ -81,9 +81,9 @@ def evaluate(
             if each.size:
                 images = normalise(each["images"].to(device), preprocessing)
                 right = each["labels"] if to_model is None else to_model[each["labels"]]
-                answers = [dataset.real_labels(index) for index in each["indices"].tolist()]
+                real_labels = [dataset.real_labels(index) for index in each["indices"].tolist()]
                 logits = model(images.to(number))
-                tally.add_batch(logits, right, answers)
+                tally.add_batch(logits, right, real_labels)
                 if on_logits is not None:
                     on_logits(each["indices"], logits)
             advance(each.size + len(each.skipped))

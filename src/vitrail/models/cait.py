@@ -189,7 +189,7 @@ ALIASES = {
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    """The class token has no position, and the maps that mix heads tell how many there are."""
+    """The class token has no position; the number of heads follows from the matrices that mix heads."""
     fields = encoder_names.infer_encoder_fields(shapes)
     fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
     fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]

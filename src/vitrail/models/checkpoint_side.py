@@ -1,7 +1,6 @@
-"""What a family tells about its checkpoints: its config from the shapes of tensors, and its names in public layouts.
+"""What a family declares about its checkpoints: its config from the shapes of tensors, and names in public layouts.
 
-Plain data and small functions of shapes and configs. The code that reads, writes and adapts files with them is
-`vitrail.checkpoint`.
+Plain data and small functions of shapes and configs. `vitrail.checkpoint` reads, writes and adapts files with them.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,27 +15,27 @@ ConfigFields = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceNames:
-    """A family in one public layout. A family may have several of one layout, for different kinds of models.
+    """The tensor names of a family in one public layout; a family may have several tables per layout.
 
-    A file is read by the one, of all families, whose markers are all among the names of its tensors; if there are
-    several, by the one with most markers. A model is written by the first of its family that accepts its config.
+    Reading: of all families, the table is used whose markers are all among the names of the file's tensors; if several
+    match, the one with most markers. Writing: the first table of the model's family that accepts its config is used.
     """
 
     layout: str
     table: tuple[NameEntry, ...]  # all names are read; for a tensor with several, the first is written
-    markers: tuple[str, ...] = ()  # their names; none: files are not read as this family
-    named: str = ""  # how names of models begin that have the tensors of another family
+    markers: tuple[str, ...] = ()  # names in the layout by which a file is recognised; (): the table is only written
+    named: str = ""  # prefix of the model name in the file, for models with the same tensors as another family
     accepts: Callable[[ConfigFields], bool] = lambda _: True
-    supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])  # values of fields
+    supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])  # values by field
     assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # fields that its readers do not get from a file
-    heads: Mapping[int, int] = field(default_factory=dict[int, int])  # of the published models, by width
+    heads: Mapping[int, int] = field(default_factory=dict[int, int])  # attention heads of published models, by width
     card: Callable[[ConfigFields], dict[str, Any]] | None = None  # entries of config.json; None: only files are written
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for the code of this layout, see its file
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferredConfig:
-    """Fields of a config that the shapes of tensors tell."""
+    """Fields of a config that follow from the shapes of tensors."""
 
     fields: dict[str, Any]
     stride: tuple[int, int] | None = None  # pixels per position of `pos_embed`; None: `fields` have the image size
@@ -55,12 +54,12 @@ RESAMPLED: Mapping[str, ResampledKind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSide:
-    """By default of a family without public checkpoints, which is saved and loaded in vitrail's own layout."""
+    """The checkpoints of a family; by default it has no public ones, and vitrail's layout is the only one."""
 
     infer_config: Callable[[TensorShapes], InferredConfig] | None = None  # for files without a config
     sources: tuple[SourceNames, ...] = ()
     resampled: Mapping[str, ResampledKind] = field(default_factory=lambda: RESAMPLED)  # by the end of a tensor's name
     mlp_ratio: int = 4  # of an MLP whose width the config does not specify
-    heads_by_width: bool = False  # whether the presets tell the attention heads of other files of the same width
+    heads_by_width: bool = False  # whether files of the same width as a preset have its number of attention heads
     implied: Mapping[str, Any] = field(default_factory=dict[str, Any])  # values of fields that the config does not have
-    general_family: str = ""  # a family with these fields, whose models compute the same
+    general_family: str = ""  # a family that has the fields of `implied` and computes the same

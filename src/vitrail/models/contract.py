@@ -1,6 +1,6 @@
 """What every model offers, and what it declares about itself. Read this file after vit.py.
 
-The rest of the package never probes a model for attributes and never asks for its family: it reads these declarations.
+The rest of the package reads these declarations; it neither probes a model for attributes nor depends on its family.
 B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, L layers.
 """
 
@@ -37,7 +37,7 @@ class ImageSizes:
     """The sizes of images that a model takes: the one in its config, or all multiples from a minimum on."""
 
     multiple: Grid | None = None  # rows and columns of pixels; (1, 1): any size; None: only the size in the config
-    minimum: Grid = (1, 1)  # pixels; for a convnet, those that leave more than one place in its last map
+    minimum: Grid = (1, 1)  # pixels; for a convnet, so many that its last map has more than one position
 
     @property
     def dynamic(self) -> bool:
@@ -213,5 +213,5 @@ def takes_other_sizes(model: nn.Module) -> bool:
 
 
 def unwrap_compiled(model: Any) -> Any:
-    """The module that torch.compile wrapped, whose code runs the hooks of its parts; any other object as it is."""
+    """The module that torch.compile wrapped, whose code runs the hooks of its parts; any other object unchanged."""
     return getattr(model, "_orig_mod", model)  # importing the wrapper's class would import torch's compiler

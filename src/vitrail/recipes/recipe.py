@@ -1,6 +1,7 @@
 """Recipes: the settings of a training run, in four sections; each setting is also a command line flag.
 
-A recipe file is flat YAML with the names of these fields; fields that it does not set have the defaults below.
+A recipe file is flat YAML with the names of these settings, which have the defaults below. The mappings `task` and
+`schedules` have no flags.
 """
 
 from collections.abc import Iterable, Mapping
@@ -147,7 +148,7 @@ class Recipe:
             for number in (schedule.start, schedule.end, schedule.warmup_start):
                 if number is not None:
                     check_range(f"a value of the schedule of {name}", number, {**MAY_BE_ZERO, **setting.metadata})
-        _ = self.distillation  # checks its settings
+        _ = self.distillation  # raises an error if its settings are wrong
 
     @property
     def distillation(self) -> DistillationSettings:

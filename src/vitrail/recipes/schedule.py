@@ -15,7 +15,7 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """How far a run is."""
+    """The progress of a run."""
 
     step: int  # steps done before this one
     steps: int  # of the run
@@ -34,8 +34,8 @@ class Clock:
 class Schedule:
     """A scalar that changes during a run: a linear warm-up to `start`, then on to `end` in the given shape.
 
-    The value at step t of T, counted from the end of the warm-up, is that of t / T, so `end` is approached and reached
-    only after the last step. With `by` epoch, the value changes at the start of each epoch only.
+    Of T steps after the warm-up, step t (from 0) has the value at t / T, so the last step is close to `end` but not at
+    it. With `by` epoch, the value changes only at the start of each epoch.
 
     >>> from vitrail.recipes.schedule import Clock, Schedule
     >>> momentum = Schedule(start=0.996, end=1.0)
@@ -64,7 +64,7 @@ class Schedule:
             raise ConfigError(f"by of a schedule is {self.by!r}; expected step or epoch")
 
     def at(self, clock: Clock) -> float:
-        """The value of a step."""
+        """The value for the step of the clock."""
         warmup = min(clock.in_steps(self.warmup), clock.steps)
         step = clock.epoch * clock.steps_per_epoch if self.by == "epoch" else clock.step
         if step < warmup:

@@ -60,7 +60,7 @@ class Classification(ImageTask):
         super().__init__()
         self.backbone = model
         self.objective: Objective = objective or classification_loss
-        self.shared = (self.objective,)
+        self.not_copied = (self.objective,)
         self.classes, self.augmentation, self.loop = 0, Augmentation(), LoopSettings()
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:

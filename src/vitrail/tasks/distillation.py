@@ -36,7 +36,7 @@ class Distillation(Classification):
 
     def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
         super().__init__(model, objective)
-        self.shared = (objective, teacher)
+        self.not_copied = (objective, teacher)
         self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
 
     def compile_backbone(self) -> None:
@@ -50,8 +50,8 @@ class Distillation(Classification):
 
 def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """τ²·KL(ψ(Zt/τ) ‖ ψ(Zs/τ)), averaged over the batch: DeiT's equation 2 without its factor λ (Hinton 2015)."""
-    said, meant = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
-    return temperature**2 * F.kl_div(said, meant, log_target=True, reduction="batchmean")
+    log_student, log_teacher = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
+    return temperature**2 * F.kl_div(log_student, log_teacher, log_target=True, reduction="batchmean")
 
 
 def hard_distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
@@ -76,14 +76,14 @@ class DistillationLoss:
         else:
             by_label = by_teacher = model(inputs.images)
         if self.kind == "soft":
-            taught = soft_distillation_loss(by_teacher, teacher, self.temperature)
+            teacher_loss = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
-            taught = hard_distillation_loss(by_teacher, teacher)
-        taught = taught + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
-        loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * taught
+            teacher_loss = hard_distillation_loss(by_teacher, teacher)
+        teacher_loss = teacher_loss + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
+        loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * teacher_loss
         hits = by_label.detach().argmax(-1) == inputs.targets.argmax(-1)
-        alike = by_teacher.detach().argmax(-1) == teacher.argmax(-1)
-        return loss, {"accuracy": hits.float().mean(), "agreement": alike.float().mean()}
+        agrees = by_teacher.detach().argmax(-1) == teacher.argmax(-1)
+        return loss, {"accuracy": hits.float().mean(), "agreement": agrees.float().mean()}
 
 
 def make_distillation(
@@ -136,15 +136,15 @@ def make_distillation(
 
 def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
     """Check the settings before a teacher is opened."""
-    asked, distilled = recipe.distillation, has_distillation_head(model)
-    if asked.distill == "none":
+    settings, has_head = recipe.distillation, has_distillation_head(model)
+    if settings.distill == "none":
         return
-    if asked.distill_token == "distill" and not distilled:
+    if settings.distill_token == "distill" and not has_head:
         raise ConfigError(
             "`distill_token` is 'distill', but the model has no distillation token; expected one that has, such as "
             "deit_tiny_distilled_patch16_224 (or `fields` distilled=true), or `distill_token` class"
         )
-    if asked.distill_token == "class" and distilled:
+    if settings.distill_token == "class" and has_head:
         raise ConfigError(
             "`distill_token` is 'class', but the model has a distillation token, which would learn nothing; expected "
             "a model without one (`fields` distilled=false), or `distill_token` auto"

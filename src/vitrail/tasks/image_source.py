@@ -32,7 +32,7 @@ class ImageSource:
     batch: int
     seed: int = 0
     transform: Callable[[Any], Any] | None = None  # external code that replaces the augmentation
-    views: Mapping[str, View] | None = None  # what the task asks for; None: `images`, one view of each
+    views: Mapping[str, View] | None = None  # by the task; None: `images`, one view of each
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class ImageSource:
         )
 
     def make_batch_dataset(self) -> BatchDataset:
-        """Training images as batches; an error if they cannot give the views."""
+        """Training images as batches; raises an error if the images cannot give the views."""
         return BatchDataset(
             dataset=self.train_images,
             augmentation=Augmentation() if self.transform else self.augmentation,

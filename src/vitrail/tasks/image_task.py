@@ -34,7 +34,7 @@ from vitrail.tasks.task import BuildContext, Source, Task, TaskSetup, check_task
 
 
 class ImageTask(Task):
-    """A task whose batches hold `labels`, `indices`, and `images`, uint8 (B, C, H, W), or the views that it asks for.
+    """A task whose batches hold `labels`, `indices`, and `images`, uint8 (B, C, H, W), or its `views`.
 
     A view of `count` crops is uint8 (count, B, C, h, w) under its name, with one random key per crop.
     """
@@ -59,7 +59,7 @@ class ImageTask(Task):
             means = len(images.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
         if images.views is not None:
-            images.make_batch_dataset()  # checks them
+            images.make_batch_dataset()  # raises an error if the images cannot give these views
 
 
 def as_image_source(source: Source, task: Task) -> ImageSource:
@@ -72,15 +72,17 @@ def check_patches_can_be_masked(task: str, model: ImageModel) -> None:
     """For tasks that replace patches by a mask token."""
     if reason := model.no_masking_reason:
         raise ConfigError(
-            f"{task} needs patches that can be masked; this {type(model).__name__} cannot, since {reason}"
+            f"{task} needs patches that can be masked; this {type(model).__name__} has none, since {reason}; "
+            "use another model"
         )
 
 
 def check_patches_can_be_dropped(task: str, model: ImageModel) -> None:
-    """For tasks that show the blocks only some patches."""
+    """For tasks whose blocks process only some of the patches."""
     if reason := model.no_masking_reason or model.no_dropping_reason:
         raise ConfigError(
-            f"{task} needs patches that can be dropped; this {type(model).__name__} cannot drop any, since {reason}"
+            f"{task} needs patches that can be dropped; this {type(model).__name__} has none, since {reason}; "
+            "use another model"
         )
 
 

@@ -19,13 +19,13 @@ class Metric:
     quantity: str = ""  # on the axis of figures; empty: the label
 
     def format_value(self, value: float | None) -> str:
-        """In per cent, a loss with four digits after the point, others with four digits; empty for None."""
+        """A share in per cent, a loss with four decimals, others with four significant digits; empty for None."""
         if value is None:
             return ""
         return f"{value:{'.2%' if self.is_share else '.4f' if self.name == 'loss' else '.4g'}}"
 
     def choose_best(self, values: Sequence[float]) -> float | None:
-        """None without values."""
+        """The largest or the smallest value, by the direction of the metric; None without values."""
         return max(values, default=None) if self.higher_is_better else min(values, default=None)
 
 

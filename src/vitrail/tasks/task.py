@@ -73,7 +73,7 @@ class Task(nn.Module):
     no_accumulation_reason: ClassVar[str] = ""  # why a batch cannot be split into micro-batches; empty if it can
     backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
-    shared: tuple[object, ...] = ()  # objects that copies of the task share, such as a frozen teacher
+    not_copied: tuple[object, ...] = ()  # objects that `copy` shares with the original, such as a frozen teacher
 
     @property
     def early_share(self) -> float:
@@ -154,8 +154,8 @@ class Task(nn.Module):
         return MeanMetrics(metrics=metrics, skipped=tuple(skipped), examples=int(total))
 
     def copy(self) -> Self:
-        """A deep copy with its own weights; the objects in `shared` are not copied."""
-        return deepcopy(self, {id(each): each for each in self.shared})
+        """A deep copy with its own weights; the objects in `not_copied` are shared."""
+        return deepcopy(self, {id(each): each for each in self.not_copied})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ class TaskKind:
     name: str
     settings: type[Any] | None  # a dataclass; the keys of `task` in a recipe
     build: Callable[[Request, BuildContext], TaskSetup]
-    needs_classes: bool = True  # False: images without classes will do, and the model has no head
+    needs_classes: bool = True  # False: the images need no classes, and the model has no head
 
 
 def parse_task_settings(kind: TaskKind, recipe: Recipe) -> Any:

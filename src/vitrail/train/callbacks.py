@@ -48,6 +48,7 @@ class Callback(Protocol):
 
 
 def is_evaluation(record: Mapping[str, float]) -> bool:
+    """Whether a record of the log has the metrics of an evaluation."""
     return any(name.startswith("val_") for name in record)
 
 
@@ -195,17 +196,17 @@ class CallbackList:
     callbacks: Sequence[Callback] = ()
 
     def on_start(self, start: TrainingStart) -> None:
-        for watch in self.callbacks:
-            watch.on_start(start)
+        for callback in self.callbacks:
+            callback.on_start(start)
 
     def on_step(self, step: int) -> None:
-        for watch in self.callbacks:
-            watch.on_step(step)
+        for callback in self.callbacks:
+            callback.on_step(step)
 
     def on_log(self, record: Mapping[str, float]) -> None:
-        for watch in self.callbacks:
-            watch.on_log(record)
+        for callback in self.callbacks:
+            callback.on_log(record)
 
     def on_finish(self) -> None:
-        for watch in self.callbacks:
-            watch.on_finish()
+        for callback in self.callbacks:
+            callback.on_finish()

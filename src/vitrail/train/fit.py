@@ -1,4 +1,4 @@
-"""`fit`: trains a model that you made, on your data, by a recipe. `vitrail train` shares everything below it."""
+"""`fit`: train a model or a task of your own on your data by a recipe. `vitrail train` shares everything below it."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -54,8 +54,9 @@ def fit(
     `data` is anything that `open_data` takes. `transform` maps a Pillow image to the model's input, as torchvision's
     transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that `vitrail distill` takes, or a
     vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder for its logits. With `strict`
-    an unreadable image is an error. `run` is a folder for the log and the checkpoints. By default, without
-    `callbacks`, a progress bar is shown in a notebook and on a terminal.
+    an unreadable image is an error. `run` is a folder for the log and the checkpoints. `ranks` is the result of
+    `join_process_group`, for several processes. By default, without `callbacks`, a progress bar is shown in a notebook
+    and on a terminal.
 
     >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
     >>> vitrail.fit(model, "fashion", steps=2).steps
@@ -86,11 +87,11 @@ def fit(
     task = model if isinstance(model, Task) else Classification(model, objective)
     need_classes = isinstance(task, Classification)
     source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
-    place = resolve_device(device, ranks)
+    resolved_device = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)
         task, notes = make_distillation(
-            model, teacher, source, recipe, device=place, ranks=ranks, cache_folder=teacher_cache
+            model, teacher, source, recipe, device=resolved_device, ranks=ranks, cache_folder=teacher_cache
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -98,7 +99,7 @@ def fit(
         task=task,
         source=source,
         recipe=recipe,
-        device=place,
+        device=resolved_device,
         fixed_steps=steps,
         ranks=ranks,
         workers=workers,

@@ -3,7 +3,7 @@
 import errno
 import signal
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.tasks.metric import check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult
-from vitrail.train.callbacks import Callback, CallbackList, TrainingStart
+from vitrail.train.callbacks import Callback, CallbackList, TrainingStart, is_evaluation
 from vitrail.train.plan import Plan
 from vitrail.train.resume import (
     ResumePoint,
@@ -228,7 +228,7 @@ class TrainingLoop:
     def evaluate_if_due(self) -> None:
         trainer = self.trainer
         last = trainer.steps_done == trainer.steps
-        known = any(each["step"] == trainer.steps_done and has_validation_metrics(each) for each in self.records)
+        known = any(each["step"] == trainer.steps_done and is_evaluation(each) for each in self.records)
         due = last or (self.is_epoch_multiple(trainer.recipe.loop.eval_every) and not known)
         if not self.plan.source.validation_count or not trainer.steps_done or not due:
             return
@@ -285,31 +285,27 @@ class TrainingLoop:
         self.skipped |= reasons
 
 
-def has_validation_metrics(record: Mapping[str, float]) -> bool:
-    return any(name.startswith("val_") for name in record)
-
-
 @contextmanager
 def collect_stop_signals() -> Generator[list[int]]:
     """Collect signals, to be handled between steps; a second Ctrl-C stops at once.
 
     A closed terminal (SIGHUP) counts too, unless that signal is ignored, as under nohup.
     """
-    came = list[int]()
+    received = list[int]()
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield received
         return
 
-    def note(number: int, _: object) -> None:
-        came.append(number)
+    def record_signal(number: int, _: object) -> None:
+        received.append(number)
         if number == signal.SIGINT:
             signal.signal(number, before[signal.SIGINT])
 
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
-    heeded = [] if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [hangup]
-    before = {each: signal.signal(each, note) for each in (signal.SIGTERM, signal.SIGINT, *heeded)}
+    hangups = [] if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [hangup]
+    before = {each: signal.signal(each, record_signal) for each in (signal.SIGTERM, signal.SIGINT, *hangups)}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -19,7 +19,6 @@ from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
-from vitrail.recipes.schedule import Clock
 from vitrail.tasks import find_task
 from vitrail.tasks.task import BuildContext, EvaluationResult, Source, Task, TaskSetup, check_task, parse_task_settings
 
@@ -64,9 +63,6 @@ class Plan:
 
     def with_steps(self, steps: int | None) -> "Plan":
         return replace(self, fixed_steps=steps)
-
-    def clock_at(self, step: int) -> Clock:
-        return Clock(step=step, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
     def load_batches(self, steps: range) -> Iterator[Batch]:
         return self.source.load_batches(

@@ -136,12 +136,12 @@ def use_threads(plan: Plan, threads: int) -> Plan:
     return replace(plan, threads=threads)
 
 
-def choose_worker_count(source: Source, asked: int | None, ranks: Ranks) -> int:
+def choose_worker_count(source: Source, requested: int | None, ranks: Ranks) -> int:
     """By default none if the examples are in memory, else one per core, shared by the ranks of a machine."""
-    if asked is not None:
-        if asked < 0:
-            raise ConfigError(f"`workers` is {asked}; expected at least 0")
-        return asked
+    if requested is not None:
+        if requested < 0:
+            raise ConfigError(f"`workers` is {requested}; expected at least 0")
+        return requested
     return 0 if source.in_memory else max(1, min(8, count_cores() // ranks.world_size))
 
 

@@ -42,7 +42,7 @@ class RecordedTask:
 
     @property
     def is_classification(self) -> bool:
-        """Whether it has the metrics of classification, such as distillation."""
+        """Whether its metrics are those of classification; distillation has the same."""
         return self.metric.name == CLASSIFICATION_METRICS[0].name
 
 

@@ -209,7 +209,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     if "dinov2" in source.details:
         renamed = layout.remove_zero_register_positions("transformers", renamed, config)
     prefix = f"{kind}." if config["classes"] else ""
-    table = add_name_prefix(source.table, prefix, but="classifier")  # its heads
+    table = add_name_prefix(source.table, prefix, unless_containing="classifier")  # heads
     card = make_hf_config(description, source)
     make_folder(path)
     layout.rename_and_write_tensors(NAME, renamed, table, config["heads"], path / WEIGHT_FILES[0])

@@ -24,7 +24,7 @@ from vitrail.models.family import Family
 NAME, PATCH_KERNEL = "timm", "patch_embed.proj.weight"
 # `details` of a source: `refused_names`, a pattern of models that have its tensors but compute something else, and
 # `refused_because`; `tanh_gelu_names`, a pattern of models with this approximation of GELU; `model_args`, the only
-# arguments that a folder may have, as the shapes tell them; `pretrained_cfg` and `imagenet_mean`, for preprocessing
+# arguments that a folder may have, which follow from shapes; `pretrained_cfg` and `imagenet_mean`, for preprocessing
 # that a file does not specify; `only_in_timm`, whether no other library has these names
 HALF_TAGS, IMAGENET_TAGS = ("augreg", "augreg2", "orig"), ("dino", "mae", "fb")  # in file names, by their mean
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a model

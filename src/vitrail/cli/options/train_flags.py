@@ -160,8 +160,8 @@ class RunFlags(TrainFlags):
     def check_resume_alone(self, others: dict[str, Any]) -> None:
         """Refuse options of the run itself together with --resume."""
         names = ("data", "model", "recipe", "init", "out", "val_share", "real", "cache", "image_size")
-        told = {**{name: vars(self)[name] for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
-        other = [name for name, value in {**told, **self.given_rates, **others}.items() if value is not None]
+        set_flags = {**{name: vars(self)[name] for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
+        other = [name for name, value in {**set_flags, **self.given_rates, **others}.items() if value is not None]
         if other:
             raise ConfigError(
                 f"--resume {self.resume} with --{other[0].replace('_', '-')}; expected it alone: a run keeps its "

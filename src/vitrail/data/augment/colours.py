@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
-SUM_STEPS = 256  # steps per level that values are rounded to in a sum; it is then exact in any order
-MIN_CHROMA = 1e-6  # instead of 0 of a grey pixel, whose hue is not used
+SUM_STEPS = 256  # per level: values in a sum are rounded to multiples of 1 / 256, so that it is exact in any order
+MIN_CHROMA = 1e-6  # replaces the chroma 0 of a grey pixel as a divisor; its hue is not used
 MAX_SIGMAS = 4  # distance from its centre where a blur is cut off; the rest of the kernel sums to 6e-5
 
 
@@ -34,7 +34,7 @@ def adjust_saturation(images: Tensor, amounts: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, amounts: Tensor) -> Tensor:
-    """Turn the hue of the HSV colours, by a share of the colour circle per image."""
+    """Rotate the hue of the HSV colours by a share of the colour circle, one share per image."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(1)
@@ -58,7 +58,7 @@ def adjust_hue(images: Tensor, amounts: Tensor) -> Tensor:
 
 
 def to_grey(images: Tensor, copies: int | None = None) -> Tensor:
-    """Grey images, with as many equal channels as before, or as `copies`."""
+    """Grey images with equal channels: as many as before, or `copies`."""
     if images.shape[1] == 1:
         return images
     red, green, blue = (images[:, channel : channel + 1] * weight for channel, weight in enumerate(GREY_WEIGHTS))
@@ -66,7 +66,7 @@ def to_grey(images: Tensor, copies: int | None = None) -> Tensor:
 
 
 def blend(images: Tensor, others: Tensor, amounts: Tensor) -> Tensor:
-    """`amounts` of the images, the rest of the others, within 0 and 255."""
+    """amounts · images + (1 − amounts) · others, one amount per image, clipped to 0 … 255."""
     shares = amounts[:, None, None, None]
     return images.mul(shares).add_(others * (1 - shares)).clamp_(0, 255)
 
@@ -84,7 +84,7 @@ def gaussian_blur(images: Tensor, sigmas: NDArray[np.float64], radius: int) -> T
     for each in sorted(set(radii.tolist())):
         rows, distances = np.flatnonzero(radii == each), np.arange(each + 1)
         weights = np.exp(-0.5 * (distances / sigmas[rows, None]) ** 2)
-        weights /= 2 * weights.sum(1, keepdims=True) - 1  # of both sides; the centre, 1, is there once
+        weights /= 2 * weights.sum(1, keepdims=True) - 1  # both sides of the kernel; the centre, 1, counts once
         kernels, indices = torch.from_numpy(weights.astype(np.float32))[:, :, None, None, None], torch.from_numpy(rows)
         padded = F.pad(images.index_select(0, indices), (each,) * 4, mode="reflect")
         blurred.index_copy_(0, indices, weigh_neighbours(weigh_neighbours(padded, kernels, 2), kernels, 3))

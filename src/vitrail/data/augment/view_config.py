@@ -22,7 +22,7 @@ class ViewAugmentation:
     area: tuple[float, ...] = field_with_help((0.08, 1.0), "Smallest and largest share of the image area in a crop.")
     aspect: tuple[float, ...] = field_with_help((3 / 4, 4 / 3), "Smallest and largest ratio of width to height.")
     flip: float = field_with_help(0.5, "Probability of a horizontal flip.", SHARE)
-    jitter_rate: float = field_with_help(0.8, "Probability of colour jitter, which has a random order.", SHARE)
+    jitter_rate: float = field_with_help(0.8, "Probability of colour jitter, in random order.", SHARE)
     brightness: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
     contrast: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
     saturation: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)

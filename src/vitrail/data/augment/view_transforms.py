@@ -94,7 +94,7 @@ def jitter_grey_and_blur(
 
 
 def change_rows(images: Tensor, rows: NDArray[np.int64], change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The images with these rows changed, in place unless all are."""
+    """Apply `change` to these rows; in place, except if all rows change."""
     if len(rows) == 0:
         return images
     if len(rows) == len(images):

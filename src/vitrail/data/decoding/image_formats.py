@@ -94,7 +94,7 @@ DEFAULT_LIMITS = ImageLimits()
 
 @runtime_checkable
 class SeekableFile(Protocol):
-    """A binary file that says whether it can be rewound."""
+    """A binary file; `seekable` is whether it can be rewound."""
 
     def read(self, size: int, /) -> bytes: ...
     def seek(self, offset: int, /) -> Any: ...

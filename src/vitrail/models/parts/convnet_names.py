@@ -16,7 +16,7 @@ def list_batch_norm_names(name: str) -> tuple[str, ...]:
 
 
 def make_preset_card(config: ConfigFields, family: str, presets: Mapping[str, Any]) -> dict[str, Any]:
-    """timm opens a folder of a convnet only if it is one of its models, whose names the presets have."""
+    """The config.json of a preset: timm opens a folder of a convnet only if it is one of its own models."""
     shape = config.keys() - {"image_size", "channels", "classes"}
     same = (name for name, each in presets.items() if all(asdict(each)[key] == config[key] for key in shape))
     name = next(same, None)

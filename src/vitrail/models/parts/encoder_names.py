@@ -13,7 +13,7 @@ from vitrail.models.parts.flax_names import ENCODER_TABLE
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 PATCH_KERNEL = "patch_embed.proj.weight"
-DEFAULT_LAYER_SCALE = 1e-5  # the initial value of a LayerScale, which a trained file no longer has
+DEFAULT_LAYER_SCALE = 1e-5  # initial value of LayerScale; it cannot be read from trained weights
 
 
 def infer_encoder_fields(shapes: side.TensorShapes) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def make_timm_arguments(config: side.ConfigFields) -> dict[str, Any]:
 
 
 def make_timm_card(config: side.ConfigFields, architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`architecture` is any model of this kind: `arguments` override what it is."""
+    """`architecture` names any timm model of this kind; `arguments` override its own."""
     return {
         "architecture": architecture,
         "num_classes": config["classes"],

@@ -1,4 +1,4 @@
-"""Shapes of a checkpoint's tensors by name, and what the numbers in the names tell."""
+"""Shapes of a checkpoint's tensors by name, and counts of the numbers in the names."""
 
 import re
 from collections.abc import Mapping
