@@ -136,7 +136,9 @@ def test_incomplete_task_is_a_one_line_error() -> None:
         def forward(self, batch: Batch) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
     class NoModel(SelfDistillation):
-        result = cast(Any, None)
+        @property
+        def result(self) -> Any:
+            return None
 
     class ListOfViews(SelfDistillation):
         views = cast(Any, [View(size=16)])

@@ -14,9 +14,9 @@ from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.models.checks import check_fields
-from vitrail.recipes.recipe import DistillationSettings, Recipe, parse_if_numeric_text
+from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
-from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
+from vitrail.recipes.schedule import Clock, Schedule, parse_if_numeric_text, parse_schedule
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 
 
