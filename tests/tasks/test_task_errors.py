@@ -149,10 +149,10 @@ def test_incomplete_task_is_a_one_line_error() -> None:
 
     refused = {
         "NoBackbone has no backbone": NoBackbone(),
-        r"`metrics` of NoMetrics is \(\)": NoMetrics(make_backbone()),
+        r"metrics of NoMetrics is \(\)": NoMetrics(make_backbone()),
         "forward of NoClock .*clock": NoClock(make_backbone()),
-        "`result` of NoModel is a NoneType": NoModel(make_backbone()),
-        "`views` is a list": ListOfViews(make_backbone()),
+        "the result of NoModel is a NoneType": NoModel(make_backbone()),
+        "views is a list": ListOfViews(make_backbone()),
         "evaluate of OwnEvaluation returned a dict": OwnEvaluation(make_backbone()),
     }
     for message, task in refused.items():

@@ -48,12 +48,12 @@ def are_default_views(views: Mapping[str, View] | None) -> bool:
 def check_views(views: Mapping[str, View], dataset: ImageDataset) -> None:
     """Raise an error for views that have no name of their own, or are larger than the images in memory."""
     if not isinstance(views, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`views` is a {type(views).__name__}; expected a mapping of names to View(…)")
+        raise ConfigError(f"views is a {type(views).__name__}; expected a mapping of names to View(…)")
     if not views:
         raise ConfigError("`views` is empty; expected at least one view")
     for name, view in views.items():
         if not isinstance(name, str) or not isinstance(view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"`views` has {name!r}: {view!r}; expected a name as text, and a View(…)")
+            raise ConfigError(f"views has {name!r}: {view!r}; expected a name as text, and a View(…)")
     for name in RESERVED_NAMES:
         if name in views:
             raise ConfigError(f"a view is named {name!r}, as another tensor of the batch; use another name")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, describe_error
 from vitrail.layers.positions import Grid
 from vitrail.models.checks import check_grid, check_images, pair
 
@@ -191,6 +191,36 @@ class ImageModel(Model):
         """Raise an error if there is a reason why patches cannot be masked or dropped."""
         if reason:
             raise ConfigError(f"patches of this {type(self).__name__} cannot be {what}: {reason}; use another model")
+
+
+def check_declarations(model: Any) -> None:
+    """Raise an error if a model of images lacks a declaration, or declares parts that it does not have."""
+    if not isinstance(model, ImageModel):
+        return
+    name = type(model).__name__
+    try:
+        _, levels, _ = model.config, model.levels, model.sizes
+    except AttributeError as error:
+        raise ConfigError(
+            f"{describe_error(error)}; expected a model that calls super().__init__(config) and sets levels and sizes"
+        ) from None
+    modules, weights = dict(model.named_modules(remove_duplicate=False)), dict(model.named_parameters())
+    declared = {
+        "levels": [block for level in levels for block in level.blocks],
+        "heads": [module for _, module in model.heads],
+        "final_norm": [model.final_norm] if type(model).encode is ImageModel.encode else [],
+        "attention_pool": [model.attention_pool] if model.attention_pool else [],
+    }
+    for what, names in declared.items():
+        if missing := [each for each in names if each not in modules]:
+            raise ConfigError(f"{what} of {name} names {missing[0]!r}; expected one of its modules")
+    if model.first_filters and model.first_filters not in weights:
+        raise ConfigError(f"first_filters of {name} is {model.first_filters!r}; expected one of its parameters")
+    if unknown := [token for token in model.classifier_tokens if token not in model.prefix_tokens]:
+        known = ", ".join(model.prefix_tokens) or "none"
+        raise ConfigError(
+            f"classifier_tokens of {name} has {unknown[0]!r}; expected some of its prefix_tokens, which are {known}"
+        )
 
 
 def check_reads_images(model: object) -> None:

@@ -163,7 +163,7 @@ class Task(nn.Module):
         except TypeError as error:  # an open file, a lock, a generator
             raise ConfigError(
                 f"{type(self).__name__} cannot be copied for `ema` or `minutes`: {describe_error(error)}; expected "
-                "objects that can be copied, or the others in its `shared`"
+                "objects that can be copied, or the others in its shared"
             ) from None
 
 
@@ -262,7 +262,7 @@ def check_declarations(task: Task) -> None:
         raise ConfigError(f"the backbone of {name} is a {type(backbone).__name__}; expected a module")
     metrics: Any = task.metrics
     if not isinstance(metrics, tuple) or not metrics or not all(isinstance(each, Metric) for each in metrics):
-        raise ConfigError(f"`metrics` of {name} is {metrics!r}; expected a tuple of at least one Metric")
+        raise ConfigError(f"metrics of {name} is {metrics!r}; expected a tuple of at least one Metric")
     try:
         signature(task.forward).bind(None, None)
     except TypeError as error:

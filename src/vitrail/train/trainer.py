@@ -48,7 +48,7 @@ class Trainer:
         self.task.setup(plan.source, plan.recipe)
         if not isinstance(self.task.result, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(self.task.result).__name__
-            raise ConfigError(f"`result` of {type(self.task).__name__} is a {kind}; expected the module to save")
+            raise ConfigError(f"the result of {type(self.task).__name__} is a {kind}; expected the module to save")
         set_sync_batch_norm_ranks(self.task, plan.ranks)
         freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
