@@ -144,17 +144,16 @@ class ImageModel(Model):
         `mask_token` (D,) replaces the patches that are `hidden` (B, n); only those at the indices `kept` (B, K) remain.
         """
         x, grid = self.patches(images)
-        if hidden is not None and mask_token is not None:
+        if hidden is not None or mask_token is not None:
             self.check_masking("masked", self.no_masking_reason)
+            hidden, mask_token = check_mask(hidden, mask_token, x)
             x = torch.where(hidden[..., None], mask_token.to(x.dtype), x)
         x = self.add_positions(x, grid)
         if kept is not None:
             self.check_masking("dropped", self.no_masking_reason or self.no_dropping_reason)
+            check_kept(kept, len(x))
             prefix = x.shape[1] - grid[0] * grid[1]  # a token that joins later is not there yet
-            index = torch.cat(
-                [torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1
-            )
-            x = x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+            x = torch.cat([x[:, :prefix], x[:, prefix:].gather(1, kept[..., None].expand(-1, -1, x.shape[-1]))], dim=1)
         return x, grid
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
@@ -191,6 +190,30 @@ class ImageModel(Model):
         """Raise an error if there is a reason why patches cannot be masked or dropped."""
         if reason:
             raise ConfigError(f"patches of this {type(self).__name__} cannot be {what}: {reason}; use another model")
+
+
+def check_mask(hidden: Tensor | None, token: Tensor | None, patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Which `patches` (B, n, D) are hidden and what replaces them; an error for masks that torch would broadcast."""
+    if hidden is None or token is None:
+        given, missing = ("mask_token", "hidden") if hidden is None else ("hidden", "mask_token")
+        raise ConfigError(f"{given} without {missing}; expected both, or none of them")
+    if hidden.dtype != torch.bool or hidden.shape != patches.shape[:2]:
+        raise ConfigError(
+            f"hidden is a tensor of {hidden.dtype} and shape {tuple(hidden.shape)}; expected one of torch.bool and "
+            f"shape {tuple(patches.shape[:2])}: images, patches"
+        )
+    if token.numel() != patches.shape[-1]:
+        raise ConfigError(f"mask_token has the shape {tuple(token.shape)}; expected ({patches.shape[-1]},)")
+    return hidden, token
+
+
+def check_kept(kept: Tensor, images: int) -> None:
+    """Raise an error for anything but indices of patches, for each image."""
+    if kept.dtype not in (torch.int32, torch.int64) or kept.ndim != 2 or len(kept) != images:
+        raise ConfigError(
+            f"kept is a tensor of {kept.dtype} and shape {tuple(kept.shape)}; expected indices of patches, one of "
+            f"torch.int64 and shape ({images}, number of patches to keep)"
+        )
 
 
 def check_declarations(model: Any) -> None:
