@@ -11,15 +11,18 @@ from support.toy_task import RECIPE, SelfDistillation, make_backbone, make_data,
 from torch import Tensor
 
 import vitrail
+from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.batch import Batch
 from vitrail.data.views import View
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import LoopSettings, Recipe
+from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.classification import classification_loss
 from vitrail.tasks.image_task import check_patches_can_be_dropped, check_patches_can_be_masked
 from vitrail.tasks.task import Task
 from vitrail.train.fit import fit
+from vitrail.train.run_folder import RunFolder
 
 
 class Broken(Task):
@@ -89,6 +92,11 @@ def test_metrics_that_change_are_refused_and_nan_is_not_logged(tmp_path: Path) -
         fit(Late(make_backbone()), make_data(), RECIPE, steps=2, device="cpu")
     with pytest.raises(ConfigError, match=r"metrics of Changing are other at step 3; expected .*: agreement"):
         fit(Changing(make_backbone()), make_data(), RECIPE, steps=3, device="cpu", run=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"run is a run of vitrail\.fit.*vitrail\.save\(result\.model, "):
+        find_finished_run(tmp_path / "run")
+    plan = RunFolder(tmp_path / "run").load_plan()
+    with pytest.raises(CheckpointError, match=r"no request, as in a run of vitrail\.fit"):
+        Request.from_json(plan.get("request"), "run")
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     assert ["agreement" in line for line in lines] == [True, False]
 

@@ -84,7 +84,8 @@ def fit(
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
     task = model if isinstance(model, Task) else Classification(model, objective)
-    check_declarations(task)
+    if task is model:
+        check_declarations(task)
     need_classes = isinstance(task, Classification)
     source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
     place = resolve_device(device, ranks)
