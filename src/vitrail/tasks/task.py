@@ -260,8 +260,8 @@ def check_declarations(task: Task) -> None:
         raise ConfigError(f"{name} has no backbone; expected a module: set self.backbone in its constructor") from None
     if not isinstance(backbone, nn.Module):
         raise ConfigError(f"the backbone of {name} is a {type(backbone).__name__}; expected a module")
-    metrics: Any = task.metrics
-    if not isinstance(metrics, tuple) or not metrics or not all(isinstance(each, Metric) for each in metrics):
+    metrics = task.metrics
+    if not isinstance(metrics, tuple) or not metrics or not all(isinstance(each, Metric) for each in metrics):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"metrics of {name} is {metrics!r}; expected a tuple of at least one Metric")
     try:
         signature(task.forward).bind(None, None)

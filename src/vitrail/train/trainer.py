@@ -251,7 +251,7 @@ def check_task_output(task: Task, output: Any) -> None:
     name = type(task).__name__
     if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Mapping)):
         raise ConfigError(f"{name} returned a {type(output).__name__}; expected the loss and a mapping of metrics")
-    loss, metrics = output
+    loss, metrics = cast(tuple[Any, Mapping[Any, Any]], output)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         given = f"a {type(loss).__name__}"
         if isinstance(loss, Tensor):
