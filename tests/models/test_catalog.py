@@ -1,6 +1,7 @@
 """Models by name: presets, aliases, external families, and errors for unknown names."""
 
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,35 @@ def test_external_file_with_postponed_annotations_or_an_error(tmp_path: Path) ->
         vitrail.create(f"{broken}:tiny")
 
 
+@pytest.mark.parametrize(
+    ("declaration", "wrong", "message"),
+    [
+        ("config.width, config.depth)\n", "config.width, config.depth + 1)\n", r"levels of Mixer names 'blocks\.1'"),
+        ('"mean", "head"', '"mean", "fc"', "heads of Mixer names 'fc'"),
+        ("patch_embed.proj.weight", "stem.weight", r"first_filters of Mixer is 'stem\.weight'"),
+        ("    first_filters", "    final_norm = 'end'\n    first_filters", "final_norm of Mixer names 'end'"),
+        ("    first_filters", "    classifier_tokens = ('class',)\n    first_filters", "classifier_tokens .*'class'"),
+        ("self.sizes, self.heads = ImageSizes(), (", "self.heads = (", "no attribute 'sizes'; expected"),
+    ],
+)
+def test_wrong_declarations_of_a_family_are_refused(declaration: str, wrong: str, message: str, tmp_path: Path) -> None:
+    """With blocks that do not exist, `train_blocks` would freeze all of them."""
+    text = EXAMPLE.read_text()
+    assert declaration in text
+    (tmp_path / "wrong.py").write_text(text.replace(declaration, wrong))
+    with pytest.raises(ConfigError, match=message):
+        vitrail.create(f"{tmp_path / 'wrong.py'}:mixer_tiny", image_size=32, width=8, depth=1)
+
+
 def test_inconsistent_family_is_refused() -> None:
     family = load_built_in_families()[0]
     with pytest.raises(
         ConfigError, match=r"family 'own' is .*Linear.*; expected a subclass of vitrail\.models\.contract\."
     ):
         Family(name="own", config=family.config, build=nn.Linear, presets={})  # pyright: ignore[reportArgumentType]
+    no_channels = make_dataclass("NoChannels", ["image_size", "classes"], frozen=True)
+    with pytest.raises(ConfigError, match="family 'own' has no channels"):
+        Family(name="own", config=no_channels, build=family.build, presets={})
     with pytest.raises(ConfigError, match=r"preset 'a' of the family 'own' is a dict; expected a ViTConfig"):
         Family(name="own", config=family.config, build=family.build, presets={"a": {}})
     with pytest.raises(ConfigError, match=r"alias 'A' of the family 'own' names 'b'; expected one of its presets: a"):

@@ -144,6 +144,27 @@ def test_hidden_and_dropped_patches_have_no_influence(case: str) -> None:
     assert model.run(fewer, grid).shape == (2, model.prefix + patches - 1, 16)
 
 
+def test_masks_that_torch_would_broadcast_are_refused() -> None:
+    """A mask without its token would be ignored, and a mask of bools would be read as indices."""
+    model = vitrail.create("vit_tiny_patch16_224", image_size=32, width=16, depth=1, heads=2)
+    images, token = torch.randn(2, 3, 32, 32), torch.zeros(16)
+    hidden, kept = torch.zeros(2, 4, dtype=torch.bool), torch.tensor([[0, 1], [2, 3]])
+    refused: dict[str, dict[str, Tensor]] = {
+        "hidden without mask_token": {"hidden": hidden},
+        "mask_token without hidden": {"mask_token": token},
+        r"hidden is .*\(1, 4\); expected .*\(2, 4\)": {"hidden": hidden[:1], "mask_token": token},
+        "hidden is a tensor of torch.int64": {"hidden": hidden.long(), "mask_token": token},
+        r"mask_token has the shape \(1,\); expected \(16,\)": {"hidden": hidden, "mask_token": token[:1]},
+        r"kept is .*\(1, 2\); expected .*\(2, ": {"kept": kept[:1]},
+        "kept is a tensor of torch.bool": {"kept": hidden},
+    }
+    for message, wrong in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            model.embed(images, **wrong)
+    with pytest.raises(RuntimeError, match="-1 is out of bounds"):  # not the class token
+        model.embed(images, kept=kept - 1)
+
+
 class Reader(Model):
     reads = "text"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.recipes.recipe import OptimizationSettings
-from vitrail.recipes.schedule import Clock, Schedule, lr_factor
+from vitrail.recipes.schedule import Clock, Schedule, lr_factor, parse_schedule
 
 COSINE = OptimizationSettings(final_lr=0.1)
 
@@ -78,3 +78,8 @@ def test_epoch_schedules_change_between_epochs_only() -> None:
     values = [schedule.at(Clock(step=step, steps=50, steps_per_epoch=10)) for step in range(50)]
     assert [len(set(values[start : start + 10])) for start in range(0, 50, 10)] == [1] * 5
     assert len(set(values)) == 5
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers() -> None:
+    assert parse_schedule("1e-3", "weight_decay") == Schedule(start=0.001)
+    assert parse_schedule({"start": 0.1, "end": "1e-3"}, "weight_decay") == Schedule(start=0.1, end=0.001)

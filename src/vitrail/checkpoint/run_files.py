@@ -38,6 +38,12 @@ def find_finished_run(folder: Path) -> FinishedRun | None:
     if not is_run_folder(folder):
         return None
     if not is_run_finished(folder):
+        plan, damage = try_read_plan(folder)
+        if not damage and "request" not in plan:
+            raise ConfigError(
+                f"{folder} is a run of vitrail.fit, which writes no {MODEL_FOLDER}/: write it in Python, with "
+                f"vitrail.save(result.model, {str(folder / MODEL_FOLDER)!r})"
+            )
         raise ConfigError(
             f"{folder} is a run that has not finished, so it has no {MODEL_FOLDER}/: finish it with `resume` {folder}"
         )

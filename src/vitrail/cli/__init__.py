@@ -39,7 +39,8 @@ Every command has examples: vitrail COMMAND --help."""
 GROUP_HELP = {"study": "Run an experiment about architectures and compare it with a paper."}
 LONG_RUNNING_COMMANDS = ("train", "distill", "ablate", "study")  # they continue if nobody reads their output
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
-OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from"}  # of fields whose option has another name
+# of fields whose option has another name; `task` is set in a recipe only
+OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from", "task": "task"}
 USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # not bugs of vitrail
 
 

@@ -42,13 +42,18 @@ class View:
 
 def are_default_views(views: Mapping[str, View] | None) -> bool:
     """Whether a batch is the same as without views: `images`, (B, C, H, W), by the augmentation of the recipe."""
-    return views is None or dict(views) == {DEFAULT_VIEW_NAME: View()}
+    return views is None or views == {DEFAULT_VIEW_NAME: View()}
 
 
 def check_views(views: Mapping[str, View], dataset: ImageDataset) -> None:
     """Raise an error for reserved names, and for views that are larger than the images in memory."""
+    if not isinstance(views, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"views is a {type(views).__name__}; expected a mapping of names to View(…)")
     if not views:
         raise ConfigError("`views` is empty; expected at least one view")
+    for name, view in views.items():
+        if not isinstance(name, str) or not isinstance(view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"views has {name!r}: {view!r}; expected a name as text, and a View(…)")
     for name in RESERVED_NAMES:
         if name in views:
             raise ConfigError(

@@ -15,6 +15,7 @@ from typing import Any
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.files import check_regular_file
 from vitrail.models import FAMILIES
+from vitrail.models.contract import check_declarations
 from vitrail.models.family import Family
 from vitrail.models.pretrained import unknown_model_error
 
@@ -22,7 +23,9 @@ from vitrail.models.pretrained import unknown_model_error
 def create(name: str, /, **fields: Any) -> Any:
     """Build a model with newly initialized weights, as `vitrail.create` does by default."""
     family, preset = find_preset(name, trusted=name)
-    return family.build(family.configure(preset, **fields))
+    model = family.build(family.configure(preset, **fields))
+    check_declarations(model)
+    return model
 
 
 def list_models(pattern: str = "*") -> list[str]:

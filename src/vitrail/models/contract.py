@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, describe_error
 from vitrail.layers.positions import Grid
 from vitrail.models.checks import check_grid, check_images, pair
 
@@ -144,17 +144,16 @@ class ImageModel(Model):
         `mask_token` (D,) replaces the patches that are `hidden` (B, n); only those at the indices `kept` (B, K) remain.
         """
         x, grid = self.patches(images)
-        if hidden is not None and mask_token is not None:
+        if hidden is not None or mask_token is not None:
             self.check_masking("masked", self.no_masking_reason)
+            hidden, mask_token = check_mask(hidden, mask_token, x)
             x = torch.where(hidden[..., None], mask_token.to(x.dtype), x)
         x = self.add_positions(x, grid)
         if kept is not None:
             self.check_masking("dropped", self.no_masking_reason or self.no_dropping_reason)
+            check_kept(kept, len(x))
             prefix = x.shape[1] - grid[0] * grid[1]  # a token that joins later is not there yet
-            index = torch.cat(
-                [torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1
-            )
-            x = x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+            x = torch.cat([x[:, :prefix], x[:, prefix:].gather(1, kept[..., None].expand(-1, -1, x.shape[-1]))], dim=1)
         return x, grid
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
@@ -191,6 +190,60 @@ class ImageModel(Model):
         """Raise an error if there is a reason why patches cannot be masked or dropped."""
         if reason:
             raise ConfigError(f"patches of this {type(self).__name__} cannot be {what}: {reason}; use another model")
+
+
+def check_mask(hidden: Tensor | None, token: Tensor | None, patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Which `patches` (B, n, D) are hidden and what replaces them; an error for masks that torch would broadcast."""
+    if hidden is None or token is None:
+        given, missing = ("mask_token", "hidden") if hidden is None else ("hidden", "mask_token")
+        raise ConfigError(f"{given} without {missing}; expected both, or none of them")
+    if hidden.dtype != torch.bool or hidden.shape != patches.shape[:2]:
+        raise ConfigError(
+            f"hidden is a tensor of {hidden.dtype} and shape {tuple(hidden.shape)}; expected one of torch.bool and "
+            f"shape {tuple(patches.shape[:2])}: images, patches"
+        )
+    if token.numel() != patches.shape[-1]:
+        raise ConfigError(f"mask_token has the shape {tuple(token.shape)}; expected ({patches.shape[-1]},)")
+    return hidden, token
+
+
+def check_kept(kept: Tensor, images: int) -> None:
+    """Raise an error for anything but indices of patches, for each image."""
+    if kept.dtype not in (torch.int32, torch.int64) or kept.ndim != 2 or len(kept) != images:
+        raise ConfigError(
+            f"kept is a tensor of {kept.dtype} and shape {tuple(kept.shape)}; expected indices of patches, one of "
+            f"torch.int64 and shape ({images}, number of patches to keep)"
+        )
+
+
+def check_declarations(model: Any) -> None:
+    """Raise an error if a model of images lacks a declaration, or declares parts that it does not have."""
+    if not isinstance(model, ImageModel):
+        return
+    name = type(model).__name__
+    try:
+        _, levels, _ = model.config, model.levels, model.sizes
+    except AttributeError as error:
+        raise ConfigError(
+            f"{describe_error(error)}; expected a model that calls super().__init__(config) and sets levels and sizes"
+        ) from None
+    modules, weights = dict(model.named_modules(remove_duplicate=False)), dict(model.named_parameters())
+    declared = {
+        "levels": [block for level in levels for block in level.blocks],
+        "heads": [module for _, module in model.heads],
+        "final_norm": [model.final_norm] if type(model).encode is ImageModel.encode else [],
+        "attention_pool": [model.attention_pool] if model.attention_pool else [],
+    }
+    for what, names in declared.items():
+        if missing := [each for each in names if each not in modules]:
+            raise ConfigError(f"{what} of {name} names {missing[0]!r}; expected one of its modules")
+    if model.first_filters and model.first_filters not in weights:
+        raise ConfigError(f"first_filters of {name} is {model.first_filters!r}; expected one of its parameters")
+    if unknown := [token for token in model.classifier_tokens if token not in model.prefix_tokens]:
+        known = ", ".join(model.prefix_tokens) or "none"
+        raise ConfigError(
+            f"classifier_tokens of {name} has {unknown[0]!r}; expected some of its prefix_tokens, which are {known}"
+        )
 
 
 def check_reads_images(model: object) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.models.checkpoint_side import CheckpointSide
-from vitrail.models.contract import Model
+from vitrail.models.contract import ImageModel, Model
 
+NEEDED_FIELDS = ("image_size", "channels", "classes")  # of a config, for models that read images
 TIMM_FIELD_NAMES = {  # timm's name → ours
     "img_size": "image_size",
     "in_chans": "channels",
@@ -47,8 +48,13 @@ class Family:
     def __post_init__(self) -> None:
         if not isinstance(self.build, type) or not issubclass(self.build, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"`build` of the family {self.name!r} is {self.build!r}; expected a subclass of "
+                f"build of the family {self.name!r} is {self.build!r}; expected a subclass of "
                 "vitrail.models.contract.ImageModel"
+            )
+        known = [each.name for each in dataclasses.fields(self.config)]
+        if missing := [each for each in NEEDED_FIELDS if issubclass(self.build, ImageModel) and each not in known]:
+            raise ConfigError(
+                f"the config of the family {self.name!r} has no {missing[0]}; expected {', '.join(NEEDED_FIELDS)}"
             )
         for name, preset in self.presets.items():
             if type(preset) is not self.config:

@@ -5,7 +5,6 @@ A recipe file is flat YAML with the names of these settings, which have the defa
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +14,7 @@ from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.files import read_text
 from vitrail.json_yaml import parse_yaml
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
-from vitrail.recipes.schedule import Schedule, parse_schedule
+from vitrail.recipes.schedule import Schedule, parse_if_numeric_text, parse_schedule
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -237,13 +236,6 @@ def list_setting_names(section: str) -> list[str]:
 def list_settings(sections: Iterable[str] = SECTIONS) -> Iterable[tuple[str, Field[Any]]]:
     """All settings with the names of their sections."""
     return ((section, each) for section in sections for each in fields(SECTIONS[section]))
-
-
-def parse_if_numeric_text(value: Any) -> Any:
-    """Convert text such as 1e-3, which YAML does not parse as a number."""
-    with suppress(ValueError):
-        return float(value) if isinstance(value, str) and value[:1] in "0123456789.-" else value
-    return value
 
 
 def list_builtin_recipe_names() -> list[str]:

@@ -55,6 +55,10 @@ class Request:
     @classmethod
     def from_json(cls, data: Any, where: str) -> "Request":
         """Read an untrusted file: code that it names is not imported, see `with_trusted_code`."""
+        if data is None:
+            raise CheckpointError(
+                f"{where}: run.json has no request, as in a run of vitrail.fit; resume such a run by the same call"
+            )
         try:
             given: dict[str, Any] = {**data, "trusted": None}  # a file cannot declare itself trusted
             flat = dict(given.pop("recipe"))

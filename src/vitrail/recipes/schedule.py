@@ -1,6 +1,7 @@
 """The clock of a run, and schedules: how the learning rate, or any other scalar, changes from step to step."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import cos, isfinite, pi, sqrt
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -76,17 +77,25 @@ class Schedule:
         return self.end + (self.start - self.end) * left
 
 
+def parse_if_numeric_text(value: Any) -> Any:
+    """Convert text such as 1e-3, which YAML does not parse as a number."""
+    with suppress(ValueError):
+        return float(value) if isinstance(value, str) and value[:1] in "0123456789.-" else value
+    return value
+
+
 def parse_schedule(value: Any, name: str) -> Schedule:
     """A schedule from a recipe: a number, or a mapping such as {start: 0.996, end: 1, shape: cosine}."""
     if isinstance(value, Schedule):
         return value
+    value = parse_if_numeric_text(value)
     if type(value) in (int, float):
         return Schedule(start=value)
     known = Schedule.__dataclass_fields__
     if not isinstance(value, Mapping) or "start" not in value or not all(each in known for each in value):
         raise ConfigError(f"the schedule of {name} is {value!r}; expected a number, or {', '.join(known)}")
     try:
-        return Schedule(**value)
+        return Schedule(**{each: parse_if_numeric_text(given) for each, given in value.items()})
     except ConfigError as error:
         raise ConfigError(f"the schedule of {name}: {error}") from None
 

@@ -24,7 +24,7 @@ from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel, check_reads_images
+from vitrail.models.contract import ImageModel, check_declarations, check_reads_images
 from vitrail.models.family import Family
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -193,9 +193,9 @@ def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[
     uncropped = images is not None and images.shape[1:3] == size
     grey = (0.5,) * config.channels
     preprocessing = Preprocessing(image_size=size, crop=1.0 if uncropped else 0.9, mean=grey, std=grey)
-    return StartingModel(
-        model=family.build(config), preprocessing=preprocessing.with_fields(recipe.preprocessing), family=family
-    )
+    model = family.build(config)
+    check_declarations(model)
+    return StartingModel(model=model, preprocessing=preprocessing.with_fields(recipe.preprocessing), family=family)
 
 
 def open_starting_checkpoint(request: Request, classes: tuple[str, ...]) -> StartingModel:

@@ -4,21 +4,23 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, get_type_hints
+from inspect import signature
+from typing import Any, ClassVar, Protocol, Self, get_type_hints, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.models.checks import check_fields
-from vitrail.recipes.recipe import DistillationSettings, Recipe, parse_if_numeric_text
+from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
-from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
+from vitrail.recipes.schedule import Clock, Schedule, parse_if_numeric_text, parse_schedule
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 
 
+@runtime_checkable
 class EvaluationResult(Protocol):
     """The result of an evaluation, for the log."""
 
@@ -147,7 +149,8 @@ class Task(nn.Module):
         finally:
             for module, mode in modes:
                 module.training = mode
-        names = sorted(set[str]().union(*self.ranks.all_gather_objects(list(sums))), key=lambda name: name != "loss")
+        gathered = self.ranks.all_gather_objects(list(sums))
+        names = list(dict.fromkeys(name for each in gathered for name in each))  # in the same order on all processes
         rows = torch.stack([count, *(sums.get(name, torch.zeros_like(count)) for name in names)])
         total, *values = self.ranks.all_reduce_sum(rows).tolist()
         metrics = {name: value / max(total, 1) for name, value in zip(names, values, strict=True)}
@@ -155,7 +158,13 @@ class Task(nn.Module):
 
     def copy(self) -> Self:
         """A deep copy with its own weights; the objects in `not_copied` are shared."""
-        return deepcopy(self, {id(each): each for each in self.not_copied})
+        try:
+            return deepcopy(self, {id(each): each for each in self.not_copied})
+        except TypeError as error:  # an open file, a lock, a generator
+            raise ConfigError(
+                f"{type(self).__name__} cannot be copied for `ema` or `minutes`: {describe_error(error)}; expected "
+                "objects that can be copied, or the others in its not_copied"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +177,15 @@ class MeanMetrics:
 
     def format_headline(self) -> str:
         return ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+
+
+def check_evaluation_result(task: str, found: object) -> None:
+    """Raise an error if `evaluate` returned something else than metrics with their names."""
+    if not isinstance(found, EvaluationResult):
+        raise ConfigError(
+            f"evaluate of {task} returned a {type(found).__name__}; expected an EvaluationResult, for example "
+            "MeanMetrics(metrics={name: value}) of vitrail.tasks.task"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +251,29 @@ def parse_task_settings(kind: TaskKind, recipe: Recipe) -> Any:
     return settings
 
 
+def check_declarations(task: Task) -> None:
+    """Raise an error if a task lacks what every task has."""
+    name = type(task).__name__
+    try:
+        backbone = task.backbone
+    except AttributeError:
+        raise ConfigError(f"{name} has no backbone; expected a module: set self.backbone in its constructor") from None
+    if not isinstance(backbone, nn.Module):
+        raise ConfigError(f"the backbone of {name} is a {type(backbone).__name__}; expected a module")
+    metrics = task.metrics
+    if not isinstance(metrics, tuple) or not metrics or not all(isinstance(each, Metric) for each in metrics):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"metrics of {name} is {metrics!r}; expected a tuple of at least one Metric")
+    try:
+        signature(task.forward).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"forward of {name} cannot be called: {error}; expected forward(self, batch, clock)"
+        ) from None
+
+
 def check_task(task: Task, source: Source, recipe: Recipe, ranks: Ranks) -> None:
     """Raise an error if the task cannot be trained on this data by this recipe."""
+    check_declarations(task)
     task.check(source, recipe, ranks)
     name = type(task).__name__
     batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate

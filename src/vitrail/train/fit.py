@@ -16,7 +16,7 @@ from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.tasks.classification import Classification, Objective
 from vitrail.tasks.distillation import make_distillation
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.task import Task, check_task
+from vitrail.tasks.task import Task, check_declarations, check_task
 from vitrail.tasks.teacher import Teacher
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.loop import FitResult, run_training
@@ -85,6 +85,8 @@ def fit(
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
     task = model if isinstance(model, Task) else Classification(model, objective)
+    if task is model:
+        check_declarations(task)
     need_classes = isinstance(task, Classification)
     source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
     resolved_device = resolve_device(device, ranks)

@@ -17,7 +17,7 @@ from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.tasks.metric import check_evaluation_metrics
-from vitrail.tasks.task import EvaluationResult
+from vitrail.tasks.task import EvaluationResult, check_evaluation_result
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart, is_evaluation
 from vitrail.train.plan import Plan
 from vitrail.train.resume import (
@@ -241,6 +241,7 @@ class TrainingLoop:
             workers=self.plan.workers,
             device=trainer.device,
         )
+        check_evaluation_result(type(trainer.task).__name__, found)
         self.add_skipped(set(found.skipped))
         self.evaluation = found
         if not known:

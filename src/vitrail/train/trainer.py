@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from math import isfinite
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -45,6 +46,9 @@ class Trainer:
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
         self.task.setup(plan.source, plan.recipe)
+        if not isinstance(self.task.result, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(self.task.result).__name__
+            raise ConfigError(f"the result of {type(self.task).__name__} is a {kind}; expected the module to save")
         set_sync_batch_norm_ranks(self.task, plan.ranks)
         freeze_all_but_last_blocks(self.task, settings.train_blocks)
         self.optimizers = create_optimizers(self.task, settings)
@@ -111,8 +115,9 @@ class Trainer:
 
     def compute_loss(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
         output: Any = self.forward(batch, clock)
+        check_task_output(self.task, output)
         if self.metric_names is None:  # once, before the first update
-            check_task_output(self.task, output)
+            check_first_output(self.task, *output)
             self.metric_names = set(output[1])
         loss, metrics = output
         if metrics.keys() != self.metric_names:
@@ -242,16 +247,28 @@ def get_task_state(task: Task) -> dict[str, Tensor]:
 
 
 def check_task_output(task: Task, output: Any) -> None:
-    """Check what a task returns for its first batch."""
+    """Check the types of what a task returns for a batch."""
     name = type(task).__name__
     if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Mapping)):
         raise ConfigError(f"{name} returned a {type(output).__name__}; expected the loss and a mapping of metrics")
-    loss, metrics = output
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ConfigError(f"the loss of {name} is {given}; expected a tensor with one number")
+    loss, metrics = cast(tuple[Any, Mapping[Any, Any]], output)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        given = f"a {type(loss).__name__}"
+        if isinstance(loss, Tensor):
+            given = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}"
+        raise ConfigError(f"the loss of {name} is {given}; expected a tensor with one real number")
     if not loss.requires_grad:
         raise ConfigError(f"the loss of {name} has no gradient; expected one that depends on trained weights")
+    for key, value in metrics.items():
+        is_tensor = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_tensor and not isinstance(value, Real):
+            given = " ".join(repr(value).split())[:80]
+            raise ConfigError(f"the metric {key!r} of {name} is {given}; expected a finite number")
+
+
+def check_first_output(task: Task, loss: Tensor, metrics: Mapping[Any, Any]) -> None:
+    """Check the values that a task returns for its first batch, which waits for the device."""
+    name = type(task).__name__
     if not loss.isfinite():
         raise ConfigError(
             f"the loss of {name} is {loss.item()} in its first step, before any update; "
@@ -260,8 +277,7 @@ def check_task_output(task: Task, output: Any) -> None:
     if wrong := [key for key in metrics if not isinstance(key, str) or key == "loss"]:
         raise ConfigError(f"{name} has a metric named {wrong[0]!r}; expected another name, as text")
     for key, value in metrics.items():
-        is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not is_number or not isfinite(value.detach() if isinstance(value, Tensor) else value):
+        if not isfinite(value.detach() if isinstance(value, Tensor) else value):
             raise ConfigError(f"the metric {key!r} of {name} is {value!r}; expected a finite number")
         if key in ("step", "epoch") or key.startswith("val_"):
             raise ConfigError(f"{name} has a metric {key!r}; expected another name: the log uses it for something else")
