@@ -6,10 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,13 @@ import torch
 import vitrail
 from vitrail.checkpoint import read
 from vitrail.checkpoint.layout import list_layouts
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import FAMILIES
 from vitrail.models.catalog import find_preset, load_built_in_families
 from vitrail.models.family import Family
+from vitrail.recipes.request import Request
+from vitrail.train.run import resume_run, start_run
+from vitrail.train.runtime import Runtime
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "vitrail"
@@ -187,8 +191,26 @@ def test_no_family_is_named_outside_models() -> None:
                 assert not {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)} & families, text
 
 
+def check_toy_family_in_a_run(folder: Path) -> None:
+    """Train it by name, stop and resume, then export and explain the result; maps that it does not have are refused."""
+    recipe = vitrail.open_recipe("fashion").with_settings({"model": "toy_small", "epochs": 0.1, "save_every": 1})
+    request = Request(data="fashion", recipe=replace(recipe, fields={"image_size": 28, "patch_size": 7, "channels": 1}))
+    start_run(request, folder / "run", Runtime(threads=1))
+    (folder / "run" / "checkpoints" / "step-00000006.safetensors").unlink()
+    resume_run(folder / "run", Runtime(threads=1))
+    loaded = vitrail.open_model(str(folder / "run"))
+    model: Any = loaded.module
+    assert model.feature_maps(torch.zeros(1, 1, 28, 28))[0].shape == (1, 8, 4, 4)
+    _, check = vitrail.export_model(loaded.module, folder / "shipped", preprocessing=loaded.preprocessing)
+    assert check.difference < 1e-4
+    explainer = vitrail.Explainer(str(folder / "run"))
+    assert explainer.explain("example:cat", method="norms").maps.shape[-2:] == (4, 4)
+    with pytest.raises(ConfigError, match="it has no attention"):
+        explainer.explain("example:cat", method="rollout")
+
+
 def test_a_new_family_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is listed, saved, loaded and adapted, and converted to and from a layout for which it has names."""
+    """It is listed, saved, loaded, adapted, converted, trained, resumed, exported and explained."""
     monkeypatch.setattr("vitrail.models.__path__", [str(PACKAGE / "models"), str(ROOT / "tests" / "support")])
     monkeypatch.setattr("vitrail.models.catalog.FAMILIES", (*FAMILIES, "toy_family"))
     load_built_in_families.cache_clear()
@@ -206,6 +228,7 @@ def test_a_new_family_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch, 
         assert {"stem.weight", "places", "layer1.fc1.bias"} <= torch.load(tmp_path / "theirs.pth").keys()
         with pytest.raises(CheckpointError, match="the family 'toy_family'; expected one of vitrail, torchvision"):
             vitrail.save(model, tmp_path / "file.pth", to="timm")
+        check_toy_family_in_a_run(tmp_path)
     finally:
         monkeypatch.undo()
         sys.modules.pop("vitrail.models.toy_family", None)
