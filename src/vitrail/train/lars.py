@@ -5,15 +5,16 @@ the code of the three. Without weight decay both are equal. The learning rate mu
 and torch's SGD; in SimCLR it is inside, which differs only while the learning rate changes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from vitrail.train.weightwise_optimizer import WeightwiseOptimizer
 
 
-class Lars(Optimizer):
+class Lars(WeightwiseOptimizer):
     """Momentum SGD with a trust ratio; biases and norms (at most one axis) have neither a ratio nor weight decay."""
 
     def __init__(
@@ -26,15 +27,6 @@ class Lars(Optimizer):
         trust: float = 0.001,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self.update_weight(weight, weight.grad, group)
-        return loss
 
     def update_weight(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if weight.ndim > 1:

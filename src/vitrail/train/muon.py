@@ -4,33 +4,25 @@ torch.optim.Muon uses the same rule, but orthogonalises in bfloat16, which is 17
 without bfloat16, and supports neither convolution kernels nor matrices that hold several maps, such as q, k, v.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from vitrail.train.weightwise_optimizer import WeightwiseOptimizer
 
 # Jordan's: steep at zero, so five rounds bring all singular values to about 1
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-class Muon(Optimizer):
+class Muon(WeightwiseOptimizer):
     """Parameter groups may have `parts`, the number of maps stacked in each matrix: 3 for q, k, v."""
 
     def __init__(
         self, params: Iterable[dict[str, Any]], lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self.update_weight(weight, weight.grad, group)
-        return loss
 
     def update_weight(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
