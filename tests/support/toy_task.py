@@ -21,8 +21,7 @@ from vitrail.models.checks import MAY_BE_ZERO
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule
-from vitrail.tasks.image_source import ImageSource
-from vitrail.tasks.image_task import ImageTask, StartingModel, build_image_task
+from vitrail.tasks.image_task import ImageTask, build_image_task
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
 
@@ -116,11 +115,7 @@ def make_data(count: int = 24) -> DatasetSplits:
 
 def build_toy_task(request: Request, context: BuildContext) -> TaskSetup:
     settings = parse_task_settings(TASK, request.recipe)
-
-    def make(start: StartingModel, source: ImageSource) -> SelfDistillation:
-        return SelfDistillation(start.model, settings)
-
-    return build_image_task(request, context, make)
+    return build_image_task(request, context, lambda model: SelfDistillation(model, settings))
 
 
 TASK = TaskKind(name="toy_task", settings=ToySettings, build=build_toy_task, needs_classes=False)

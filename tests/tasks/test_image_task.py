@@ -23,8 +23,7 @@ from vitrail.errors import ConfigError, VitrailError
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.image_source import ImageSource
-from vitrail.tasks.image_task import ImageTask, StartingModel, build_image_task
+from vitrail.tasks.image_task import ImageTask, build_image_task
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup
 from vitrail.train.plan import plan_request
@@ -52,12 +51,8 @@ class MeanColour(ImageTask):
         return loss, {"rmse": loss.detach().sqrt()}
 
 
-def make_mean_colour(start: StartingModel, source: ImageSource) -> MeanColour:
-    return MeanColour(start.model)
-
-
 def build_mean_colour(request: Request, context: BuildContext) -> TaskSetup:
-    return build_image_task(request, context, make_mean_colour)
+    return build_image_task(request, context, MeanColour)
 
 
 def run_command(*words: object) -> None:

@@ -20,7 +20,7 @@ from vitrail.models.family import TIMM_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task
-from vitrail.tasks.classification import make_classification
+from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import check_distill_token_fits_model, check_no_random_augmentation
 from vitrail.tasks.image_task import assemble_image_task
 from vitrail.tasks.task import BuildContext
@@ -214,7 +214,7 @@ class AblationPlanner:
             with warnings.catch_warnings(), nullcontext() if request.init else torch.device("meta"):
                 warnings.simplefilter("ignore")  # the run itself warns
                 if request.task_name in ("classification", "distillation"):  # the teacher is opened once, for all rows
-                    setup = assemble_image_task(request, self.data, make_classification)
+                    setup = assemble_image_task(request, self.data, Classification)
                 else:
                     setup = find_task(request.task_name).build(replace(request, cache=0.0), BuildContext(dry_run=True))
                 self.plans[key] = plan_from_setup(request, setup, BuildContext())

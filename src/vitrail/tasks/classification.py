@@ -19,8 +19,7 @@ from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.image_source import ImageSource
-from vitrail.tasks.image_task import ImageTask, StartingModel, as_image_source, build_image_task
+from vitrail.tasks.image_task import ImageTask, as_image_source, build_image_task
 from vitrail.tasks.metric import CLASSIFICATION_METRICS
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup
 
@@ -149,12 +148,8 @@ def check_parts_can_be_mixed(recipe: Recipe, ranks: Ranks) -> None:
         )
 
 
-def make_classification(start: StartingModel, source: ImageSource) -> Classification:  # noqa: ARG001  # as other tasks
-    return Classification(start.model)
-
-
 def build_classification(request: Request, context: BuildContext) -> TaskSetup:
-    return build_image_task(request, context, make_classification)
+    return build_image_task(request, context, Classification)
 
 
 TASK = TaskKind(name="classification", settings=None, build=build_classification)

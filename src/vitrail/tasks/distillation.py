@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
-from vitrail.tasks.classification import Classification, LossInputs, make_classification
+from vitrail.tasks.classification import Classification, LossInputs
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import as_image_source, build_image_task
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup
@@ -173,7 +173,7 @@ def check_no_random_augmentation(recipe: Recipe) -> None:
 def build_distillation(request: Request, context: BuildContext) -> TaskSetup:
     if request.teacher is None:
         raise ConfigError("the task distillation has no `teacher`; set it to a trained model")
-    setup = build_image_task(request, context, make_classification)
+    setup = build_image_task(request, context, Classification)
     source = as_image_source(setup.source, setup.task)
     if request.teacher_cache is not None:
         check_no_random_augmentation(request.recipe)

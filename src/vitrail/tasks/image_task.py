@@ -118,10 +118,8 @@ def open_image_source(
     )
 
 
-def build_image_task(
-    request: Request, context: BuildContext, make_task: Callable[[StartingModel, ImageSource], Task]
-) -> TaskSetup:
-    """Open the data and the model of a request, keep the images in memory if they fit, and make the task."""
+def build_image_task(request: Request, context: BuildContext, make_task: Callable[[Any], Task]) -> TaskSetup:
+    """Open the data and the model of a request, make its task, and keep the images in memory if they fit."""
     data = request.open_data(need_classes=find_task(request.task_name).needs_classes)
     setup = assemble_image_task(request, data, make_task)
     check_task(setup.task, setup.source, request.recipe, context.ranks)
@@ -132,24 +130,13 @@ def build_image_task(
     return replace(setup, source=replace(as_image_source(setup.source, setup.task), data=data))
 
 
-def assemble_image_task(
-    request: Request, data: DatasetSplits, make_task: Callable[[StartingModel, ImageSource], Task]
-) -> TaskSetup:
+def assemble_image_task(request: Request, data: DatasetSplits, make_task: Callable[[Any], Task]) -> TaskSetup:
     """The task of a request on data that is open; nothing is decoded."""
     start = make_starting_model(request, data)
-    recipe = request.recipe
-    source = ImageSource(
-        data=data,
-        preprocessing=start.preprocessing,
-        augmentation=recipe.augmentation,
-        batch=recipe.loop.batch,
-        seed=recipe.loop.seed,
-    )
-    name = recipe.model or start.family.name
-    task = make_task(start, source)
+    name, task = request.recipe.model or start.family.name, make_task(start.model)
     return TaskSetup(
         task=task,
-        source=replace(source, views=task.views if isinstance(task, ImageTask) else None),
+        source=open_image_source(task, data, request.recipe, start.preprocessing),
         model_name=name,
         facts={
             "model": {
