@@ -17,6 +17,7 @@ $(CORE): pyproject.toml constraints.txt
 
 $(READY): $(CORE)
 	$(PIP) -e '.[log,fast,export,embed,test,parity]'
+	$(PIP) --no-deps lightly  # for the parity of losses; its dependencies would pull in a training framework
 	touch $@
 
 demo: $(CORE)  ## train a small ViT on the bundled images and show what it attends to; installs only what this needs

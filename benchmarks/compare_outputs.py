@@ -22,7 +22,7 @@ NOT_COMPARED = {".png", ".svg", ".html", ".onnx", ".pt2", ".md", ".lock"}
 FREE = {
     "run.json": {
         *("created", "command", "checksum", "teacher_fields", "threads"),
-        *("task", "keep_best", "schedules"),
+        *("task", "keep_best", "schedules", "stop_on_collapse"),
         *("distill", "distill_token", "teacher_weight", "temperature"),  # now in `task`
     },
     "config.json": {

@@ -45,12 +45,16 @@ class OutputError(CheckpointError):
     """A file or folder that cannot be written: a checkpoint, a log, a figure or a report."""
 
 
-class CheckpointWarning(UserWarning):
-    """A warning about a checkpoint; it names settings in backticks, as a VitrailError does."""
+class VitrailWarning(UserWarning):
+    """Base class of warnings that name settings in backticks, as a VitrailError does."""
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         self.fields = fields or tuple(FIELD_IN_MESSAGE.findall(message))
         super().__init__(message)
+
+
+class CheckpointWarning(VitrailWarning):
+    """A warning about a checkpoint."""
 
 
 def describe_error(error: BaseException) -> str:

@@ -10,8 +10,8 @@ from vitrail.files import read_text
 from vitrail.json_yaml import parse_json, verify_and_remove_checksum
 
 PLAN_FILE, LOG_FILE, CURVES_FILE = "run.json", "log.jsonl", "curves.png"
-RUN_SUBFOLDERS = ("checkpoints", "model", "best", "tensorboard")  # best: the model of the best evaluation
-CHECKPOINTS_FOLDER, MODEL_FOLDER, BEST_FOLDER, TENSORBOARD_FOLDER = RUN_SUBFOLDERS
+RUN_SUBFOLDERS = ("checkpoints", "model", "best", "tensorboard", "figures")  # best: the model of the best evaluation
+CHECKPOINTS_FOLDER, MODEL_FOLDER, BEST_FOLDER, TENSORBOARD_FOLDER, FIGURES_FOLDER = RUN_SUBFOLDERS
 LAST_WRITTEN_FILE = f"{MODEL_FOLDER}/config.json"  # saving a model writes its config last
 
 

@@ -18,7 +18,7 @@ from vitrail import __version__
 from vitrail.cli.options.groups import COMMON
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.usage_errors import check_command, describe_usage_error
-from vitrail.errors import CheckpointWarning, VitrailError, describe_error
+from vitrail.errors import VitrailError, VitrailWarning, describe_error
 from vitrail.machine import bound_spinning
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 
@@ -85,7 +85,7 @@ def name_options(message: str, fields: Sequence[str]) -> str:
 
 
 def print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    text = name_options(str(message), message.fields if isinstance(message, CheckpointWarning) else ())
+    text = name_options(str(message), message.fields if isinstance(message, VitrailWarning) else ())
     print(f"vitrail: warning: {' '.join(text.split())}", file=sys.stderr)
 
 

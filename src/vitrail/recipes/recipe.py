@@ -95,6 +95,9 @@ class LoopSettings:
     whiten: bool = field_with_help(
         False, "Initialize the first filters with principal components of image patches (cct)."
     )
+    stop_on_collapse: bool = field_with_help(
+        False, "Stop if the features collapse, in tasks that can tell; by default, a warning is printed."
+    )
     seed: int = field_with_help(0, "Random seed for initialization, shuffling and augmentation.", MAY_BE_ZERO)
 
     def __post_init__(self) -> None:

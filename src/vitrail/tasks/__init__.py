@@ -8,10 +8,12 @@ from vitrail.errors import unknown_name_error
 if TYPE_CHECKING:
     from vitrail.tasks.task import TaskKind
 
-TASKS = ("classification", "distillation")
+PRETRAINING_TASKS = ("mae", "simmim", "mpp", "simclr", "byol", "dino", "esvit", "aim", "igpt")  # in pretraining/
+TASKS = ("classification", "distillation", *PRETRAINING_TASKS)
 
 
 def find_task(name: str) -> "TaskKind":
     if name not in TASKS:
         raise unknown_name_error("task", name, TASKS)
-    return import_module(f"vitrail.tasks.{name}").TASK
+    folder = "vitrail.tasks.pretraining" if name in PRETRAINING_TASKS else "vitrail.tasks"
+    return import_module(f"{folder}.{name}").TASK

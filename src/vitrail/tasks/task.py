@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, describe_error, unknown_name_error
+from vitrail.figures import CaptionedFigure
 from vitrail.models.checks import check_fields
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule, parse_if_numeric_text, parse_schedule
+from vitrail.tasks.collapse import CollapseSign
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 
 
@@ -72,6 +74,7 @@ class Task(nn.Module):
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
+    collapse_signs: ClassVar[tuple[CollapseSign, ...]] = ()  # reported by the loop, once
     no_accumulation_reason: ClassVar[str] = ""  # why a batch cannot be split into micro-batches; empty if it can
     backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
@@ -109,6 +112,10 @@ class Task(nn.Module):
     def describe(self) -> str:
         """The size of the model, for the report of a run."""
         return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
+
+    def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:  # noqa: ARG002  # for subclasses
+        """Figures of the trained task, which a run writes at its end: for example reconstructions."""
+        return []
 
     def compile_backbone(self) -> None:
         """Compile what `forward` calls; undone by `restore_eager`."""

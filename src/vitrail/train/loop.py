@@ -3,6 +3,7 @@
 import errno
 import signal
 import threading
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from vitrail.checkpoint.run_files import BEST_FOLDER
 from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
+from vitrail.tasks.collapse import CollapsedError, CollapseWarning, CollapseWatch
 from vitrail.tasks.metric import check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult, check_evaluation_result
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart, is_evaluation
@@ -106,10 +108,14 @@ class TrainingLoop:
     last_log_time: float = field(default_factory=monotonic)
     last_save_time: float = field(default_factory=monotonic)
     save_seconds: float = 0.0  # time to write the last checkpoint
+    collapse_watch: CollapseWatch = field(default_factory=CollapseWatch)
 
     def start(self, point: ResumePoint) -> None:
         self.start_time -= point.seconds
         self.skipped, self.records = set(point.skipped), list(point.records)
+        self.collapse_watch = CollapseWatch(self.trainer.task.collapse_signs, self.plan.recipe.optimization.warmup)
+        for record in self.records:
+            self.collapse_watch.find_collapse(record)  # a collapse before a resume is not reported again
         self.callback.on_start(
             TrainingStart(
                 steps=self.trainer.steps,
@@ -136,6 +142,7 @@ class TrainingLoop:
                 if last or trainer.steps_done % trainer.log_every == 0:
                     self.log_record(self.collect_metrics())
                     trainer.metric_window.clear()
+                    self.report_collapse()
                 stop, save = self.agree_to_stop_or_save(received_signals)
                 if last or stop or save:
                     self.save_checkpoint()
@@ -180,7 +187,7 @@ class TrainingLoop:
     def add_last_checkpoint_to_error(self) -> Generator[None]:
         try:
             yield
-        except (CheckpointError, DivergedError) as error:
+        except (CheckpointError, CollapsedError, DivergedError) as error:
             error.args = (f"{error}; {self.describe_last_checkpoint()}",)
             raise
 
@@ -224,6 +231,15 @@ class TrainingLoop:
                     self.run.append_to_log(line)
             with self.ignore_closed_terminal():
                 self.callback.on_log(line)
+
+    def report_collapse(self) -> None:
+        """Warn once if the log shows a collapse; with `stop_on_collapse`, stop with an error."""
+        found = self.collapse_watch.find_collapse(self.records[-1])
+        if found and self.plan.recipe.loop.stop_on_collapse:
+            with self.add_last_checkpoint_to_error():
+                raise CollapsedError(found)
+        if found and self.trainer.ranks.is_first:
+            warnings.warn(found, CollapseWarning, stacklevel=2)
 
     def evaluate_if_due(self) -> None:
         trainer = self.trainer

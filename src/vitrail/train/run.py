@@ -15,7 +15,7 @@ from time import monotonic
 
 import torch
 
-from vitrail.checkpoint.run_files import CURVES_FILE, MODEL_FOLDER, is_run_finished
+from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER, is_run_finished
 from vitrail.distributed import Ranks, join_process_group, resolve_device
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
@@ -163,6 +163,8 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     plan.write_model(result.model, model_folder, evaluation)
     curves = run.folder / CURVES_FILE
     plot_training_curves({run.folder.name: run.read_records()}, curves, plan.task.metrics[:1])
+    for figure in plan.task.draw_figures(plan.source, plan.device):
+        figure.save(run.folder / FIGURES_FOLDER)
     done = (
         evaluation
         and f"done   validation {', '.join(format_metrics(plan.task.metrics, evaluation.metrics))}, curves in {curves}"

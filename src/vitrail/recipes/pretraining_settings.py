@@ -1,0 +1,145 @@
+"""Settings of the tasks that learn without labels: `task` in a recipe, options of `vitrail pretrain TASK`.
+
+The defaults are those of the papers. Importing this never imports torch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitrail.data.augment.config import field_with_help
+from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
+from vitrail.recipes.schedule import Schedule
+
+TEACHER_MOMENTUM = Schedule(start=0.996, end=1.0)
+CONSTANT_TEACHER_TEMPERATURE = Schedule(start=0.04)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedSettings:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaeSettings(CheckedSettings):
+    """Masked autoencoder (He 2021): an encoder of the visible patches, and a small decoder that predicts the others."""
+
+    mask_ratio: float = field_with_help(0.75, "Share of the patches that are hidden.", RATE)
+    decoder_width: int = field_with_help(512, "Width of the decoder.")
+    decoder_depth: int = field_with_help(8, "Blocks of the decoder.")
+    decoder_heads: int = field_with_help(16, "Attention heads of the decoder.")
+    normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch (norm_pix_loss).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimMimSettings(CheckedSettings):
+    """SimMIM (Xie 2021): masked squares, predicted by one linear layer."""
+
+    mask_ratio: float = field_with_help(0.6, "Share of the squares that are hidden.", RATE)
+    mask_size: int = field_with_help(32, "Side of a masked square in pixels, a multiple of the patch size.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MppSettings(CheckedSettings):
+    """Masked patch prediction (Dosovitskiy 2020, appendix B.1.2)."""
+
+    target: Literal["mean_colour", "small_patch", "pixels"] = field_with_help(
+        "mean_colour",
+        "What is predicted: the patch's mean colour in 3 bits per channel, 4×4 such colours, or all its pixels.",
+    )
+    corrupt_ratio: float = field_with_help(0.5, "Share of the patches that are corrupted and predicted.", SHARE)
+    mask_share: float = field_with_help(0.8, "Share of the corrupted patches that become the mask token.", SHARE)
+    swap_share: float = field_with_help(0.1, "Share of the corrupted patches that become another patch.", SHARE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoViewSettings(CheckedSettings):
+    """How two views of an image are made. Colour strengths are those of the paper times `jitter`."""
+
+    view_size: int | None = field_with_help(None, "Size of the views in pixels; none is the model's size.")
+    area: tuple[float, ...] = field_with_help((0.08, 1.0), "Smallest and largest share of the image area in a view.")
+    jitter: float = field_with_help(1.0, "Strength of the colour jitter, relative to the paper's.", MAY_BE_ZERO)
+    grey: float = field_with_help(0.2, "Probability of a grey view.", SHARE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimClrSettings(TwoViewSettings):
+    """SimCLR (Chen 2020): find the other view of an image among all views of the batch."""
+
+    blur: float = field_with_help(0.5, "Probability of a blurred view.", SHARE)
+    loss_temperature: float = field_with_help(0.1, "Temperature of the loss (NT-Xent).")
+    projector_depth: int = field_with_help(3, "Layers of the projector.")
+    projector_width: int | None = field_with_help(None, "Width of its hidden layers; none is that of the model.")
+    projection_width: int = field_with_help(128, "Width of its output.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByolSettings(TwoViewSettings):
+    """BYOL (Grill 2020): predict a momentum teacher's projection of the other view."""
+
+    projector_width: int = field_with_help(4096, "Width of the hidden layer of projector and predictor.")
+    projection_width: int = field_with_help(256, "Width of their output.")
+    teacher_momentum: Schedule = field_with_help(  # noqa: RUF009  # immutable
+        TEACHER_MOMENTUM, "Momentum of the teacher, the moving average of the model."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DinoSettings(CheckedSettings):
+    """DINO (Caron 2021): predict a momentum teacher's distribution over prototypes, from other crops."""
+
+    global_area: tuple[float, ...] = field_with_help((0.4, 1.0), "Smallest and largest area of a global crop.")
+    local_area: tuple[float, ...] = field_with_help((0.05, 0.4), "Smallest and largest area of a local crop.")
+    global_size: int | None = field_with_help(None, "Size of global crops in pixels; none is the model's size.")
+    local_size: int = field_with_help(96, "Size of local crops in pixels.")
+    local_crops: int = field_with_help(8, "Local crops per image; 0 disables multi-crop.", MAY_BE_ZERO)
+    prototypes: int = field_with_help(65536, "Outputs of the head.")
+    head_width: int = field_with_help(2048, "Width of the hidden layers of the head.")
+    bottleneck_width: int = field_with_help(256, "Width before the prototypes.")
+    student_temperature: float = field_with_help(0.1, "Temperature of the student.")
+    teacher_temperature: Schedule = field_with_help(  # noqa: RUF009  # immutable
+        CONSTANT_TEACHER_TEMPERATURE, "Temperature of the teacher, which may have a warm-up by epoch."
+    )
+    teacher_momentum: Schedule = field_with_help(  # noqa: RUF009  # immutable
+        TEACHER_MOMENTUM, "Momentum of the teacher, the moving average of the model."
+    )
+    centre_momentum: float = field_with_help(0.9, "Momentum of the centre; 1 disables centring.", SHARE)
+    frozen_epochs: int = field_with_help(1, "First epochs in which the last layer is frozen.", MAY_BE_ZERO)
+    clip_each: float = field_with_help(3.0, "Clip the gradient of each weight tensor; 0 disables it.", MAY_BE_ZERO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EsvitSettings(DinoSettings):
+    """EsViT (Li 2021): DINO, and the same between the patches that match."""
+
+    region_weight: float = field_with_help(0.5, "Share of the region loss; the view loss has the rest.", SHARE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AimSettings(CheckedSettings):
+    """AIM (El-Nouby 2024): predict the pixels of each patch from the patches before it."""
+
+    normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IgptSettings(CheckedSettings):
+    """Image GPT (Chen 2020): predict each pixel's palette colour from the pixels before it."""
+
+    objective: Literal["autoregressive", "bert"] = field_with_help(
+        "autoregressive", "Predict the next pixel, or masked pixels as in BERT."
+    )
+    mask_ratio: float = field_with_help(0.15, "For objective bert: share of the pixels that are masked.", RATE)
+
+
+SETTINGS: dict[str, type[CheckedSettings]] = {  # by the name of the task
+    "mae": MaeSettings,
+    "simmim": SimMimSettings,
+    "mpp": MppSettings,
+    "simclr": SimClrSettings,
+    "byol": ByolSettings,
+    "dino": DinoSettings,
+    "esvit": EsvitSettings,
+    "aim": AimSettings,
+    "igpt": IgptSettings,
+}

@@ -1,0 +1,70 @@
+"""Collapse: signs in the metrics of a run that its features no longer depend on the image."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vitrail.errors import VitrailError, VitrailWarning
+
+COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollapseSign:
+    """A metric of `forward` whose value, in several log windows in a row after the warm-up, means a collapse."""
+
+    metric: str
+    below: float | None = None
+    above: float | None = None
+    meaning: str  # completes: "the run has collapsed: …"
+    remedy: str  # an imperative
+
+    def is_shown_by(self, record: Mapping[str, float]) -> bool:
+        value = record.get(self.metric)
+        if value is None:
+            return False
+        return (self.below is not None and value < self.below) or (self.above is not None and value > self.above)
+
+    def describe_limit(self) -> str:
+        return f"less than {self.below:g}" if self.below is not None else f"more than {self.above:g}"
+
+
+@dataclass
+class CollapseWatch:
+    """Counts the log windows that show each sign. A collapse is reported once."""
+
+    signs: Sequence[CollapseSign] = ()
+    warmup: float = 0.0  # epochs; windows that end before it are ignored
+    reported: bool = False
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def find_collapse(self, record: Mapping[str, float]) -> str | None:
+        """A one-line report if this record of the log is the one that shows a collapse."""
+        if "loss" not in record or record["epoch"] <= self.warmup:
+            return None
+        for sign in self.signs:
+            key = f"{sign.metric} {sign.describe_limit()}"
+            self.counts[key] = self.counts.get(key, 0) + 1 if sign.is_shown_by(record) else 0
+            if self.counts[key] >= COLLAPSE_WINDOWS and not self.reported:
+                self.reported = True
+                return (
+                    f"the run has collapsed at step {record['step']:.0f}: {sign.metric.replace('_', ' ')} is "
+                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {COLLAPSE_WINDOWS} log windows: "
+                    f"{sign.meaning}; {sign.remedy}"
+                )
+        return None
+
+
+class CollapsedError(VitrailError):
+    """The features collapsed, and the run was asked to stop then."""
+
+
+class CollapseWarning(VitrailWarning):
+    """The features collapsed; training continues."""
+
+
+SPREAD_SIGN = CollapseSign(
+    metric="spread",
+    below=0.05,
+    meaning="all images have nearly the same features",
+    remedy="lower `lr`, use a larger `batch`, or a longer `warmup`",
+)

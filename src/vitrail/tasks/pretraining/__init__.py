@@ -1,0 +1,1 @@
+"""Tasks that learn from images without labels, one file each."""

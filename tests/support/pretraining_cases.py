@@ -1,0 +1,24 @@
+"""Every task without labels at toy size, for the tests that all of them must pass."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.toy_task import make_backbone
+
+from vitrail.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingCase:
+    """A task and the fields of its backbone; the images are those of `make_data`, 10×10 pixels."""
+
+    make_task: Callable[[Any], Task]  # of a backbone
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    exact_accumulation: bool = True  # otherwise it must be refused
+
+    def make(self, **noise: Any) -> Task:
+        return self.make_task(make_backbone(**{**self.fields, **noise}))
+
+
+CASES: dict[str, PretrainingCase] = {}
