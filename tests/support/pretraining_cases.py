@@ -6,6 +6,8 @@ from typing import Any
 
 from support.toy_task import make_backbone
 
+from vitrail.recipes.pretraining_settings import MaeSettings
+from vitrail.tasks.pretraining.mae import MaskedAutoencoder
 from vitrail.tasks.task import Task
 
 
@@ -21,4 +23,8 @@ class PretrainingCase:
         return self.make_task(make_backbone(**{**self.fields, **noise}))
 
 
-CASES: dict[str, PretrainingCase] = {}
+MAE_SETTINGS = MaeSettings(mask_ratio=0.5, decoder_width=8, decoder_depth=2, decoder_heads=2)
+
+CASES: dict[str, PretrainingCase] = {
+    "mae": PretrainingCase(make_task=lambda backbone: MaskedAutoencoder(backbone, MAE_SETTINGS)),
+}
