@@ -6,6 +6,8 @@ from typing import Any
 
 from support.toy_task import make_backbone
 
+from vitrail.recipes.pretraining_settings import SimClrSettings
+from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.task import Task
 
 
@@ -21,4 +23,11 @@ class PretrainingCase:
         return self.make_task(make_backbone(**{**self.fields, **noise}))
 
 
-CASES: dict[str, PretrainingCase] = {}
+CASES: dict[str, PretrainingCase] = {
+    "simclr": PretrainingCase(
+        make_task=lambda model: SimClr(  # a high temperature: with batch norm, rounding errors grow quickly
+            model, SimClrSettings(area=(0.7, 1.0), jitter=0, grey=0, blur=0, loss_temperature=3.0)
+        ),
+        exact_accumulation=False,
+    ),
+}
