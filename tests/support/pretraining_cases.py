@@ -6,7 +6,8 @@ from typing import Any
 
 from support.toy_task import make_backbone
 
-from vitrail.recipes.pretraining_settings import SimClrSettings
+from vitrail.recipes.pretraining_settings import MaeSettings, SimClrSettings
+from vitrail.tasks.pretraining.mae import MaskedAutoencoder
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.task import Task
 
@@ -23,7 +24,10 @@ class PretrainingCase:
         return self.make_task(make_backbone(**{**self.fields, **noise}))
 
 
+MAE_SETTINGS = MaeSettings(mask_ratio=0.5, decoder_width=8, decoder_depth=2, decoder_heads=2)
+
 CASES: dict[str, PretrainingCase] = {
+    "mae": PretrainingCase(make_task=lambda backbone: MaskedAutoencoder(backbone, MAE_SETTINGS)),
     "simclr": PretrainingCase(
         make_task=lambda model: SimClr(  # a high temperature: with batch norm, rounding errors grow quickly
             model, SimClrSettings(area=(0.7, 1.0), jitter=0, grey=0, blur=0, loss_temperature=3.0)
