@@ -154,3 +154,4 @@ SETTINGS: dict[str, type[CheckedSettings]] = {  # by the name of the task
     "aim": AimSettings,
     "igpt": IgptSettings,
 }
+TASKS_WITH_VIEWS = ("simclr", "byol", "dino", "esvit")  # their views replace the augmentation of the recipe
