@@ -13,8 +13,11 @@ from vitrail.recipes.schedule import Schedule
 
 def test_builtin_recipes() -> None:
     assert list_builtin_recipe_names() == [
-        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "positions", "probe", "scratch", "vit"),
+        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "linear-probe", "positions", "scratch"),
+        "vit",
     ]
+    with pytest.raises(ConfigError, match="unknown recipe 'probe'; did you mean 'linear-probe'"):  # its earlier name
+        open_recipe("probe")
 
 
 @pytest.mark.parametrize("name", list_builtin_recipe_names())

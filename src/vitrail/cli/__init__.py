@@ -24,7 +24,7 @@ from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio
 
 COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Train": ("train", "distill", "runs"),
-    "Evaluate": ("eval", "compare", "bench"),
+    "Evaluate": ("eval", "probe", "compare", "bench"),
     "Predict and ship": ("predict", "embed", "export"),
     "Look inside": ("explain", "look", "report"),
     "Models and checkpoints": ("models", "summary", "inspect-checkpoint", "convert"),
